@@ -7,6 +7,7 @@ The images are scikit-learn's 1,797 handwritten digits of 8×8 pixels. Run it wi
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -111,4 +112,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt as interrupt:  # which tells where the run stands
+        print(str(interrupt) or "interrupted", file=sys.stderr)
+        sys.exit(130)

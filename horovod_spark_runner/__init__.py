@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
     from .training.torch.callbacks import TorchCallback, TorchEarlyStopping
     from .training.torch.torch_model import TorchModel
+    from .training.training_steps import training_steps
 
 _LAZY = {
     "Allreduce": ".settings.sync",
@@ -82,6 +83,7 @@ _LAZY = {
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
     "run_training": ".api",
+    "training_steps": ".training.training_steps",
 }
 
 __all__ = [
@@ -133,6 +135,7 @@ __all__ = [
     "prepare_dataset",
     "report_progress",
     "run_training",
+    "training_steps",
 ]
 
 

@@ -11,9 +11,10 @@ from .ml.trained_transformer import TrainedTransformer
 from .run.pipeline import train_request
 from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
+from .settings.keywords import check_keywords
 from .settings.kinds import ColumnNames, check_options
 from .settings.launching import LaunchOptions
-from .settings.sync import Sync, check_sync
+from .settings.sync import WAYS, Sync, check_sync
 from .settings.tracking import MlflowOptions
 from .settings.training import (
     CheckpointOptions,
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@check_keywords(
+    "run_training",
+    {
+        "data": [DataOptions],
+        "checkpoints": [CheckpointOptions],
+        "restarts": [RestartOptions],
+        "launch": [LaunchOptions],
+        "mlflow": [MlflowOptions],
+        "sync": list(WAYS.values()),
+    },
+)
 def run_training(
     df: DataFrame | str | Path,
     model_fn: Callable[[], Any] | str | Path,
@@ -88,7 +100,8 @@ def run_training(
             feature columns, those that are called as its outputs; else none, for a model that needs
             no labels. Where both, or only some outputs, have a column, none is chosen: a
             `DataError` says what to give.
-        sample_weight_col: column of weights of the rows in the loss, none of them negative.
+        sample_weight_col: column of weights of the rows in the loss, none of them negative; for a
+            Keras model, it may hold an array for each row, a weight for each step of a sequence.
         validation: fraction of the rows, name of a column that is true or 1 for validation rows and
             false or 0 for the others, another DataFrame, or ``None`` (default).
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
@@ -130,7 +143,8 @@ def run_training(
             values: the learning rate that ``compile`` gave, ``lr_scaling``, ``warmup_epochs``,
             ``initial_weights``, and of ``seed`` all but the order of rows. Refused by name: other
             training rows (also by another ``validation``), columns, layers or settings of layers,
-            optimizer classes. Automatic names (``dense_3``) do not count.
+            optimizer classes. Automatic names (``dense_3``) do not count. A run that a callback
+            stopped has nothing left to train, whatever ``epochs`` says.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
         stream_logs: show progress, where the ranks run and their output on the driver (default);

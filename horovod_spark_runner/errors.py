@@ -29,16 +29,45 @@ pickles, with its fields.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 # What a message shows of a value: characters.
 _LONGEST = 200
 # What a terminal is told in a text.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# What a terminal obeys and does not show, or shows out of order; and what has no UTF-8.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: object) -> str:
+    """Return ``text`` for a terminal: what it would obey, as Python escapes it."""
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], str(text))
+
+
+def one_line(text: object) -> str:
+    """Return ``text`` as one line for a terminal; see `printable`."""
+    return printable(text).replace("\n", "\\n")
+
+
+def escaped(error: E) -> E:
+    """Make what an error of others says `printable`: a traceback shows it as the cause of ours."""
+    error.args = tuple(printable(one) if isinstance(one, str) else one for one in error.args)
+    if isinstance(error, OSError) and isinstance(error.strerror, str):
+        error.strerror = printable(error.strerror)
+    return error
 
 
 class HorovodSparkError(Exception):
-    """Base of every error raised by horovod_spark_runner."""
+    """Base of every error raised by horovod_spark_runner; its text is `printable`."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidInputError(HorovodSparkError, ValueError):
@@ -46,7 +75,14 @@ class InvalidInputError(HorovodSparkError, ValueError):
 
 
 class DataError(InvalidInputError):
-    """The DataFrame's columns, types or values do not fit the training asked for."""
+    """The DataFrame's columns, types or values do not fit the training asked for.
+
+    Attributes:
+        row: what is stored of the row that cannot be read, by column, with the MD5 of encoded
+            bytes; empty if the error is of no single row.
+    """
+
+    row: Mapping[str, Any] = MappingProxyType({})
 
 
 class ModelError(InvalidInputError):

@@ -18,23 +18,24 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from .data.prepare.datasets import session_of
 from .data.prepare.schema import quote_all
-from .errors import InvalidInputError, RunCancelledError, brief
+from .errors import InvalidInputError, brief
 from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
 from .ml.naming import check_added, surely_added
 from .ml.outputs import check_classes
 from .ml.params import camel_case, check_own_params, prediction_settings
 from .ml.trained_transformer import TrainedTransformer
-from .run.asker import Asker
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
 from .run.several import SharedFit, train_several
-from .settings.code import by_import_name, inside, is_import_name, misfit
+from .settings.code import by_import_name, check_given, given_here, inside, is_import_name, misfit
 from .settings.data import DataOptions
 from .settings.estimator import options, sync_of
+from .settings.keywords import advice_on, meant_by
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
 from .settings.prediction import PredictionSettings
+from .settings.sync import WAYS
 from .settings.table import Settings
 from .settings.tracking import MlflowOptions
 from .settings.training import CheckpointOptions, FitOptions, RestartOptions
@@ -50,6 +51,8 @@ ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
 
+# What Params are called that `run_training` takes under another name.
+_MEANT = {"sample_weight_col": "weightCol", "validation": "validationFraction"}
 # Params that hold options, whose settings are no Params themselves.
 _OPTIONS: dict[str, type[Settings]] = {
     "data": DataOptions,
@@ -99,6 +102,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 self.clear(self.getParam(name))
             else:
                 self._set(**{name: value})
+                param = self.getParam(name)
+                self._paramMap[param] = given_here(self._paramMap[param])
         return self
 
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:
@@ -163,8 +168,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             raise InvalidInputError(
                 "resumeFrom names one run directory for several maps; each fit needs its own"
             )
-        asker = Asker()
-        return _Fits(stages, train_several(requests, place.join("data"), asker), asker)
+        return _Fits(stages, train_several(requests, place.join("data")))
 
     def write(self) -> EstimatorWriter:
         """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
@@ -195,6 +199,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """Return what is asked for, to be trained in ``place``, a new one by default."""
         settings = prediction_settings(self)
         value = self.getOrDefault
+        code = {name: value(name) for name in ("modelFn", "customObjects", "callbacks")}
+        check_given({**code, "data['transforms']": value("data").get("transforms")})
         resume_from = value("resumeFrom")
         features, labels = self._columns(dataset)
         if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
@@ -300,45 +306,47 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return Location(base).join(name)
 
     def _no_such(self, name: str) -> str:
-        known = [one.name for one in self.params]
+        known, meant = [one.name for one in self.params], meant_by(name)
+        param = _MEANT.get(meant) or camel_case(meant)
+        within = [one for one, kind in _OPTIONS.items() if meant in kind.__dataclass_fields__]
+        ways = [way for way in WAYS.values() if meant in way.__dataclass_fields__]
         near = difflib.get_close_matches(name, known, n=3)
-        within = [param for param, kind in _OPTIONS.items() if name in kind.__dataclass_fields__]
-        if within:
-            meant = f"; is it {within[0]}={{{name!r}: …}}?"
+        if advice_on(name):
+            advice = advice_on(name).replace("model_fn", "modelFn")
+        elif param in known:
+            advice = f"give {param}=…"
+        elif within:
+            advice = f"give {within[0]}={{{meant!r}: …}}"
+        elif ways:
+            advice = f"give sync={ways[0].__name__}({meant}=…)"
         else:
-            meant = f"; is it {quote_all(near)}?" if near else f"; there are {', '.join(known)}"
-        return f"HorovodEstimator has no Param {name!r}{meant}"
+            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(known)}"
+        return f"HorovodEstimator has no Param {name!r}; {advice}"
 
 
 class _Fits(Iterator[tuple[int, TrainedTransformer]]):
-    """Models that are trained when they are asked for, each once; safe for threads."""
+    """Models that are trained when they are asked for, each once; safe for threads.
 
-    def __init__(
-        self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit], asker: Asker
-    ) -> None:
+    Spark's searches ask from threads of their own, which go on after the search has ended. So a fit
+    that fails, as the one that Ctrl-C cancels does, is the last one.
+    """
+
+    def __init__(self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit]) -> None:
         self._waiting = deque(enumerate(zip(stages, fits, strict=True)))
-        self._left = len(fits)
         self._lock = threading.Lock()
-        self._asker = asker
 
     def __next__(self) -> tuple[int, TrainedTransformer]:
         with self._lock:
-            try:
-                self._asker.look()
-            except RunCancelledError:
-                while self._waiting:
-                    self._waiting.pop()[1][1].abandon()
-                raise
             if not self._waiting:
                 raise StopIteration
             number, (stage, fit) = self._waiting.popleft()
         try:
             return number, _model(stage, fit)
-        finally:
+        except BaseException:
             with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._asker.forget()
+                while self._waiting:
+                    self._waiting.pop()[1][1].abandon()
+            raise
 
 
 def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> TrainedTransformer:

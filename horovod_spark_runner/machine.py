@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -92,3 +93,24 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the cores of this host that its processes may use, by a container's limits.
+
+    Args:
+        cgroup: mount point of the kernel's control groups.
+    """
+    cores = os.cpu_count() or 1
+    # Version 2 and version 1 of control groups.
+    for file in ("cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"):
+        with contextlib.suppress(OSError, ValueError):
+            ends = [part.split("-") for part in (cgroup / file).read_text().strip().split(",")]
+            cores = min(cores, sum(int(end[-1]) - int(end[0]) + 1 for end in ends))
+    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):  # no limit: no file, "max" or -1
+            numbers = (cgroup / quota).read_text().split()
+            numbers += (cgroup / period).read_text().split() if period else []
+            if int(numbers[0]) > 0:
+                cores = min(cores, max(1, round(int(numbers[0]) / int(numbers[1]))))
+    return cores

@@ -1,10 +1,13 @@
-"""What `serialize` pickles otherwise than cloudpickle: code, cached functions, Keras objects."""
+"""Cloudpickle that also takes source code, cached functions, Keras objects, Spark's broadcasts."""
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import linecache
+import os
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -12,9 +15,8 @@ from typing import IO, Any
 
 import cloudpickle
 
-from .captured.holders import Holders
-from .captured.parts import is_by_value
-from .captured.reduce import reduce_keras_object
+from .captured import Holders, reduce_keras_object
+from .errors import InvalidInputError
 
 _CACHED = type(functools.lru_cache(lambda: None))
 
@@ -28,6 +30,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Functions cached by `functools` have a cache of their own; Python pickles them as names in a
     module. Of Keras objects, see `captured`.
+
+    A broadcast variable brings its value along: ranks are no Spark tasks, and a trained model
+    outlives the session. An accumulator is refused.
 
     Args:
         file: where to write.
@@ -46,12 +51,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, CodeType):
             return self._reduce_code(value)
-        if isinstance(value, _CACHED) and is_by_value(value):
+        if isinstance(value, _CACHED) and _is_by_value(value):
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which may hold a lock
             return functools.cached_property, (value.func,), {"attrname": value.attrname}
-        if (reduced := reduce_keras_object(value, self._holders)) is not NotImplemented:
-            return reduced
+        for reduced in (_reduce_shared(value), reduce_keras_object(value, self._holders)):
+            if reduced is not NotImplemented:
+                return reduced
         return super().reducer_override(value)
 
     def _reduce_code(self, code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
@@ -67,6 +73,34 @@ def pickled(value: Any, *, sources: bool = False, holders: Holders | None = None
     stream = io.BytesIO()
     Pickler(stream, sources=sources, holders=holders).dump(value)
     return stream.getvalue()
+
+
+def _reduce_shared(value: Any) -> Any:
+    """Return how one of Spark's shared variables is pickled, else ``NotImplemented``.
+
+    Raises:
+        InvalidInputError: it is an accumulator, or a broadcast variable without its value.
+    """
+    if _is_of_spark(value, "pyspark.accumulators", "Accumulator"):
+        raise InvalidInputError(
+            f"{value!r} is an accumulator, and Spark counts only what its own tasks add: what "
+            "ranks add would be lost. Return the number from the function that HorovodRunner "
+            "runs, or log it as a metric of the training"
+        )
+    if not _is_of_spark(value, "pyspark.core.broadcast", "Broadcast"):
+        return NotImplemented
+    if value._jbroadcast is not None and not os.path.exists(value._path):
+        raise InvalidInputError(
+            f"broadcast variable {value._jbroadcast.id()} has no value any more: destroy() was "
+            "called, or its Spark session has ended. Broadcast the value again"
+        )
+    unset = dict.fromkeys(("_jbroadcast", "_sc", "_python_broadcast", "_path"))
+    return copyreg.__newobj__, (type(value),), {**unset, "_value": value.value}  # type: ignore[attr-defined]
+
+
+def _is_of_spark(value: Any, module: str, name: str) -> bool:
+    """Tell whether ``value`` is of a class of PySpark, which is not imported for that."""
+    return issubclass(type(value), getattr(sys.modules.get(module), name, ()))
 
 
 class _Source:
@@ -97,3 +131,17 @@ def _code_in_file(make: Callable[..., CodeType], arguments: Sequence[Any], file:
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _is_by_value(function: Any) -> bool:
+    """Tell whether a function is pickled by value, as one that others cannot import."""
+    name = str(function.__module__)
+    if name == "__main__" or name not in sys.modules:
+        return True
+    for module in cloudpickle.list_registry_pickle_by_value():
+        if name == module or name.startswith(f"{module}."):
+            return True
+    found: Any = sys.modules[name]
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not function

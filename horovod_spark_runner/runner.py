@@ -11,7 +11,6 @@ from .errors import InvalidInputError
 from .launch.driver.console import Console
 from .launch.driver.launch import RunResult
 from .launch.driver.launcher import chosen_launcher
-from .run.looked_at import hand_over
 from .settings.kinds import Kind
 from .settings.launching import LaunchSettings
 from .settings.table import derive, from_table, setting
@@ -66,7 +65,6 @@ class HorovodRunner(LaunchSettings):
             RunCancelledError: the Spark job was cancelled.
             LaunchError: the ranks could not be started, or Spark lost them.
         """
-        hand_over(function)
         # Slots have other working directories, and perhaps homes.
         logs = None if self.log_dir is None else str(Location(self.log_dir))
         return chosen_launcher().launch(

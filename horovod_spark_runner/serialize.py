@@ -14,12 +14,12 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import cloudpickle
 
-from .captured.holders import Holders
+from .captured import Holders
 from .errors import InvalidInputError
 from .frameworks import head_starts
 from .pickling import Pickler, pickled
@@ -140,9 +140,11 @@ def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
     """Say which of ``named`` cannot be pickled and which object inside it is to blame."""
     for name, value in named.items():
         if not _pickles(value):
-            path = find_culprit(value)
+            path = find_culprit(value) or repr(value)
+            if isinstance(error, InvalidInputError):  # which says what to do
+                return f"{name} cannot be sent to the workers, because of {path}: {error}"
             return (
-                f"{name} cannot be sent to the workers: {path or repr(value)} cannot be pickled "
+                f"{name} cannot be sent to the workers: {path} cannot be pickled "
                 f"({type(error).__name__}: {error}). Create it inside the function instead: the "
                 "function runs on the workers"
             )
@@ -162,10 +164,11 @@ def find_culprit(value: Any, depth: int = 4) -> str | None:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if inspect.isfunction(value):
         label = f"function {value.__qualname__}"
-        closure = inspect.getclosurevars(value)
+        captured, known = inspect.getclosurevars(value).nonlocals, value.__globals__
+        named = [name for name in dict.fromkeys(_names_in(value.__code__)) if name in known]
         return [
-            *((f"variable {n!r} captured by {label}", v) for n, v in closure.nonlocals.items()),
-            *((f"global {n!r} used by {label}", v) for n, v in closure.globals.items()),
+            *((f"variable {n!r} captured by {label}", v) for n, v in captured.items()),
+            *((f"global {n!r} used by {label}", known[n]) for n in named),
             *((f"a default of {label}", v) for v in value.__defaults__ or ()),
         ]
     if inspect.ismethod(value):
@@ -178,10 +181,22 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     own_way = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
     if own_way or type(value).__module__.startswith("pyspark."):
         return []
-    if isinstance(getattr(value, "__dict__", None), dict) and not inspect.isclass(value):
+    if inspect.isclass(value):
+        own = [(n, v) for n, v in vars(value).items() if inspect.isfunction(v) or n[0] != "_"]
+        return [(f"{n!r} of class {value.__qualname__}", v) for n, v in own]
+    if isinstance(getattr(value, "__dict__", None), dict):
         owner = type(value).__qualname__
-        return [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]
+        attributes = [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]
+        return [*attributes, (f"class {owner}", type(value))]
     return []
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that code uses, and those of the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _pickles(value: Any) -> bool:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from . import java, order, required
+from . import java, required, tiers
 from .digits import load as load_digits
-from .leftovers import MARK, await_nothing_left, inventory
+from .leftovers import MARK, await_nothing_left, forget_shared_memory, inventory
 from .preload import PATIENT, build
 
 # A proxy of the machine's is not the way to the tests' own servers.
@@ -31,10 +31,18 @@ settings.load_profile("patient")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(order)
+    config.pluginmanager.register(tiers)
     if os.environ.get("HSR_REQUIRE_ALL"):
         config.pluginmanager.register(required)
+
+
+def pytest_unconfigure() -> None:
+    forget_shared_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,12 +83,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("PYSPARK_", "SPARK_", "HOROVOD_", "OMPI_", "PMIX_", "HSR_")):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def trains_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a process in which a script was planned, which is for good, train in the next test."""
-    monkeypatch.setattr("horovod_spark_runner.run.looked_at._take", None)
 
 
 @pytest.fixture(scope="session")

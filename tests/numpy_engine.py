@@ -245,7 +245,7 @@ class NumpyEngine:
     def held(self, parts: bytes) -> Mapping[str, bytes]:
         return {WEIGHTS_FILE: parts}
 
-    def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
+    def check_export(self, format: str, names: Any, transformed: Any) -> None:
         check_format(format, self.export_formats)
 
     def export(

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from .order import LEFT_OUT
-
 # Tests, or files of them, that may be skipped even so, and why.
 MAY_BE_SKIPPED = {
     "tests/gpu/test_build.py::test_horovod_with_nccl_is_built_loads_and_adds_up": (
@@ -49,8 +47,6 @@ def _required(name: str) -> Generator[None, Any, Any]:
     allowed = {name, name.partition("::")[0]} & MAY_BE_SKIPPED.keys()
     if report.skipped and not hasattr(report, "wasxfail") and not allowed:
         path, line, reason = report.longrepr
-        if LEFT_OUT in reason:  # which the summary tells
-            return report
         report.outcome = "failed"
         report.longrepr = f"{reason}. HSR_REQUIRE_ALL wants all tests to run ({path}:{line})"
     return report

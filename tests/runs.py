@@ -88,19 +88,14 @@ def variables_of(model: Any) -> Any:
     return KerasVariables(model, find_optimizers(model))
 
 
-def blank(columns: Sequence[Column]) -> Any:
-    """Return one row of inputs: an array, or arrays by column."""
-    arrays = {column.name: column.blank() for column in columns}
-    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
-
-
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
     from horovod_spark_runner.training.keras.artifact import save_model
+    from horovod_spark_runner.training.keras.binding import InputBinding
 
-    directory = RunDirectory(str(place))
-    inputs = ModelInputs.of_training(spec_of(columns, **fields))
-    saved: SavedModel = save_model(directory, model, inputs, blank(columns))
+    directory, spec = RunDirectory(str(place)), spec_of(columns, **fields)
+    bind = InputBinding(model, spec.inputs, spec.train)
+    saved: SavedModel = save_model(directory, model, ModelInputs.of_training(spec), bind)
     directory.write_metrics([{"loss": 1.0}])
     return saved
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .._version import __version__
-from ..errors import HorovodSparkError
+from ..errors import HorovodSparkError, printable
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,9 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 means success, 1 a problem that was found or an error, 2 invalid arguments.
     """
-    given, of_script = _split(list(sys.argv[1:] if argv is None else argv))
-    arguments = make_parser().parse_args(given)
-    arguments.script_arguments = of_script
+    arguments = make_parser().parse_args(argv)
     module, _, function = arguments.run.partition(":")
     run: Callable[[argparse.Namespace], int] = getattr(
         importlib.import_module(module, __package__), function
@@ -32,22 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except (HorovodSparkError, OSError) as error:  # storage that fails is no bug, either
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {printable(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the command line, and what a script that it names is to be given.
-
-    argparse takes options of the script for those of the command, whatever the place of ``--``.
-    """
-    if argv[:1] != ["plan"] or "--" not in argv:
-        return argv, []
-    end = argv.index("--")
-    return argv[:end], argv[end + 1 :]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -149,46 +136,18 @@ def _register_report(commands: Commands) -> None:
 
 
 def _register_plan(commands: Commands) -> None:
-    text = "predict what more ranks, on which network, would bring a script's training, or a run"
-    parser = commands.add_parser(
-        "plan",
-        help=text,
-        description=f"{text}. A script is run up to its first training, which is measured on the "
-        "cluster and not carried out",
-        usage="%(prog)s [options] SCRIPT|RUN [-- ARGUMENT ...]",
-    )
-    parser.add_argument(
-        "target",
-        metavar="SCRIPT|RUN",
-        help="a Python script that calls run_training or HorovodEstimator.fit, its arguments after "
-        "--; or a run directory, a path or URL",
-    )
+    text = "predict a finished run's training for other numbers of ranks and networks"
+    parser = commands.add_parser("plan", help=text, description=text)
+    parser.add_argument("run_dir", help="the run directory, a path or URL")
     parser.add_argument(
         "--network",
         action="append",
         metavar="SPEED",
-        help="what hosts are joined by, such as 10gbit; repeat for more (1, 10 and 100gbit)",
+        help="network between hosts, such as 10gbit; repeat for more (1, 10 and 100gbit)",
     )
     parser.add_argument("--ranks", metavar="N,N", help="numbers of ranks (1 to 4096)")
-    parser.add_argument("--ranks-per-host", type=int, metavar="N", help="as there were (default)")
-    parser.add_argument(
-        "--cores-per-host", type=int, metavar="N", help="as there were; of a run, one per rank"
-    )
-    parser.add_argument(
-        "--sample-rows", type=int, metavar="N", help="of a script: measure on about so many rows"
-    )
-    parser.add_argument(
-        "--noise-scale",
-        action="store_const",
-        const=True,
-        help="of a script: also tell up to which global batch more rows save steps",
-    )
-    parser.add_argument(
-        "--plan-dir",
-        metavar="FOLDER",
-        help="of a script: where to measure and to leave plan.json and plan.html (the training's "
-        "run_dir, or plans/<time>)",
-    )
+    parser.add_argument("--ranks-per-host", type=int, metavar="N", help="as in the run (default)")
+    parser.add_argument("--cores-per-host", type=int, metavar="N", help="one per rank (default)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print JSON")
     shown.add_argument("--output", metavar="FILE", help="write a .json or .html file instead")

@@ -11,6 +11,7 @@ from ..data.store import StoredDataset, clear_datasets, list_datasets
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from .output import show
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -81,9 +82,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     """Print the datasets in ``arguments.folder``."""
     folder = _folder(arguments.folder)
     datasets = list_datasets(folder)
-    for line in describe_datasets(datasets, time.time()):
-        print(line)
-    print(f"{_count(datasets)} in {folder}")
+    show(*describe_datasets(datasets, time.time()), f"{_count(datasets)} in {folder}")
     return 0
 
 
@@ -92,9 +91,7 @@ def clear_command(arguments: argparse.Namespace) -> int:
     age = parse_age(arguments.older_than)
     folder = _folder(arguments.folder)
     deleted = clear_datasets(folder, age, time.time())
-    for line in describe_datasets(deleted, time.time()):
-        print(line)
-    print(f"deleted {_count(deleted)} in {folder}")
+    show(*describe_datasets(deleted, time.time()), f"deleted {_count(deleted)} in {folder}")
     return 0
 
 

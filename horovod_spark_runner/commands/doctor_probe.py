@@ -67,7 +67,8 @@ def _horovod(module: str) -> dict[str, Any]:
 
 
 def _horovod_tensorflow() -> dict[str, Any]:
-    return _horovod("horovod.tensorflow")
+    facts = _horovod("horovod.tensorflow")
+    return {**facts, "keras3": importlib.util.find_spec("horovod.tensorflow.keras3") is not None}
 
 
 def _horovod_torch() -> dict[str, Any]:

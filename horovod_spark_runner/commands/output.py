@@ -1,9 +1,14 @@
-"""Where a command writes to, seen before it does its work."""
+"""Output of commands: what they print, and the file they write, checked before the work."""
 
 from __future__ import annotations
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, one_line
 from ..storage.filesystem import Location
+
+
+def show(*lines: str) -> None:
+    """Print lines of what storage may hold: a terminal obeys nothing in them, and each is one."""
+    print(*map(one_line, lines), sep="\n", flush=True)
 
 
 def output_file(given: str) -> Location:

@@ -9,17 +9,18 @@ from ..errors import RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
 from ..rundir.directory import RunDirectory
+from ..storage.archives import parsing
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
 from ..tune.directory import StudyDirectory
-from .output import output_file
+from .output import output_file, show
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Write the report of one run, or of several.
 
     Raises:
-        RunDirectoryError: a folder holds no run; a study is told with its own page.
+        RunDirectoryError: a folder holds no run; or holds a study.
         InvalidInputError: the report would take the place of a folder.
     """
     output = arguments.output
@@ -30,14 +31,15 @@ def command(arguments: argparse.Namespace) -> int:
         study = StudyDirectory(Location(given)) if Location(given).is_local else None
         if study is not None and study.record.exists():
             raise RunDirectoryError(
-                f"{given} holds a study, whose page is {study.report}; a report is of one of its "
-                f"trials, in {study.trials}"
+                f"{given} holds a study: horovod-spark-runner tune show {given} prints it; a "
+                f"report is of one of its trials, in {study.trials}"
             )
     places = [RunDirectory(place) for place in arguments.run_dir]
-    runs = [read_facts(directory, time.time()) for directory in places]
-    text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+    with parsing(f"the records of a run in {', '.join(arguments.run_dir)}"):
+        runs = [read_facts(directory, time.time()) for directory in places]
+        text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     file = file or places[0].report
     make_parent(file)
     file.write_text(text)
-    print(output or file)
+    show(str(output or file))
     return 0

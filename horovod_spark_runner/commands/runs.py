@@ -7,17 +7,18 @@ import shlex
 import time
 from dataclasses import asdict
 
-from ..errors import InvalidInputError
-from ..report.runs.state import WHOLE, RunSummary, read_run
+from ..errors import HorovodSparkError, InvalidInputError
+from ..report.runs.state import UNREADABLE, WHOLE, RunSummary, read_run
 from ..rundir.attempt import FINISHED, RUNNING, describe_attempts, steps_lost
 from ..rundir.checkpoint import LogValue, PlainLogs
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from .output import show
 from .strict_json import json_text
 
 
-def describe_run(run: RunSummary) -> str:
-    """Return all of a run for people."""
+def describe_run(run: RunSummary) -> list[str]:
+    """Return all of a run for people, in lines."""
     ranks = f", {run.workers} ranks" if run.workers else ""
     lines = [
         f"run         {run.place}",
@@ -39,8 +40,8 @@ def describe_run(run: RunSummary) -> str:
         lines.append("model       " + ("" if run.model == WHOLE else "damaged: ") + run.model)
     if run.attempts:
         lines.append(f"attempts, at least {steps_lost(run.attempts)} steps trained again")
-        lines.append(describe_attempts(run.attempts))
-    return "\n".join([*lines, *_resume_lines(run)])
+        lines += describe_attempts(run.attempts)
+    return [*lines, *_resume_lines(run)]
 
 
 def _resume_lines(run: RunSummary) -> list[str]:
@@ -77,14 +78,17 @@ def list_runs(folder: Location, now: float) -> list[RunSummary]:
     for place in folder.list():
         directory = RunDirectory(place)
         if directory.config.exists() or directory.attempts.exists():
-            runs.append(read_run(directory, now, verify=False))
+            try:
+                runs.append(read_run(directory, now, verify=False))
+            except (HorovodSparkError, OSError) as error:  # the others are to be seen
+                runs.append(RunSummary(str(place), UNREADABLE, notes=(str(error),)))
     return runs
 
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one run."""
     run = read_run(RunDirectory(arguments.run_dir), time.time(), verify=True)
-    print(json_text(asdict(run)) if arguments.json else describe_run(run))
+    show(*(json_text(asdict(run)).split("\n") if arguments.json else describe_run(run)))
     return 0
 
 
@@ -92,7 +96,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     """Show a line for each run in a folder."""
     runs = list_runs(Location(arguments.folder), time.time())
     if arguments.json:
-        print(json_text([asdict(run) for run in runs]))
+        show(*json_text([asdict(run) for run in runs]).split("\n"))
         return 0
     rows = [("RUN", "STATE", "PROGRESS", "ATTEMPTS", "METRICS")]
     for run in runs:
@@ -102,5 +106,5 @@ def list_command(arguments: argparse.Namespace) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[4]]).rstrip())
+        show("  ".join([*cells, row[4]]).rstrip())
     return 0

@@ -11,10 +11,12 @@ from typing import Any
 
 from ..errors import RunDirectoryError
 from ..rundir.lock import read_lock, seems_held
+from ..storage.archives import parsing
 from ..storage.filesystem import Location
 from ..tune.call import needing_optuna
 from ..tune.directory import StudyDirectory
 from ..tune.result import FINISHED, STATES, TrialLine, trial_line
+from .output import show
 from .strict_json import json_text
 
 
@@ -55,20 +57,21 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         raise RunDirectoryError(f"{directory.location} holds no study: it has no study.json")
     lock = read_lock(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
-    study = needing_optuna("study").Study(directory)
-    best = study.best()
-    return StudySummary(
-        place=str(directory.location),
-        metric=str(record["metric"]),
-        direction=str(record["direction"]),
-        holder=f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else "",
-        best=None if best is None else best.number,
-        trials=tuple(trial_line(one, directory, searching=alive) for one in study.trials()),
-    )
+    with parsing(f"the journal and record of a study in {directory.location}"):
+        study = needing_optuna("study").Study(directory)
+        best = study.best()
+        return StudySummary(
+            place=str(directory.location),
+            metric=str(record["metric"]),
+            direction=str(record["direction"]),
+            holder=f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else "",
+            best=None if best is None else best.number,
+            trials=tuple(trial_line(one, directory, searching=alive) for one in study.trials()),
+        )
 
 
-def describe_study(study: StudySummary) -> str:
-    """Return all of a study for people."""
+def describe_study(study: StudySummary) -> list[str]:
+    """Return all of a study for people, in lines."""
     counts = Counter(line.state for line in study.trials)
     told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [
@@ -82,10 +85,9 @@ def describe_study(study: StudySummary) -> str:
         best = next(line for line in study.trials if line.trial == study.best)
         lines.append(f"best    trial {best.trial}: {_number(best.value)} with {dict(best.params)}")
         lines.append(f"        {best.run_dir}")
-    lines += [
+    return lines + [
         f"failed  trial {line.trial}: {_first(line.error)}" for line in study.trials if line.error
     ]
-    return "\n".join(lines)
 
 
 def _table(study: StudySummary) -> list[str]:
@@ -121,5 +123,5 @@ def _first(text: str) -> str:
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
     study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
-    print(json_text(asdict(study)) if arguments.json else describe_study(study))
+    show(*(json_text(asdict(study)).split("\n") if arguments.json else describe_study(study)))
     return 0

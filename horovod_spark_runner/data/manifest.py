@@ -12,17 +12,20 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from ..storage.paths import check_name
 from ..storage.sums import sealed, unsealed
+from ..typed_json import read_fields
 
 FORMAT = 6
 # `Column.dtype` of strings, which NumPy holds as Python objects.
 TEXT = "string"
 # What a string takes in memory, about: bytes.
 _TEXT_BYTES = 64
+# Bytes of one row's value: Spark has none that is larger.
+_MAX_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ class Column:
     dtype: str
     shape: tuple[int, ...] = ()
     encoding: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            fits = min(self.shape, default=0) >= 0 and self.size <= _MAX_BYTES
+            fits = fits and (self.is_text or not self.numpy_dtype.hasobject)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise ValueError(f"a column of dtype {self.dtype!r:.99} and shape {self.shape!r:.99}")
 
     @property
     def is_text(self) -> bool:
@@ -169,10 +181,13 @@ class Manifest:
         Raises:
             ValueError: the text is no manifest of this format, or is damaged.
         """
-        fields: dict[str, Any] = unsealed(text)
-        if fields.pop("format", None) != FORMAT:
+        fields = unsealed(text)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError("a dataset manifest of another format")
-        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))
-        groups = tuple(RowGroup(**group) for group in fields.pop("row_groups"))
-        fields |= {name: tuple(fields[name]) for name in ("files", "file_sizes", "footers")}
-        return cls(columns=columns, row_groups=groups, **fields)
+        found = read_fields(fields, cls)
+        files = len([check_name(name) for name in found.files])
+        if {files} != {len(found.file_sizes), len(found.footers) or files} or not all(
+            0 <= group.file < files and group.rows >= 0 <= group.size for group in found.row_groups
+        ):
+            raise ValueError("its files, their sizes and their row groups do not fit together")
+        return found

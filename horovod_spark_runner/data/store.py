@@ -18,7 +18,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly
@@ -179,6 +179,7 @@ def _read(place: Location) -> Manifest | None:
         manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
+    manifest = replace(manifest, url=str(place))  # wherever it says that it lies
     sizes = {file.name: file.size for file in place.files()}
     whole = all(
         sizes.get(name) == size

@@ -60,7 +60,7 @@ def network(fitted: Fitted, format: str) -> Network:
         raise fitted.refused(
             f"no network={format!r} can be made of a {model_of(recipe.engine)}{advice}"
         )
-    engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
+    engine.check_export(format, arguments, tuple(recipe.transforms))
     outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "network")
@@ -99,7 +99,7 @@ def _check_plain(fitted: Fitted, name: str, column: Column, depth: int, *, keras
     if column.encoding:
         raise fitted.refused(
             f"feature column {name!r} holds bytes to be decoded ({column.encoding})"
-            + ("; TFTransformer.export writes a SavedModel that takes them" if keras else "")
+            + ("; TFTransformer.export writes a SavedModel that takes arrays" if keras else "")
         )
     if column.is_text and column.shape:
         raise fitted.refused(f"feature column {name!r} holds lists of strings")

@@ -12,11 +12,11 @@ from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
-from ..scoring.onnx_session import check_installed
 from ..scoring.stage import Stage, inputs_of
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving, write_aside
+from ..training.onnx_session import check_installed
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 

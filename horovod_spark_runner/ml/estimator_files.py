@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..settings.code import inside, is_import_name, is_of_script, name_here
+from ..settings.code import from_storage, inside, is_import_name, is_of_script, name_here
 from ..settings.estimator import plain_json
 from ..storage.filesystem import Location
+from ..typed_json import load_json
 from .estimator_params import EstimatorParams
 from .stage_files import location_of, read_metadata, write_metadata, write_stage
 
@@ -79,6 +79,9 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Return the estimator that was saved.
 
+        Functions and classes are loaded as text, and not imported: before a fit, give them again by
+        their setters. So it is with ``launch`` if it sets variables or parameters of MPI.
+
         Args:
             path: folder or URL.
 
@@ -88,7 +91,7 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
         """
         location = location_of(self.sparkSession, path)
         try:
-            metadata = json.loads(read_metadata(location))
+            metadata = load_json(read_metadata(location))
             found, version = metadata.get("class"), metadata.get(_KEY)
         except (ValueError, AttributeError) as error:
             if isinstance(error, RunDirectoryError):
@@ -106,7 +109,9 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
         try:
             stage._resetUid(metadata["uid"])
             DefaultParamsReader.getAndSetParams(stage, metadata)
-        except (KeyError, ValueError, AttributeError, TypeError, AssertionError) as error:
+            for values in (stage._paramMap, stage._defaultParamMap):  # Spark converts the latter
+                values.update({param: from_storage(value) for param, value in values.items()})
+        except Exception as error:  # Spark's code takes the metadata for its own
             raise RunDirectoryError(f"{location} is of another version: {error}") from error
         return stage
 

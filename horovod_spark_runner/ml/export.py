@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InvalidInputError
-from ..scoring.classes import PLAIN, VECTOR
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
-from ..training.class_columns import ClassColumn
+from ..training.class_columns import PLAIN, VECTOR, ClassColumn
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from .features import feature_names
 from .files import MODES
@@ -66,7 +65,7 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     settings = request.settings
     engine = engine_named(recipe.engine)
     columns = feature_names(settings, recipe.inputs, recipe.columns)
-    engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
+    engine.check_export(request.format, columns, tuple(recipe.transforms))
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
     classes = [
         ClassColumn(one.name, one.output, one.holds, one.scores)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
+from ..typed_json import load_json
 
 # Where Spark keeps the types of a file's columns, and pandas what it knows of them.
 SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
@@ -155,7 +156,7 @@ def scored_schema(
     if len(kept) < len(schema.names):
         metadata.pop(_PANDAS_KEY, None)
     if SPARK_KEY in metadata:
-        known = json.loads(metadata[SPARK_KEY])
+        known = load_json(metadata[SPARK_KEY])
         by_name = {field["name"]: field for field in known["fields"]}
         known["fields"] = [by_name[name] for name in kept if name in by_name]
         known["fields"] += [column.json() for column in added]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
-from ..scoring.classes import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..settings.prediction import ClassCol, PredictionSettings
+from ..training.class_columns import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..training.spec import OutputSpec
 from .inference import is_scalar
 from .naming import DEFAULT, added_columns

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from ..errors import InvalidInputError, brief
-from ..settings.code import named
+from ..settings.code import as_given, given_here, named
 from ..settings.kinds import ColumnNames
 from ..settings.prediction import (
     ClassCol,
@@ -50,7 +50,7 @@ class Converter:
         Functions are given by their names, where they have some: what grids are made of can be
         saved with a search.
         """
-        return named(self.checked(value))
+        return named(given_here(self.checked(value)))
 
     def checked(self, value: object) -> Any:
         """Return ``value`` as a Param keeps it, functions as themselves.
@@ -66,23 +66,13 @@ class Converter:
             return None
         if isinstance(checked, os.PathLike):
             checked = os.fspath(checked)
-        elif isinstance(checked, Mapping):
-            checked = dict(checked)
-        checked = _apart(checked)
-        return getattr(TypeConverters, kind.converter)(checked)
+        return getattr(TypeConverters, kind.converter)(as_given(value, checked))
 
 
 def converted(one: Param[Any], value: Any) -> Any:
     """Return a value as a stage keeps it; that of another stage's Param as it is."""
     own = isinstance(one.typeConverter, Converter) and value is not None
     return one.typeConverter.checked(value) if own else value
-
-
-def _apart(value: Any) -> Any:
-    """Return ``value`` with dictionaries and lists that nobody else can change."""
-    if type(value) is dict:
-        return {key: _apart(inner) for key, inner in value.items()}
-    return [_apart(inner) for inner in value] if type(value) is list else value
 
 
 def param(settings: type[Settings], name: str) -> Param[Any]:
@@ -239,7 +229,7 @@ class PredictionParams(FeatureParams):
         given = {one: converted(one, value) for one, value in (extra or {}).items()}
         copied: P = super().copy(given)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
-        defaults = {one: _apart(value) for one, value in copied._defaultParamMap.items()}
+        defaults = {one: as_given(value, value) for one, value in copied._defaultParamMap.items()}
         copied._defaultParamMap = defaults
         return copied
 

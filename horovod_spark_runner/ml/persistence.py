@@ -29,6 +29,7 @@ from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..storage.filesystem import Location
 from ..storage.sums import sum_of
+from ..typed_json import load_json, read_fields
 from .served import ServedModel
 from .stage_files import location_of, read_metadata, write_metadata, write_stage
 from .summary import TrainingSummary
@@ -43,6 +44,22 @@ FORMAT = 1
 _OWN = "horovod_spark_runner"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Fields that the package's own metadata of a stage have in every format."""
+
+    format: int
+    version: str
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Its other fields, but the sum of all metadata."""
+
+    signature: str
+    summary: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +136,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
             "summary": None if self._summary is None else self._summary.to_fields(),
         }
         text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
-        metadata = json.loads(text)
+        metadata = load_json(text)
         metadata[_OWN]["metadata"] = _sum_of_all(metadata)
         write_metadata(location, json.dumps(metadata))
 
@@ -132,7 +149,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 "%s is saved, but does not load by itself: %s. %s",
                 location,
                 error,
-                self._stage.loading_advice,
+                _advice(type(self._stage), error),
             )
             return
         if loaded.recipe.outputs != self._model.known.recipe.outputs:
@@ -180,24 +197,24 @@ class StageReader(MLReader):  # type: ignore[misc]
         """
         location = location_of(self.sparkSession, path)
         metadata = _read_metadata(location, f"{self._kind.__module__}.{self._kind.__name__}")
-        own = metadata[_OWN]
+        own = read_fields(metadata[_OWN], _Own)
         directory = RunDirectory(location)
         try:
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
-            raise type(error)(f"{error}. {self._kind.loading_advice}") from error
-        if sum_of(directory.signature.read_bytes()) != own["signature"]:
+            raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
+        if sum_of(directory.signature.read_bytes()) != own.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
             )
         try:
-            known = own["summary"]
-            summary = None if known is None else TrainingSummary.from_fields(known)
+            known = own.summary
+            summary = None if known is None else read_fields(known, TrainingSummary)
             stage = self._kind(ServedModel(model), summary=summary)
             stage._resetUid(metadata["uid"])
             DefaultParamsReader.getAndSetParams(stage, metadata)
-        except (KeyError, ValueError, AttributeError, TypeError) as error:
+        except Exception as error:  # Spark's code takes the metadata for its own
             raise RunDirectoryError(f"{location} is of another version: {error!r}") from error
         return stage
 
@@ -211,21 +228,34 @@ class KerasStageReader(StageReader):
         return self
 
 
+def _advice(kind: Any, error: RunDirectoryError | DataError) -> str:
+    """Return how what is missing is given when a stage of class ``kind`` is loaded."""
+    if isinstance(error, RunDirectoryError):
+        advice: str = kind.loading_advice
+        return advice
+    name = kind.__name__
+    return (
+        f"Of a saved transformer, that is {name}.read().transforms({{…}}).load(path); of one in a "
+        f"pipeline, with {name}.loading(transforms={{…}}): PipelineModel.load(path)"
+    )
+
+
 def _read_metadata(location: Location, name: str) -> dict[str, Any]:
     """Return the metadata of the stage, which must be of class ``name``."""
     folder, text = location.join("metadata"), read_metadata(location)
     try:
-        metadata: dict[str, Any] = json.loads(text)
+        metadata: dict[str, Any] = load_json(text)
         found = metadata["class"]
         if found != name:
             raise RunDirectoryError(f"{location} holds a stage of class {found}, not {name}")
-        own = metadata[_OWN]
-        if own["format"] > FORMAT:
+        written = read_fields(metadata[_OWN], _Written)
+        if written.format > FORMAT:
             raise RunDirectoryError(
-                f"{location} was saved by horovod_spark_runner {own['version']} in format "
-                f"{own['format']}; this one, {__version__}, reads format {FORMAT}: update it"
+                f"{location} was saved by horovod_spark_runner {written.version} in format "
+                f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
             )
-        wanted = own.pop("metadata")
+        read_fields(metadata[_OWN], _Own)
+        wanted = metadata[_OWN].pop("metadata")
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RunDirectoryError):
             raise

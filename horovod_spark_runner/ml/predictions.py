@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Model
 
 from ..data.prepare.datasets import check_has_an_end
-from ..errors import InvalidInputError, brief
+from ..errors import InvalidInputError
 from ..settings.kinds import ColumnNames
 from ..settings.prediction import PredictionSettings
-from ..spark.session import active_session, check_running, use_own_python
+from ..spark.session import active_session, check_is_frame, check_running, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model
@@ -202,14 +202,14 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         TensorFlow is imported by this call. A ``"saved_model"`` predicts with TensorFlow alone:
         ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
-        feature columns, in the types and shapes the model was trained on, as `transform` does;
-        bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
-        It gives the outputs, in the model's shapes, under the names of `transform`'s columns, and
-        the columns of classes that ``probabilityCol`` and ``rawPredictionCol`` ask for.
+        feature columns, in the types and shapes the model was trained on: encoded columns as the
+        arrays that `transform` decodes them to. It gives the outputs, in the model's shapes, under
+        the names of `transform`'s columns, and the columns of classes that ``probabilityCol`` and
+        ``rawPredictionCol`` ask for.
 
-        An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others;
-        encoded columns are arrays there. It needs the extra ``onnx``, and is compared with Keras
-        on rows that are made before it is written. A ``"keras"`` is Keras' own file, which takes
+        An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others. It
+        needs the extra ``onnx``, and is compared with Keras
+        on rows of the training before it is written. A ``"keras"`` is Keras' own file, which takes
         the model's inputs, and knows neither columns nor what is done to them; the user's own
         classes are needed to load it.
 
@@ -237,9 +237,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
 
 def _session(dataset: DataFrame, method: str) -> SparkSession:
-    spark: SparkSession | None = getattr(dataset, "sparkSession", None)
-    if spark is None:
-        raise InvalidInputError(f"{method} takes a Spark DataFrame, got {brief(dataset)}")
-    check_running(spark)
+    check_is_frame(dataset, f"{method} takes a Spark DataFrame")
+    spark = check_running(dataset.sparkSession)
     use_own_python(spark)
     return spark

@@ -13,7 +13,10 @@ from ..rundir.directory import RunDirectory
 from ..spark.python_worker import ask_worker
 from ..storage.contents import Contents
 from ..training.engine import engine_named
-from ..training.trained_model import Recipe, copy_model, output_from
+from ..training.sample_rows import SAMPLE_FILE
+from ..training.spec import OutputSpec
+from ..training.trained_model import Recipe, copy_model
+from ..typed_json import read_fields
 from .features import feature_names
 from .inference import Predictor, describing
 from .shipping import ShippedModel
@@ -65,7 +68,7 @@ class ServedModel:
         known = self._known
         if known.learn_outputs and not recipe.outputs:
             told, problem = engine_named(recipe.engine).describe_outputs(recipe)
-            outputs = tuple(output_from(one) for one in told)
+            outputs = tuple(read_fields(one, OutputSpec) for one in told)
             known = replace(known, recipe=replace(recipe, outputs=outputs), problem=problem)
         check_callable(known)
         return replace(recipe, outputs=known.recipe.outputs)
@@ -81,7 +84,9 @@ class ServedModel:
 
         def held() -> Mapping[str, bytes | Contents]:
             recipe = self._shipped.recipe()
-            return engine_named(recipe.engine).held(recipe.own)
+            sample = {} if recipe.sample is None else {SAMPLE_FILE: recipe.sample}
+            files = engine_named(recipe.engine).held(recipe.own)
+            return {**sample, **files} if files else {}
 
         copy_model(self._known.stored, directory, held)
 
@@ -116,10 +121,10 @@ class ServedModel:
             raise ModelError(f"{wrong} (run {self._known.place})")
         known = self._known.recipe
         if not known.outputs:
-            known = replace(known, outputs=tuple(output_from(o) for o in outputs))
+            known = replace(known, outputs=tuple(read_fields(one, OutputSpec) for one in outputs))
         self._known = replace(self._known, recipe=known, problem=problem, learn_outputs=not outputs)
 
 
 def _without_contents(recipe: Recipe) -> Recipe:
     """Return what the driver has to know of a recipe."""
-    return replace(recipe, own=None, transforms={})
+    return replace(recipe, own=None, transforms={}, sample=None)

@@ -7,7 +7,6 @@ in pieces, so that neither a process of Python nor one of Java holds a large mod
 from __future__ import annotations
 
 import hashlib
-import mmap
 import tempfile
 import threading
 import weakref
@@ -120,47 +119,20 @@ class _Broadcast:
 
 @dataclass(frozen=True)
 class _SentPiece:
-    """A piece that Spark puts into a file on every executor.
-
-    Attributes:
-        sent: its broadcast.
-        begin: where in that file its bytes begin; ``None`` if only Spark can read it.
-        size: how many they are.
-    """
+    """A piece as a broadcast of its own."""
 
     sent: Any = field(repr=False)
-    begin: int | None
-    size: int
 
     def piece(self) -> Piece:
+        # Spark keeps what `value` has read; nothing needs it once the model is loaded. What Spark
+        # has encrypted is there as a value only.
         path = getattr(self.sent, "_path", None)
-        if path is None or self.begin is None:
-            whole: bytes = self.sent.value
-            return whole
-        return FilePart(path, self.begin, self.size)
+        whole: bytes = self.sent.value if path is None else self.sent.load_from_path(path)
+        return whole
 
 
 def _broadcast(context: SparkContext, contents: Contents) -> list[_SentPiece]:
-    return [_sent(context, bytes(part)) for part in contents.parts(_PIECE_BYTES)]
-
-
-def _sent(context: SparkContext, data: bytes) -> _SentPiece:
-    broadcast = context.broadcast(data)
-    path = None if _is_encrypted(context) else getattr(broadcast, "_path", None)
-    begin = None if path is None else _place_of(data, path)
-    return _SentPiece(broadcast, begin, len(data))
-
-
-def _is_encrypted(context: SparkContext) -> bool:
-    return str(context.getConf().get("spark.io.encryption.enabled")) == "true"
-
-
-def _place_of(data: bytes, path: str) -> int | None:
-    """Return where a file that Spark has pickled an object of bytes into holds these bytes."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-        begin = whole.find(data[:64])
-        # Searched for, not sliced, which would copy it.
-        return begin if whole.find(data, begin, begin + len(data)) == begin >= 0 else None
+    return [_SentPiece(context.broadcast(bytes(part))) for part in contents.parts(_PIECE_BYTES)]
 
 
 # What the sessions of Spark Connect have been given as files, which they keep as long as they are.

@@ -77,13 +77,16 @@ def read_metadata(location: Location) -> str:
     """Return a stage's metadata, whoever wrote them.
 
     Raises:
-        RunDirectoryError: there are none.
+        RunDirectoryError: there are none, or they cannot be read.
     """
     folder = location.join("metadata")
-    parts = [part for part in folder.list() if part.name.startswith("part-")]
-    if not parts:
-        raise RunDirectoryError(f"{location} holds no saved stage: {folder} is missing")
-    return parts[0].read_text()
+    try:
+        parts = [part for part in folder.list() if part.name.startswith("part-")]
+        if parts:
+            return parts[0].read_text()
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{folder} cannot be read: {error}") from error
+    raise RunDirectoryError(f"{location} holds no saved stage: {folder} is missing")
 
 
 def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:

@@ -39,36 +39,13 @@ class TrainingSummary:
     """
 
     run_dir: str
-    history: Sequence[Mapping[str, float]] = ()
-    placement: Sequence[RankPlacement] = ()
+    history: Sequence[Mapping[str, Any]] = ()
+    placement: tuple[RankPlacement, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
-    attempts: Sequence[Attempt] = ()
+    attempts: tuple[Attempt, ...] = ()
     traffic: Mapping[str, int] = field(default_factory=dict)
-    staleness: Sequence[int] = ()
+    staleness: tuple[int, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
         return asdict(self)
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> TrainingSummary:
-        """Return what `to_fields` was called on.
-
-        Raises:
-            ValueError: they are of no summary.
-        """
-        try:
-            return cls(
-                run_dir=fields["run_dir"],
-                history=[dict(logs) for logs in fields["history"]],
-                placement=tuple(
-                    RankPlacement(**{**one, "gpus": tuple(one["gpus"])})
-                    for one in fields["placement"]
-                ),
-                timings=dict(fields["timings"]),
-                attempts=tuple(Attempt(**one) for one in fields["attempts"]),
-                traffic=dict(fields["traffic"]),
-                staleness=tuple(fields.get("staleness", ())),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not the summary of a training: {error!r}") from error

@@ -181,5 +181,8 @@ def target_arguments(
     sources = sources_of_features(frame, names)
     for source, column in zip(sources, columns, strict=True):
         if column.name == weight and (source.kind != "scalar" or source.is_text):
-            raise DataError(f"sample_weight_col {source.name!r} must hold one number per row")
+            raise DataError(
+                f"sample_weight_col {source.name!r} must hold one number per row in an evaluation; "
+                "sample_weight_col=False weighs none"
+            )
     return [feature_argument(s, c) for s, c in zip(sources, columns, strict=True)]

@@ -40,9 +40,8 @@ class TorchTransformer(TrainedTransformer):
 
     engine = TORCH
     loading_advice = (
-        "Of a saved transformer, that is TorchTransformer.read().modelFn(…).load(path), or "
-        ".transforms({…}); of one in a pipeline, with TorchTransformer.loading(model_fn=…): "
-        "PipelineModel.load(path)"
+        "Of a saved transformer, that is TorchTransformer.read().modelFn(…).load(path); of one in "
+        "a pipeline, with TorchTransformer.loading(model_fn=…): PipelineModel.load(path)"
     )
 
     @classmethod
@@ -117,7 +116,8 @@ class TorchTransformer(TrainedTransformer):
                 ``features`` for one input, else the inputs' names.
             example: rows that it can be called with, which tell shapes and types: a tensor or NumPy
                 array, or a tuple of them in the order of ``forward``, or a dictionary by the names
-                of its parameters.
+                of its parameters. The first ones, 8 at most, are kept with it; give real rows to a
+                module that does not take any.
 
         Raises:
             ModelError: it is no module, columns do not fit it, or it cannot be called so.
@@ -132,9 +132,9 @@ class TorchTransformer(TrainedTransformer):
     ) -> TorchTransformer:
         """Return the transformer of a program of ``torch.export``, a ``.pt2`` file.
 
-        Files are read by ``torch.export.load``, after a look at what is in them: such that hold
-        pickled objects or machine code are refused. Still, a file is a program: take only those you
-        trust. `getModel` returns PyTorch's module of it.
+        A file is read as a graph of PyTorch's operators and tensors, not by ``torch.export.load``,
+        which would run code that a file may hold. Custom operators and pickled objects are refused.
+        `getModel` returns a module that computes the graph.
 
         Args:
             path: file or URL.
@@ -159,8 +159,9 @@ class TorchTransformer(TrainedTransformer):
     ) -> TorchTransformer:
         """Return the transformer of a file of TorchScript, as ``torch.jit.save`` writes it.
 
-        TorchScript is a program: take only files you trust. PyTorch is about to give it up for
-        ``torch.export``. `getModel` returns what ``torch.jit.load`` does.
+        TorchScript is a program: take only files you trust; one that opens files is refused.
+        PyTorch is about to give it up for ``torch.export``. `getModel` returns what
+        ``torch.jit.load`` does.
 
         Args:
             path: file or URL.

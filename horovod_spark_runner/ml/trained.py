@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,7 +64,7 @@ def read_trained_model(
         transforms: what to do with a column's values, by its name.
     """
     model = read_model(directory)
-    recipe = _recipe(model, source.engine, transforms)
+    recipe = _recipe(model, source.engine, transforms, source)
     own = engine_named(source.engine).parts(model, source, saved, {})
     return _trained(model, replace(recipe, own=own))
 
@@ -136,9 +137,10 @@ def read_finished_run(
     check_picklable(
         {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
     )
-    model = read_model(directory)
-    if checkpoint is not None:
-        model = with_checkpoint(model, check_count("checkpoint", checkpoint, 0))
+    with _reading(directory):
+        model = read_model(directory)
+        if checkpoint is not None:
+            model = with_checkpoint(model, check_count("checkpoint", checkpoint, 0))
     signature = model.signature
     missing = [name for name in signature.transforms if name not in transforms]
     if missing:
@@ -160,13 +162,24 @@ def read_finished_run(
             "and nothing that storage names is imported; give the function that builds it, which "
             f"says that engine: {with_model_fn(engine)}"
         )
-    recipe = _recipe(model, engine, transforms)
-    if signature.outputs is None and model_fn is None:
-        return _trained(model, recipe)
     source = None if model_fn is None else ModelSource(function=model_fn, engine=engine)
-    own = engine_named(engine).parts(model, source, None, custom_objects)
+    with _reading(directory):
+        recipe = _recipe(model, engine, transforms, source)
+        if signature.outputs is None and model_fn is None:
+            return _trained(model, recipe)
+        own = engine_named(engine).parts(model, source, None, custom_objects)
     trained = _trained(model, replace(recipe, own=own))
     return replace(trained, learn_outputs=model_fn is not None)
+
+
+@contextlib.contextmanager
+def _reading(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the model in {directory.location} cannot be read: {error}"
+        ) from error
 
 
 def check_callable(model: TrainedModel) -> None:
@@ -188,7 +201,12 @@ def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
     return TrainedModel(recipe, model, model.signature.problem)
 
 
-def _recipe(model: StoredModel, engine: str, transforms: Mapping[str, Transform]) -> Recipe:
+def _recipe(
+    model: StoredModel,
+    engine: str,
+    transforms: Mapping[str, Transform],
+    source: ModelSource | None,
+) -> Recipe:
     signature = model.signature
     return Recipe(
         engine=engine,
@@ -198,4 +216,5 @@ def _recipe(model: StoredModel, engine: str, transforms: Mapping[str, Transform]
         transforms=dict(transforms),
         batch_size=signature.batch_size,
         targets=signature.targets,
+        sample=model.sample(strict=source is not None),
     )

@@ -38,9 +38,9 @@ class TFTransformer(TrainedTransformer):
 
     engine = KERAS
     loading_advice = (
-        "Of a saved transformer, that is TFTransformer.read().customObjects({…}).load(path), "
-        ".modelFn(…) or .transforms({…}); of one in a pipeline, with "
-        "TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)"
+        "Of a saved transformer, that is TFTransformer.read().customObjects({…}).load(path), or "
+        ".modelFn(…); of one in a pipeline, with TFTransformer.loading(custom_objects={…}): "
+        "PipelineModel.load(path)"
     )
 
     @classmethod

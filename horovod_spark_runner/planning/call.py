@@ -1,4 +1,4 @@
-"""`plan_training`: what is asked of a plan, checked, measured and computed."""
+"""`plan_training`: measure a training, and predict it for other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from ..run.default_place import default_place
 from ..run.request import CheckedRequest, TrainingRequest, check_request
 from ..rundir.directory import RunDirectory
 from ..settings.data import DataOptions
-from ..settings.kinds import ColumnNames, check_options
+from ..settings.kinds import ColumnNames, check_count, check_options
 from ..settings.launching import LaunchOptions
 from ..settings.sync import Allreduce
 from ..settings.training import CheckpointOptions, FitOptions, RestartOptions
 from ..spark.session import described
-from .advice import advise
-from .asked import NETWORKS, RANKS, SAMPLE_ROWS, Asked, named_links
 from .links import Link
-from .measure import measure
-from .measurement import Measurement
-from .model import Cluster
-from .plan import TrainingPlan
-from .writing import left_as_found
+from .measure import measure_training
+from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan
+from .sample import removed_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MEASURED = "this cluster"
-# How long ranks train with each batch size, in seconds.
+SAMPLE_ROWS = 100_000
+# Seconds that a rank measures its steps.
 _SECONDS = 2.0
 
 
@@ -54,21 +50,21 @@ def plan_training(
     custom_objects: Mapping[str, Any] | None = None,
     data: DataOptions | None = None,
     launch: LaunchOptions | None = None,
-    batch_sizes: Sequence[int] | None = None,
     networks: Sequence[str | Link] = NETWORKS,
     ranks: Sequence[int] = RANKS,
     ranks_per_host: int | None = None,
     cores_per_host: int | None = None,
     sample_rows: int = SAMPLE_ROWS,
-    noise_scale: bool = False,
     plan_dir: str | os.PathLike[str] | None = None,
     stream_logs: bool = True,
 ) -> TrainingPlan:
-    """Measure a training for some seconds on this cluster, and tell what more ranks would bring.
+    """Measure a training for some seconds on this cluster, and predict it for more ranks.
 
-    One rank, and then ``num_workers`` at once, train on some of the rows, read, and add up messages
-    of several sizes, as `run_training` would. From that follow samples per second, time and
-    rank-hours for any number of ranks. The model is thrown away.
+    One rank, and then ``num_workers`` ranks at once, train on some of the rows, read, and sum
+    messages of several sizes, as `run_training` would. The plan predicts samples per second, time
+    and rank-hours for any number of ranks, each with a core or a GPU of its own. The trained model
+    is discarded. Callbacks, checkpoints and restarts are left out; the exchange is plain
+    allreduce.
 
     Args:
         df: see `run_training`.
@@ -87,25 +83,19 @@ def plan_training(
         custom_objects: see `run_training`.
         data: see `DataOptions`.
         launch: see `LaunchOptions`.
-        batch_sizes: other batch sizes to measure a step with; by default a quarter and the double
-            of ``batch_size``.
-        networks: what hosts may be joined by: speeds per second such as ``"10gbit"``, or a `Link`.
-            A cluster of several hosts is measured as well.
-        ranks: numbers of ranks to tell of; 1 and ``num_workers`` are added. By default powers of
-            two up to 4,096.
-        ranks_per_host: ranks that a host holds; by default as many as the fullest one held.
-        cores_per_host: cores of a host; by default as found, or what limits the container.
-        sample_rows: of larger DataFrames, rows to measure with, about (100,000). Parquet files
+        networks: networks between hosts to predict for: speeds per second such as ``"10gbit"``, or
+            a `Link`. A cluster of several hosts is measured as well.
+        ranks: numbers of ranks to predict for; 1 and ``num_workers`` are added. By default powers
+            of two up to 4,096.
+        ranks_per_host: ranks of a host; by default those of the fullest one when measured.
+        cores_per_host: cores of a host; by default those of this cluster, or a container's limit.
+        sample_rows: rows to measure with of a larger DataFrame, about (100,000). Parquet files
             that are read where they lie are taken whole.
-        noise_scale: also train two ranks or more for some seconds to tell the gradient noise scale
-            (false): the global batch far above which more rows hardly save steps. It is that of
-            the beginning of the training, and grows later.
-        plan_dir: folder, reached by the driver and all executors, for these rows, and in the end
-            for ``plan.json`` and ``plan.html``. On a ``local`` master ``plans/<time>`` by default;
-            required elsewhere. Of a plan that fails, the logs of ranks that had started stay there,
-            and nothing else. If it is the ``run_dir`` of the training to come, the report of that
-            run compares the two.
-        stream_logs: show what is being done on the driver (default).
+        plan_dir: folder, reached by the driver and all executors, for these rows during the
+            measurement, and for ``plan.json`` and ``plan.html``. On a ``local`` master
+            ``plans/<time>`` by default; required elsewhere. A plan that fails leaves only the logs
+            of ranks that had started.
+        stream_logs: show progress on the driver (default).
 
     Returns:
         The plan: ``print`` shows it as a table.
@@ -114,14 +104,20 @@ def plan_training(
         DataError: columns, types or values cannot be trained on.
         ModelError: ``model_fn`` or its model cannot be trained on these columns.
         RunDirectoryError: ``plan_dir`` cannot be written to.
-        InvalidInputError: another argument cannot be right.
+        InvalidInputError: another argument is invalid, or ranks would share cores.
         EnvironmentProblem: something is not installed or set up as it must be.
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RunFailedError: the ranks have failed; see `run_training` for the kinds of it.
     """
-    asked = Asked(
-        networks, ranks, ranks_per_host, cores_per_host, batch_sizes, sample_rows, noise_scale
-    )
+    options = PlanOptions(networks, ranks, ranks_per_host, cores_per_host)
+    check_count("sample_rows", sample_rows)
+    place = str(plan_dir or default_place(session_of(df), "plan_dir", "plans"))
+    directory = RunDirectory(place)
+    if directory.config.exists():
+        raise InvalidInputError(
+            f"plan_dir {directory.location} is the directory of a run; give another folder, or "
+            "plan from the run: horovod-spark-runner plan RUN"
+        )
     request = TrainingRequest(
         frame=df,
         model=model_fn,
@@ -134,7 +130,7 @@ def plan_training(
         validation=validation,
         custom_objects=custom_objects,
         callbacks=(),
-        run_dir=None,
+        run_dir=place,
         resume="never",
         initial_weights=None,
         prediction_col=None,
@@ -145,94 +141,24 @@ def plan_training(
         launch=check_options("launch", launch, LaunchOptions),
         sync=Allreduce(),
     )
-    place = plan_dir or default_place(session_of(df), "plan_dir", "plans")
-    return plan_request(request, asked, str(place))
-
-
-def plan_request(request: TrainingRequest, asked: Asked, place: str) -> TrainingPlan:
-    """Measure what is to be trained, and write the plan of it.
-
-    What it is trained by counts, and on which rows; what a run does besides (callbacks,
-    checkpoints, restarts, MLflow) is left out, and the exchange is plain allreduce.
-
-    Args:
-        request: the training.
-        asked: what the plan is to tell.
-        place: folder for rows, while they are measured on, and the plan.
-
-    Raises:
-        HorovodSparkError: see `plan_training`.
-    """
-    directory = RunDirectory(place)
-    if directory.config.exists():
-        raise InvalidInputError(
-            f"plan_dir {directory.location} is the directory of a run; give another folder, or "
-            "plan from the run: horovod-spark-runner plan RUN"
-        )
-    with left_as_found(directory.location, keeping=True):
-        return _measured_plan(request, asked, place, directory)
-
-
-def _measured_plan(
-    request: TrainingRequest, asked: Asked, place: str, directory: RunDirectory
-) -> TrainingPlan:
-    measured_as = replace(
-        request,
-        callbacks=(),
-        run_dir=place,
-        resume="never",
-        initial_weights=None,
-        prediction_col=None,
-        checkpoints=CheckpointOptions(),
-        restarts=RestartOptions(),
-        sync=Allreduce(),
-        mlflow=None,
-    )
-    checked = check_request(measured_as, to_train=False)
-    if asked.noise_scale and checked.workers < 2:
-        raise InvalidInputError(
-            "noise_scale=True compares the gradients of several ranks, but there is 1; give "
-            "num_workers=2, or more slots"
-        )
-    spark = session_of(request.frame)
-    Console(directory.location.name, quiet=not request.stream_logs).say("counting the rows")
-    with described(spark, "Horovod: counting rows to plan a training with"):
-        checked = _without_validation(checked)
-        rows = frame_of(checked.request.frame).count()
-    measured = measure(checked, asked, _SECONDS, rows)
-    plan = plan_of(directory.location.name, measured, asked)
-    plan.write(str(directory.plan))
-    plan.write(str(directory.plan_page))
+    with removed_on_failure(directory.location, keeping=True):
+        checked = check_request(request)
+        Console(directory.location.name, quiet=not stream_logs).say("counting the rows")
+        with described(session_of(df), "Horovod: counting rows to plan a training with"):
+            checked = _without_validation(checked)
+            rows = frame_of(checked.request.frame).count()
+        measured = measure_training(checked, sample_rows, _SECONDS, rows)
+        plan = build_plan(directory.location.name, measured, options)
+        for name in ("plan.json", "plan.html"):
+            plan.write(str(directory.location.join(name)))
     return plan
 
 
 def _without_validation(checked: CheckedRequest) -> CheckedRequest:
-    """Return a request for the rows that are trained on, and none to validate with."""
+    """Drop the validation rows."""
     request = checked.request
     if isinstance(request.validation, (str, float)):
-        frame = training_rows(
-            frame_of(request.frame), request.validation, checked.roles, checked.fit.seed
-        )
+        frame = training_rows(frame_of(request.frame), request.validation, checked.fit.seed)
         request = replace(request, frame=frame)
     data = replace(request.data, stratify=None)
     return replace(checked, request=replace(request, validation=None, data=data))
-
-
-def plan_of(name: str, measured: Measurement, asked: Asked) -> TrainingPlan:
-    """Return what follows from a measurement.
-
-    Args:
-        name: what the plan is called.
-        measured: what was measured, or told by a run.
-        asked: what the plan is to tell; the ranks that were measured are added.
-    """
-    here = asked.ranks_per_host or measured.ranks_per_host
-    between = measured.link_between(here)
-    own = [] if between is None else [(MEASURED, between)]
-    cores = asked.cores_per_host or measured.cores
-    counts = sorted({1, measured.workers, *asked.ranks})
-    plans = tuple(
-        advise(called, measured.workload, Cluster(here, cores, link), counts)
-        for called, link in (*own, *named_links(asked.networks))
-    )
-    return TrainingPlan(name, measured, plans)

@@ -1,4 +1,4 @@
-"""What a run directory tells for a plan: what its epochs took, in place of measuring."""
+"""Read a measurement from the records of a finished run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInputError, brief
-from ..report.numbers import duration
+from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
@@ -23,44 +23,42 @@ from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measurement import Measurement
 from .model import StepTime, Workload
 
-# Between ranks of a host nothing but the run's own exchange is known, and counts as it is.
+# Within a host only the duration of the run's own exchange is known; it counts as overhead.
 _AT_ONCE = Link(0.0, 1e15)
-# The reader is in the way where steps wait for it for more than this part of them.
+# The reader limits the steps if they wait for it for more than this part of their time.
 _SLOW_READER = 0.1
 
 
-def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
-    """Return what a run tells of itself.
+def measure_from_run(directory: RunDirectory, now: float) -> Measurement:
+    """Read a measurement from a run's time breakdown, rows, batch size and hosts.
 
-    Its accounts tell computing from exchanging, and the rows, the batch and the hosts are known.
-    What one number of ranks does not tell is taken as: an exchange within a host takes what it
-    took, whatever the number of ranks, and hides behind nothing; of one between hosts, the latency
-    is 50 microseconds a message; a host has as many cores as it had ranks; one rank alone would
-    exchange all weights.
+    A run has a single number of ranks, so the rest is assumed: an exchange within a host takes as
+    long for any number of ranks, and does not overlap with computation; between hosts, the latency
+    is 50 microseconds per message; a host has as many cores as it had ranks.
 
     Args:
-        directory: of a run with two whole epochs, or more.
+        directory: directory of a run with at least two whole epochs.
         now: seconds since the epoch.
 
     Raises:
-        InvalidInputError: it holds no run, or one that does not tell enough.
+        InvalidInputError: it holds no run, or its records are not sufficient.
         RunDirectoryError: its metrics or checkpoints are damaged.
     """
     facts = read_facts(directory, now)
-    # In an epoch that a call began with, it built the model, and may have trained a part only.
+    # The first epoch of a call includes building the model, and may be a part of an epoch.
     accounts = [a for a in facts.accounts if a is not None and Kind.BUILD not in a["seconds"]]
     call, fit = facts.last_call, facts.settings.get("fit", {})
     rows, batch = int(facts.settings.get("rows", 0)), int(fit.get("batch_size", 0))
     missing = {
-        "what its last call came to": not call.get("placement"),
+        "the placement of its last call": not call.get("placement"),
         "its rows and batch size": not rows or not batch,
         f"the time of an epoch after the first of a call (whole epochs in all: "
         f"{len(facts.epochs)})": not accounts,
     }
     if any(missing.values()):
         raise InvalidInputError(
-            f"{directory.location} does not tell enough for a plan, which takes a run that has "
-            "finished, of two epochs or more. Not recorded: "
+            f"{directory.location} cannot be planned from: that takes a finished run of two epochs "
+            "or more. Missing: "
             f"{', '.join(what for what, is_missing in missing.items() if is_missing)}. "
             + "".join(f"{note} " for note in facts.notes)
             + "plan_training measures instead"
@@ -69,19 +67,19 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
     accounts = [account for account in accounts if account.get("workers") == ranks]
     if ranks > 1 and any(Kind.STEP in account["seconds"] for account in accounts):
         raise InvalidInputError(
-            f"{directory.location} tells no computing from exchanging (on a GPU, steps are only "
-            "queued); plan_training measures both"
+            f"{directory.location} has no record of the exchange by itself (on a GPU, steps are "
+            "only queued); plan_training measures it"
         )
     if not accounts or facts.settings.get("sync", {}).get("sync") != "allreduce":
         raise InvalidInputError(
             f"{directory.location} was not trained by Allreduce with {ranks} ranks after its first "
-            "epoch, which a plan could rest on; plan_training measures instead"
+            "epoch, which a plan needs; plan_training measures instead"
         )
     compression = facts.settings["sync"].get("compression", "none")
     if compression != "none":
         raise InvalidInputError(
             f"{directory.location} was trained by Allreduce(compression={brief(compression)}), "
-            "whose exchanges do not tell what others would take; plan_training measures instead"
+            "whose exchange does not predict other numbers of ranks; plan_training measures instead"
         )
     return _measurement(directory, facts, accounts, rows, batch)
 
@@ -107,8 +105,7 @@ def _measurement(
     exchange = statistics.median(
         min(account["seconds"].get(Kind.EXCHANGE, [0.0])) / steps for account in accounts
     )
-    # A reader that is in the way sets the pace of a step; short waits, as an epoch begins with, are
-    # a part of it like others.
+    # Short waits, as at the beginning of an epoch, count as computation.
     reads = computing + exchange + waited
     is_slow = waited > _SLOW_READER * reads
     if not is_slow:
@@ -129,16 +126,14 @@ def _measurement(
         epochs=epochs,
         passes=epochs * of_epoch / rows,
         batch_size=batch,
-        steps={batch: {here: StepTime(computing, computing, 0.0)}},
+        steps={here: StepTime(computing, computing, 0.0)},
         gradient_bytes=gradients,
-        model_bytes=size,
         reader_rows={here: batch / reads if is_slow else 1e12},
-        reader_cpu_seconds={1.0: 0.0},
+        reader_cpu_seconds=0.0,
         overhead=0.0 if between is not None else exchange,
         overlap=0.0,
-        crowding=1.0,
-        # What accounts tell of waiting is the mean of all epochs already.
-        kept=False,
+        # Recorded waiting is a mean over all epochs.
+        cached=False,
         inside=None if between is not None else _AT_ONCE,
         launch={here: launch + seconds.get("results", 0.0)},
         materialize=seconds.get("materialize", 0.0),
@@ -154,34 +149,35 @@ def _measurement(
         measured_rows=rows,
         seconds=0.0,
         source=f"{facts.place}, whole epochs: {len(accounts)}",
+        on_gpus=any(one["gpus"] for one in call["placement"]),
     )
 
 
 def _between(directory: RunDirectory, ranks: int, gradients: int, exchange: float) -> Link:
-    """Return the link between hosts that an exchange tells.
+    """Derive the link between hosts from the duration of an exchange.
 
     Raises:
-        InvalidInputError: it tells none.
+        InvalidInputError: it cannot be derived.
     """
     latency = ring_seconds(ranks, 0, Link(ETHERNET_LATENCY, 1e15))
     if gradients > BUCKET_BYTES:
-        why = "what hid of its exchanges behind the backward pass is not recorded"
+        why = "the overlap of its exchange with the backward pass is not recorded"
     elif exchange <= latency:
         why = (
-            f"its exchanges took {duration(exchange)}, less than {2 * (ranks - 1):,} messages of "
+            f"an exchange took {duration(exchange)}, less than {2 * (ranks - 1):,} messages of "
             f"{duration(ETHERNET_LATENCY)}"
         )
     else:
         return Link(ETHERNET_LATENCY, 2 * (ranks - 1) / ranks * gradients / (exchange - latency))
     raise InvalidInputError(
-        f"{directory.location} tells no bandwidth between its hosts: {why}; plan_training measures "
-        "it"
+        f"the bandwidth between the hosts of {directory.location} is unknown: {why}; plan_training "
+        "measures it"
     )
 
 
 def _gradient_bytes(accounts: Sequence[Mapping[str, Any]], ranks: int, steps: int) -> int | None:
-    """Return what a step exchanged; ``None`` where accounts do not tell."""
-    # Of all ranks together, each sends as a ring does.
+    """Return the bytes of a step's gradients; ``None`` if not recorded."""
+    # The record is the bytes that all ranks sent around a ring.
     told = [account[WHOLE] for account in accounts if account.get(WHOLE)]
     return round(statistics.median(told) / bytes_of_sum(ranks, ranks) / steps) if told else None
 
@@ -190,7 +186,7 @@ def _newest(directory: RunDirectory) -> CheckpointInfo:
     found = newest_checkpoint(directory, directory.run_id(), lambda line: None)
     if found is None:
         raise InvalidInputError(
-            f"{directory.location} has no checkpoint, which would tell how large the model is"
+            f"{directory.location} has no checkpoint, from which the size of the model is read"
         )
     return found[1]
 
@@ -198,7 +194,7 @@ def _newest(directory: RunDirectory) -> CheckpointInfo:
 def _weight_bytes(info: CheckpointInfo) -> int:
     """Return the bytes of the model's weights."""
     weights = [Described(*one) for one in info.variables]
-    # NumPy has no such type of its own.
+    # NumPy has no bfloat16.
     return sum(
         math.prod(one.shape) * (2 if one.dtype == "bfloat16" else np.dtype(one.dtype).itemsize)
         for one in weights

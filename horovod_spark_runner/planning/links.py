@@ -1,4 +1,4 @@
-"""What a message between ranks takes: latency and bandwidth, and sums over all ranks. Pure."""
+"""Alpha-beta model of links: messages, ring and tree collectives. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InvalidInputError, brief
-from ..report.numbers import number
+from ..formatting import number
 
-# What of a link's speed is left for data once Ethernet, IP and TCP have their part.
+# Part of a link's speed that Ethernet, IP and TCP leave for data.
 PAYLOAD = 0.94
-# Seconds of a small message between two hosts over TCP, where only a speed is given.
+# Seconds of a small message between two hosts over TCP, assumed where only a speed is given.
 ETHERNET_LATENCY = 50e-6
-# What of a sum its messages' latency can be, so that something is left for the bytes.
+# Largest part of a sum that can be latency, so that some is left for the bytes.
 _OF_A_SUM = 0.9
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(mbit|gbit)(?:/s)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way between two ranks: a message of n bytes takes ``latency + n / bandwidth`` seconds.
+    """Link between two ranks: a message of n bytes takes ``latency + n / bandwidth`` seconds.
 
     Attributes:
         latency: seconds of an empty message (alpha).
@@ -47,22 +47,22 @@ class Link:
                 )
 
 
-def link_text(link: Link) -> str:
-    """Return a link for people."""
+def format_link(link: Link) -> str:
+    """Format a link."""
     return f"{link.latency * 1e6:.3g} µs, {number(link.bandwidth * 8 / 1e9, 3)} Gbit/s"
 
 
-def slowed(link: Link, factor: float) -> Link:
-    """Return a link on which everything takes so many times as long."""
+def slow_link(link: Link, factor: float) -> Link:
+    """Return a link that is slower by a factor, in latency and in bandwidth."""
     return Link(link.latency * factor, link.bandwidth / factor)
 
 
-def slower(link: Link, other: Link) -> Link:
-    """Return a link with the latency and bandwidth of the worse of both."""
+def slower_link(link: Link, other: Link) -> Link:
+    """Return a link with the higher latency and the lower bandwidth of two."""
     return Link(max(link.latency, other.latency), min(link.bandwidth, other.bandwidth))
 
 
-def link_of(given: object) -> Link:
+def parse_link(given: object) -> Link:
     """Return the link for a `Link` or a named speed, such as ``"10gbit"``.
 
     Of a named speed, 94 % are for data, and the latency is 50 microseconds.
@@ -112,7 +112,7 @@ def doubling_rounds(ranks: int) -> int:
     return whole if ranks == 1 << whole else whole + 2
 
 
-def fitted_link(seconds: Mapping[int, float], ranks: int, latency: float) -> Link:
+def fit_link(seconds: Mapping[int, float], ranks: int, latency: float) -> Link:
     """Return the link of that latency on which `ring_seconds` comes nearest to what was measured.
 
     Small and large messages count alike: errors are weighed by what the message has taken.

@@ -1,43 +1,89 @@
-"""What the launches of a measurement tell together. Pure."""
+"""Combine the figures of measured launches into a workload. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from ..data.read.sharding import groups_in_window
+from ..frameworks import TORCH
 from ..training.spec import TrainingSpec
-from ..training.sync.noise import noise_scale
-from .exchange import FASTEST, exchange_of
-from .figures import RankFigures
-from .launched import Crowded, Launched
-from .links import Link, link_of
-from .model import Cluster, Prediction, StepTime, Workload, predict
-from .waiting import Lying
+from ..training.sync.buckets import BUCKET_BYTES
+from .links import Link, doubling_rounds, fit_link, ring_seconds, slow_link, tree_seconds
+from .model import BACKWARD, StepTime, Workload, expected_maximum
+
+# A step's own messages may be this much faster than larger sums suggest, at most.
+_FASTEST = 0.5
+# Sums of at least this many bytes go around a ring, whatever the number of ranks.
+_RING_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Measurements of one rank.
+
+    Attributes:
+        build: seconds of building the model.
+        first_step: seconds of the first step.
+        step: step time, with the exchange.
+        exchange: seconds of a step's exchange; ``None`` if the framework does not separate it.
+        sums: seconds of a sum over all ranks through the framework, by bytes; empty for one rank.
+        latency: seconds of MPI's own sum of one number.
+        gradient_bytes: bytes of all trainable weights.
+        reader_rows: rows per second read from storage, with nothing else to do.
+        reader_cpu_seconds: processor time of reading a row.
+        cores: cores of the host that this process may use.
+    """
+
+    build: float
+    first_step: float
+    step: StepTime
+    exchange: float | None
+    sums: Mapping[int, float]
+    latency: float
+    gradient_bytes: int
+    reader_rows: float
+    reader_cpu_seconds: float
+    cores: int
+
+
+@dataclass(frozen=True)
+class MeasuredLaunch:
+    """One launch of ranks.
+
+    Attributes:
+        ranks: figures of each rank.
+        hosts: host of each rank.
+        seconds: duration of the launch, without the ranks' work.
+    """
+
+    ranks: tuple[RankFigures, ...]
+    hosts: tuple[str, ...]
+    seconds: float
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on the fullest host."""
+        return max(Counter(self.hosts).values())
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured.
+    """Result of measuring a training.
 
     Attributes:
-        workload: the training as the model takes it.
-        cores: of a host.
-        ranks_per_host: ranks that a host held when all were launched.
+        workload: input of the model.
+        cores: cores of a host.
+        ranks_per_host: ranks on the fullest host when all were launched.
         workers: ranks that were launched at once.
-        between: the link between hosts; ``None`` if all ranks were on one.
-        between_many: the same where each host has several ranks, if these were seen to use it
-            better than one on each.
+        between: link between hosts; ``None`` if all ranks were on one.
         sums: seconds of sums over all ranks, by bytes.
-        measured_rows: rows that were there to be read.
-        seconds: what measuring took.
-        source: the run that told it all; empty where it was measured.
-        noise_asked: whether the gradient noise scale was asked for.
-        noise_scale: the gradient noise scale in rows; ``None`` where it was not asked for, or the
-            mean gradient cannot be told from noise.
+        measured_rows: rows of the measured sample.
+        seconds: duration of the measurement.
+        source: the run directory it was read from; empty if it was measured.
+        on_gpus: whether each rank has a GPU, so that ranks may share cores.
     """
 
     workload: Workload
@@ -49,196 +95,142 @@ class Measurement:
     measured_rows: int
     seconds: float
     source: str = ""
-    noise_asked: bool = False
-    noise_scale: float | None = None
-    between_many: Link | None = None
-
-    def link_between(self, ranks_per_host: int) -> Link | None:
-        """Return the link between hosts of so many ranks; ``None`` if all were on one."""
-        many = self.between_many if ranks_per_host > 1 else None
-        return many or self.between
+    on_gpus: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        found = asdict(self)
-        found["workload"]["steps"] = {
-            str(size): {str(here): time for here, time in by_ranks.items()}
-            for size, by_ranks in found["workload"]["steps"].items()
-        }
-        return found
+        """Return plain values for JSON."""
+        return asdict(self)
 
 
-def combined(
+def combine_launches(
     spec: TrainingSpec,
-    alone: Launched,
-    every: Launched,
+    alone: MeasuredLaunch,
+    every: MeasuredLaunch,
     *,
     rows: int,
-    known: int,
-    kept: bool,
+    measured_rows: int,
+    cached: bool,
     materialize: float,
     seconds: float,
     by_hosts: bool = False,
-    shared: Sequence[Crowded] = (),
+    on_gpus: bool = False,
 ) -> Measurement:
-    """Return what the launches tell together.
+    """Combine the launch of one rank and the launch of all.
 
     Args:
         spec: the training.
-        alone: of one rank.
-        every: of all ranks; the same as ``alone`` where one is all.
+        alone: launch of one rank.
+        every: launch of all ranks; the same as ``alone`` for ``num_workers=1``.
         rows: rows of the training.
-        known: rows that were measured with.
-        kept: whether a rank keeps the rows it has read.
+        measured_rows: rows of the sample.
+        cached: see `Workload`.
         materialize: seconds of writing all rows.
-        seconds: what measuring took.
-        by_hosts: whether sums are made within hosts first; see `Workload`.
-        shared: what ranks that share cores have measured, by launches.
+        seconds: duration of the measurement.
+        by_hosts: see `Workload`.
+        on_gpus: whether each rank has a GPU.
     """
-    ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
-    one, all_of = alone.ranks[0], every.ranks
-    cores = min(rank.cores for rank in all_of)
-    sums = {size: fmean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
-    steps = _steps(one, every, sums, cores / here)
-    exchange = exchange_of(spec, every, steps[batch], sums, by_hosts)
+    ranks, here, batch = len(every.ranks), every.ranks_per_host, spec.fit.batch_size
+    one = alone.ranks[0]
+    sums = {size: fmean([rank.sums[size] for rank in every.ranks]) for size in every.ranks[0].sums}
+    steps = {1: one.step}
+    if here > 1:
+        steps[here] = _computation(one, every.ranks, sums)
+    link, overhead, overlap = _exchange(spec, every, steps.get(here, one.step), sums, by_hosts)
     on_one_host = len(set(every.hosts)) == 1
-    sizes = [group.size for group in spec.train.row_groups]
-    measured = Lying(len(sizes), groups_in_window(sizes, spec.window_bytes))
-    read = measured.rows_read(ranks, batch)
     steps_per_epoch = spec.fit.steps_per_epoch
-    of_epoch = rows if steps_per_epoch is None else steps_per_epoch * ranks * batch
+    epoch_rows = rows if steps_per_epoch is None else steps_per_epoch * ranks * batch
     workload = Workload(
-        rows=of_epoch,
+        rows=epoch_rows,
         epochs=spec.fit.epochs,
-        passes=spec.fit.epochs * of_epoch / rows,
+        passes=spec.fit.epochs * epoch_rows / rows,
         batch_size=batch,
         steps=steps,
         gradient_bytes=one.gradient_bytes,
-        model_bytes=one.model_bytes,
-        reader_rows={1: one.reader_rows, here: read * fmean([r.reader_rows for r in all_of])},
-        reader_cpu_seconds={1.0: one.reader_cpu_seconds},
-        lying=replace(measured, row_groups=max(1, len(sizes) * rows // known)),
-        overhead=exchange.overhead,
-        overlap=exchange.overlap,
-        crowding=max(1.0, here / cores),
-        kept=kept,
-        inside=exchange.link if on_one_host else None,
+        reader_rows={1: one.reader_rows, here: fmean([r.reader_rows for r in every.ranks])},
+        reader_cpu_seconds=one.reader_cpu_seconds,
+        overhead=overhead,
+        overlap=overlap,
+        cached=cached,
+        inside=link if on_one_host else None,
         # The first launch may have imported the framework, as that of a training to come will,
         # whatever the number of its ranks.
         launch={1: alone.seconds, here: max(alone.seconds, every.seconds)},
         materialize=materialize,
-        build=max(rank.build + rank.first_step for rank in all_of),
+        build=max(rank.build + rank.first_step for rank in every.ranks),
         by_hosts=by_hosts,
     )
-    between = None if on_one_host else exchange.link
-    workload, many = _with_shared(workload, every, shared, between, measured)
     return Measurement(
         workload=workload,
-        cores=cores,
+        cores=min(rank.cores for rank in every.ranks),
         ranks_per_host=here,
         workers=ranks,
-        between=between,
-        between_many=many,
+        between=None if on_one_host else link,
         sums=sums,
-        measured_rows=known,
+        measured_rows=measured_rows,
         seconds=seconds,
-        noise_asked=all_of[0].noise is not None,
-        noise_scale=None
-        if all_of[0].noise is None
-        else noise_scale(*all_of[0].noise, batch, ranks),
+        on_gpus=on_gpus,
     )
 
 
-def _with_shared(
-    work: Workload,
-    every: Launched,
-    shared: Sequence[Crowded],
-    between: Link | None,
-    lying: Lying,
-) -> tuple[Workload, Link | None]:
-    """Return the training with what ranks that share cores have measured.
-
-    Args:
-        work: what ranks with a core each have measured.
-        every: those.
-        shared: what others have measured, by launches.
-        between: the link between hosts, if there are several.
-        lying: how the rows lay that were read.
-
-    Returns:
-        The training, and the link between hosts of several ranks, if it was seen to be better.
-    """
-    hosts = len(set(every.hosts))
-    usable = [one for one in shared if one.per_core > 1 and len(set(one.hosts)) == hosts]
-    many = _link_of_many(work, usable, between)
-    sharing = {
-        one.per_core: max(0.0, _against_apart(work, one, many or between)[0]) for one in usable
-    }
-    reading = {
-        one.per_core: one.reader_cpu_seconds / lying.rows_read(len(one.ranks), work.batch_size)
-        for one in usable
-    }
-    cpu = {**work.reader_cpu_seconds, **reading}
-    return replace(work, sharing=sharing, reader_cpu_seconds=cpu), many
-
-
-def _steps(
-    one: RankFigures, every: Launched, sums: Mapping[int, float], cores: float
-) -> dict[int, dict[int, StepTime]]:
-    """Return what a step computes, by batch size and ranks of a host with so many cores each."""
-    steps: dict[int, dict[int, StepTime]] = {}
-    for size, figures in one.steps.items():
-        steps[size] = {1: StepTime(figures.seconds, figures.cpu_seconds, figures.spread)}
-        if every.here > 1 and all(size in rank.steps for rank in every.ranks):
-            steps[size][every.here] = _beside_others(size, one, every.ranks, sums, cores)
-    return steps
-
-
-def _beside_others(
-    size: int,
-    one: RankFigures,
-    ranks: Sequence[RankFigures],
-    sums: Mapping[int, float],
-    cores: float,
+def _computation(
+    one: RankFigures, ranks: Sequence[RankFigures], sums: Mapping[int, float]
 ) -> StepTime:
-    """Return what a step computes while all ranks of the host do, who have so many cores each."""
-    alone = one.steps[size]
-    exchanged = sums.get(one.gradient_bytes, 0.0)
-    computing = []
-    for rank in ranks:
-        figures = rank.steps[size]
-        told = figures.exchange
-        computing.append(figures.seconds - (exchanged if told is None else told))
-    seconds = max(fmean(computing), 0.5 * alone.seconds)
-    # Ranks that wait for messages keep their cores busy: that is no computing.
-    threads = min(max(1.0, alone.cpu_seconds / alone.seconds), cores)
-    cpu = min(fmean([rank.steps[size].cpu_seconds for rank in ranks]), threads * seconds)
-    # Computing varies no more than the whole steps did.
-    varied = fmean([rank.steps[size].spread for rank in ranks])
-    return StepTime(seconds, cpu, min(alone.spread * seconds / alone.seconds, varied))
+    """Return the step time without exchange while all ranks of a host compute."""
+    exchange = sums.get(one.gradient_bytes, 0.0)
+    alone = one.step
+    seconds = fmean(
+        [r.step.seconds - (exchange if r.exchange is None else r.exchange) for r in ranks]
+    )
+    seconds = max(seconds, 0.5 * alone.seconds)
+    # A rank that waits for messages keeps its core busy; that is no computation.
+    threads = alone.cpu_seconds / alone.seconds
+    cpu = min(fmean([rank.step.cpu_seconds for rank in ranks]), threads * seconds)
+    # Computation varies no more than the whole step did.
+    spread = min(
+        alone.spread * seconds / alone.seconds, fmean([rank.step.spread for rank in ranks])
+    )
+    return StepTime(seconds, cpu, spread)
 
 
-def _against_apart(
-    work: Workload, crowded: Crowded, between: Link | None
-) -> tuple[float, Prediction]:
-    """Return what a step takes longer than if each rank had a core, and what it would be then."""
-    here = max(Counter(crowded.hosts).values())
-    cluster = Cluster(here, here, between or link_of("10gbit"))
-    # What was measured was in memory already.
-    apart = predict(replace(work, reader_cpu_seconds={1.0: 0.0}), cluster, len(crowded.ranks))
-    return crowded.seconds - (apart.step_seconds - apart.reading), apart
+def _exchange(
+    spec: TrainingSpec,
+    every: MeasuredLaunch,
+    step: StepTime,
+    sums: Mapping[int, float],
+    by_hosts: bool,
+) -> tuple[Link | None, float, float]:
+    """Return the link of the ring, the overhead of an exchange and the part that overlaps."""
+    ranks, hosts = len(every.ranks), len(set(every.hosts))
+    if ranks == 1:
+        return None, 0.0, 0.0
+    members = hosts if by_hosts and hosts > 1 else ranks
+    link, overhead = _fit_sums(sums, every.ranks, members)
+    if any(rank.exchange is None for rank in every.ranks):
+        return link, overhead, 0.0
+    longer = fmean([rank.step.seconds for rank in every.ranks]) - step.seconds
+    gradients = every.ranks[0].gradient_bytes
+    # A single bucket leaves after the backward pass, and so do all of Keras within one host.
+    overlaps = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
+    ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
+    if not overlaps and longer < ring:
+        # Links are not linear: the messages of a step count, not larger sums.
+        factor = max(longer / ring, _FASTEST)
+        link, ring = slow_link(link, factor), factor * ring
+    # Waiting for slower ranks is a part of the prediction by itself.
+    shown = max(0.0, longer - step.spread * expected_maximum(ranks))
+    if not overlaps or ring + overhead <= shown:
+        return link, max(0.0, shown - ring), 0.0
+    # The backward pass bounds what can have overlapped.
+    whole = max(ring, min(ring + overhead, shown + BACKWARD * step.seconds))
+    return link, whole - ring, 1 - shown / whole
 
 
-def _link_of_many(work: Workload, launches: Sequence[Crowded], between: Link | None) -> Link | None:
-    """Return the link between hosts of several ranks, if it is better than that of one on each.
-
-    Where ranks of a host add up among themselves first, Open MPI sends in another way.
-    """
-    if between is None:
-        return None
-    for one in launches:
-        longer, apart = _against_apart(work, one, between)
-        if longer < 0 and apart.transfer > 0:
-            left = max(apart.transfer + longer, FASTEST * apart.transfer)
-            return Link(between.latency, between.bandwidth * apart.transfer / left)
-    return None
+def _fit_sums(
+    sums: Mapping[int, float], ranks: Sequence[RankFigures], members: int
+) -> tuple[Link, float]:
+    """Return the link of a ring of so many members, and the overhead of a sum."""
+    latency = fmean([rank.latency for rank in ranks])
+    # Horovod's own time: what the smallest sum takes longer than MPI's.
+    overhead = max(0.0, min(sums.values()) - latency)
+    large = {n: max(took - overhead, latency) for n, took in sums.items() if n >= _RING_BYTES}
+    return fit_link(large, members, latency / doubling_rounds(len(ranks))), overhead

@@ -1,29 +1,77 @@
-"""The plan of a training, as `plan_training` returns it."""
+"""Plan of a training: its options, its predictions, and its files."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
+from ..settings.kinds import check_count
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
-from .advice import NetworkPlan
+from .advice import NetworkPlan, advise
+from .links import Link, format_link, parse_link
 from .measurement import Measurement
+from .model import Cluster
 from .page import plan_page
 from .table import plan_text
+
+RANKS = tuple(2**exponent for exponent in range(13))
+NETWORKS = ("1gbit", "10gbit", "100gbit")
+# Name of the link between the hosts that were measured.
+MEASURED = "this cluster"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Clusters to predict for; see `plan_training`.
+
+    Raises:
+        InvalidInputError: a value is invalid.
+    """
+
+    networks: Sequence[str | Link] = NETWORKS
+    ranks: Sequence[int] = RANKS
+    ranks_per_host: int | None = None
+    cores_per_host: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_list("networks", self.networks)
+        self.links()
+        _check_list("ranks", self.ranks)
+        for index, count in enumerate(self.ranks):
+            check_count(f"ranks[{index}]", count)
+        for name in ("ranks_per_host", "cores_per_host"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+
+    def links(self) -> list[tuple[str, Link]]:
+        """Return the networks with their names."""
+        links = [parse_link(given) for given in self.networks]
+        return [
+            (given if isinstance(given, str) else format_link(link), link)
+            for given, link in zip(self.networks, links, strict=True)
+        ]
+
+
+def _check_list(name: str, given: object) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidInputError(f"{name} must be a list, got {brief(given)}")
+    if not given:
+        raise InvalidInputError(f"{name} is an empty list; leave it out for the default")
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What `plan_training` returns; ``print(plan)`` shows it as a table.
+    """Result of `plan_training`; ``print(plan)`` shows it as a table.
 
     Attributes:
-        name: what the plan is called.
-        measurement: what was measured.
-        networks: what would come of it on each network.
+        name: name of the plan.
+        measurement: the measurement.
+        networks: predictions for each network.
     """
 
     name: str
@@ -34,7 +82,7 @@ class TrainingPlan:
         return plan_text(self.name, self.measurement, self.networks)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plan as plain values that JSON can hold; times in seconds."""
+        """Return plain values for JSON; times in seconds."""
         return {
             "name": self.name,
             "measured": self.measurement.as_json(),
@@ -54,14 +102,14 @@ class TrainingPlan:
         }
 
     def write(self, place: str | os.PathLike[str]) -> None:
-        """Write the plan as a file.
+        """Write the plan to a file.
 
         Args:
-            place: path or URL: ``.json`` for JSON, ``.html`` for a page with charts. A local
-                folder that is not there is made.
+            place: path or URL, ``.json`` for JSON or ``.html`` for a page with a chart. A missing
+                local folder is created.
 
         Raises:
-            InvalidInputError: it ends otherwise.
+            InvalidInputError: the name ends otherwise.
             OSError: storage fails.
         """
         file = plan_file(place)
@@ -72,11 +120,34 @@ class TrainingPlan:
             file.write_text(plan_page(self.name, self.measurement, self.networks))
 
 
-def plan_file(place: str | os.PathLike[str]) -> Location:
-    """Return the file that a plan is to be written to.
+def build_plan(name: str, measured: Measurement, options: PlanOptions) -> TrainingPlan:
+    """Predict for all networks and numbers of ranks; those that were measured are added.
 
     Raises:
-        InvalidInputError: its name does not tell as what.
+        InvalidInputError: ranks of a host would share cores.
+    """
+    here = options.ranks_per_host or measured.ranks_per_host
+    cores = options.cores_per_host or measured.cores
+    if here > cores and not measured.on_gpus:
+        raise InvalidInputError(
+            f"{here} ranks on a host of {cores} cores would share cores, which a plan does not "
+            "predict: give a core to each, by a smaller num_workers or ranks_per_host, or by "
+            "cores_per_host"
+        )
+    own = [] if measured.between is None else [(MEASURED, measured.between)]
+    counts = sorted({1, measured.workers, *options.ranks})
+    plans = tuple(
+        advise(called, measured.workload, Cluster(here, cores, link), counts)
+        for called, link in (*own, *options.links())
+    )
+    return TrainingPlan(name, measured, plans)
+
+
+def plan_file(place: str | os.PathLike[str]) -> Location:
+    """Return the location of a plan's file.
+
+    Raises:
+        InvalidInputError: its suffix is unknown.
     """
     file = Location(place)
     if not file.name.endswith((".json", ".html")):

@@ -6,10 +6,7 @@ What there is to build a page from:
   of it around a chart), `page.grid` (figures side by side), `page.facts` (numbers to be seen
   first), `page.table`, `page.paragraph`;
 - `lines.line_chart`: curves, of 10^6 points as well: minima and maxima stay to be seen;
-- `bars.bar_chart`, `stacked.stacked_rows`, `stacked.stacked_columns`: lengths, and what they
-  consist of;
-- `scatter.scatter_chart` and `parallel.parallel_chart`: how values go together, of two and of many
-  variables;
+- `stacked.stacked_rows`, `stacked.stacked_columns`: bars, and the parts they consist of;
 - `numbers`: numbers, durations and sizes as people read them.
 
 Charts take plain sequences or NumPy arrays and return `markup.Markup`, which is what `page` takes.

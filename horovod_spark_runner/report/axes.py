@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..formatting import short
 from .markup import Child, Markup, element
-from .numbers import short
 
 WIDTH, WIDE = 380, 780
 HEIGHT = 230
@@ -169,7 +169,6 @@ def frame(
     width: int,
     height: int,
     right: float,
-    log_x: bool = False,
     log_y: bool = False,
 ) -> Frame:
     """Return the plot for such bounds, with room for ticks on its left.
@@ -180,14 +179,13 @@ def frame(
         width: of the chart.
         height: likewise.
         right: room on the right.
-        log_x: whether the horizontal axis is logarithmic.
         log_y: whether the vertical one is.
     """
     bottom = height - BOTTOM
     upward = Scale(*y, begin=bottom, end=TOP, log=log_y)
     longest = max((len(short(tick)) for tick in upward.ticks(4)), default=1)
     left = 12 + CHARACTER * longest
-    return Frame(Scale(*x, begin=left, end=width - right, log=log_x), upward, width, height)
+    return Frame(Scale(*x, begin=left, end=width - right), upward, width, height)
 
 
 def text(

@@ -8,30 +8,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .axes import BOLD, CHARACTER, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
+from ..formatting import shortened
+from .axes import BOLD, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
 from .markup import Markup, element
-from .numbers import number, shortened
 from .thinning import thin
 
 Values: TypeAlias = "Sequence[float] | np.ndarray"
 
 _LABEL_LENGTH = 15
 _LINE = 13.0  # height of a label
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point of a curve that is pointed out.
-
-    Attributes:
-        x: where it lies.
-        y: likewise.
-        label: a word or two beside it, where there is room; empty for none.
-    """
-
-    x: float
-    y: float
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +31,6 @@ class Series:
         colour: number of its colour, from 0; by default its place in the chart. Those that belong
             together may share one.
         dashed: whether to draw it dashed, as a second way to tell curves apart.
-        marks: points to be pointed out.
     """
 
     name: str
@@ -54,7 +38,6 @@ class Series:
     y: Values
     colour: int | None = None
     dashed: bool = False
-    marks: tuple[Mark, ...] = ()
 
 
 def line_chart(
@@ -102,7 +85,7 @@ def line_chart(
     thinned = [curve.thinned(points) for curve in curves]
     drawn = [plot.draw(x_title, y_title, whole_x=whole_x)]
     drawn += [curve.draw(plot) for curve in thinned]
-    drawn += [*_notes(thinned, plot), *_labels(thinned, plot)]
+    drawn += _labels(thinned, plot)
     names = ", ".join(curve.series.name for curve in curves)
     scale = f"{plot.x.low:.17g} {plot.x.high:.17g} {plot.x.begin:.2f} {plot.x.end:.2f}"
     hover = element(
@@ -169,45 +152,11 @@ class _Curve:
             element("path", d="".join(parts)) if parts else "",
             dots,
             element("path", class_="broken", d=broken) if broken else "",
-            [self._mark(mark, plot) for mark in self.series.marks],
             class_=f"series {self.class_}",
             data_name=self.series.name,
             data_x=" ".join(f"{value:.7g}" for value in self.x),
             data_y=" ".join(f"{value:.5g}" for value in self.y),
         )
-
-    def _mark(self, mark: Mark, plot: Frame) -> Markup:
-        x, y = plot.x.at(mark.x), plot.y.at(mark.y)
-        if not np.isfinite([x, y]).all():
-            return Markup()
-        told = f"{self.series.name} {mark.label}: {number(mark.y)} at {number(mark.x, 8)}"
-        return element("circle", element("title", told), class_="mark", cx=x, cy=y, r=4)
-
-
-def _notes(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
-    """Return the labels of marks, above or below them; where neither has room, there is none."""
-    written: list[Markup] = []
-    taken: list[tuple[float, float, float]] = []  # left, right and baseline
-    for curve in curves:
-        for mark in curve.series.marks:
-            x, y = plot.x.at(mark.x), plot.y.at(mark.y)
-            if not mark.label or not np.isfinite([x, y]).all():
-                continue
-            width = CHARACTER * len(mark.label)
-            left = x - width if x > (plot.x.begin + plot.x.end) / 2 else x
-            for base in (y - 8, y + 17):
-                inside = plot.y.end + 9 <= base <= plot.y.begin - 2
-                box = left, left + width, base
-                if inside and not any(_meet(box, other) for other in taken):
-                    taken.append(box)
-                    written.append(text(mark.label, left, base, "start", "note"))
-                    break
-    return written
-
-
-def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    apart = abs(one[2] - other[2]) >= _LINE
-    return not apart and one[0] < other[1] + 3 and other[0] < one[1] + 3
 
 
 def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:

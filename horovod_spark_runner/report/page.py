@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
-from .appearance import SCRIPT, STYLE
 from .markup import Child, Markup, element
 
 # More rows of a table are left out, and their number told.
@@ -48,14 +49,15 @@ def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = ""
         for section in sections
         if any(section.contents)
     ]
-    policy = f"default-src 'none'; style-src '{_sum(STYLE)}'; script-src '{_sum(SCRIPT)}'"
+    style, script = _part("page.css"), _part("page.js")
+    policy = f"default-src 'none'; style-src '{_sum(style)}'; script-src '{_sum(script)}'"
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
-        element("style", Markup(STYLE)),
+        element("style", Markup(style)),
     )
     body = element(
         "body",
@@ -63,7 +65,7 @@ def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = ""
         element("p", subtitle, class_="sub"),
         top,
         written,
-        element("script", Markup(SCRIPT)),
+        element("script", Markup(script)),
     )
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
@@ -148,6 +150,11 @@ def table(
     left_out = len(rows) - MOST_ROWS
     note = element("p", f"and {left_out:,} more", class_="about") if left_out > 0 else ""
     return element("div", written, note, class_="scroll")
+
+
+@functools.cache
+def _part(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _sum(text: str) -> str:

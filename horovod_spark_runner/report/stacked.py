@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..formatting import duration, shortened
 from .axes import CHARACTER, HEIGHT, WIDE, WIDTH, Scale, chart, frame, text
-from .bars import ROW
 from .markup import Markup, element
-from .numbers import duration, shortened
 from .thinning import groups
 
 MOST_COLUMNS = 90
+ROW = 20.0
 _LABEL_LENGTH = 22
 _GAP = 0.18  # between columns, of a column's width
 

@@ -72,7 +72,8 @@ class StepObserver:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step) as progress:
-                self.last_step = run_step
+                # The end of an epoch is reported once it is saved, perhaps after steps of the next.
+                self.last_step = max(run_step, self.last_step)
                 if progress.step == progress.steps:
                     for follower in self.followers:
                         follower.epoch(progress)
@@ -253,7 +254,8 @@ class Attempts:
     def _told(self, error: HorovodSparkError) -> HorovodSparkError:
         """Add what was tried to the message."""
         if len(self.done) > 1 and isinstance(error, RunFailedError):
-            error.args = (f"{error}\n\nAttempts:\n{describe_attempts(self.done)}",)
+            tried = "\n".join(describe_attempts(self.done))
+            error.args = (f"{error}\n\nAttempts:\n{tried}",)
         return error
 
 
@@ -263,6 +265,8 @@ def _ending(error: BaseException) -> tuple[str, str]:
         return classify(error), _first_line(error)
     if isinstance(error, Stopped):
         return STOPPED, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return STOPPED, "interrupted (Ctrl-C)"
     return type(error).__name__, repr(error)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
-from ..errors import RunDirectoryError
+from ..errors import HorovodSparkError, RunDirectoryError
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
+from ..training.changes import describe_rest
 
 logger = logging.getLogger(__name__)
 
@@ -49,3 +51,18 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
     for line in skipped:
         logger.warning(line)
     return FoundCheckpoint(None if newest is None else newest[1], steps)
+
+
+def describe_interruption(directory: RunDirectory, epochs: int) -> str:
+    """Describe where an interrupted run of ``epochs`` stands, and how to resume it."""
+    place = str(directory.location)
+    newest = None
+    with contextlib.suppress(HorovodSparkError, OSError):
+        newest = newest_checkpoint(directory, directory.run_id(), logger.debug)
+    if newest is None:
+        return f"interrupted before a checkpoint was saved in {place}: the next call starts anew"
+    folder, info = newest
+    rest = describe_rest(info, epochs) or "no epoch is left"
+    return (
+        f"interrupted; {folder.name} is saved, {rest}: the same call with run_dir={place!r} resumes"
+    )

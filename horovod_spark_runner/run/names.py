@@ -10,11 +10,11 @@ import cloudpickle
 from ..errors import ModelError
 from ..launch.driver.launch import explain_spark_error
 from ..launch.shared.outcome import describe_exception
-from ..launch.shared.typed_json import parse_plain, to_json
 from ..serialize import dumps
 from ..spark.python_worker import ask_worker
 from ..training.engine import engine_named
 from ..training.spec import ModelNames, ModelSource
+from ..typed_json import parse_plain, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
-from ..data.prepare.datasets import Prepared, prepared, session_of
+from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session_of
 from ..data.read.classes import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
@@ -40,9 +40,9 @@ from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
+from .found_checkpoint import describe_interruption
 from .record import CallRecord, versions
 from .request import CheckedRequest, as_locked
-from .saved_model import check_saved_model
 from .tracking import begin_tracking
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,14 @@ def train_request(
     """
     request, directory = checked.request, checked.directory
     with described(session_of(request.frame), f"Horovod: training {directory.location.name}"):
-        trained = train_ranks(checked, prepare, follower)
+        try:
+            trained = train_ranks(checked, prepare, follower)
+        except KeyboardInterrupt:
+            text = describe_interruption(directory, checked.fit.epochs)
+            raise KeyboardInterrupt(text) from None
+        except DataError as error:
+            name_faulty_row(error, request.frame, checked.roles, request.data)
+            raise
     report, result = trained.report, trained.result
     transforms = request.data.transforms
     model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
@@ -180,9 +187,6 @@ def train_ranks(
                 discard_datasets(directory.data)
             raise
         _check_profile_steps(checked, data.train.rows)
-        if request.checkpoints.saved_model:
-            columns = [data.train.column(name) for name in checked.inputs.columns]
-            check_saved_model(checked.source, checked.inputs, request.data.transforms, columns)
         _warn_of_absent_classes(checked, data.train)
         if checked.checkpoint is not None:
             where = str(directory.location)
@@ -284,6 +288,7 @@ def training_spec(
         else None,
         check_outputs=request.check_outputs,
         final_metrics=request.params is not None,
+        keep_sample=request.data.keep_data is not False,
     )
 
 

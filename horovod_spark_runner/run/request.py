@@ -38,7 +38,7 @@ from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
 from ..spark.session import check_running, is_case_sensitive
 from ..storage.filesystem import Location
-from ..training.changes import check_same_engine, settings_to_go_on_with
+from ..training.changes import check_same_engine, describe_rest, settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import (
@@ -52,7 +52,6 @@ from ..training.spec import (
 from ..training.warm_start import read_warm_start
 from .default_place import default_place
 from .found_checkpoint import FoundCheckpoint, find_checkpoint
-from .looked_at import hand_over
 from .names import names_of_model
 from .saved_model import check_saved_model
 from .tracking import check_tracking
@@ -187,15 +186,12 @@ class CheckedRequest:
         }
 
 
-def check_request(request: TrainingRequest, *, to_train: bool = True) -> CheckedRequest:
+def check_request(request: TrainingRequest) -> CheckedRequest:
     """Check all that can be checked before the data are computed or anything is launched.
 
     Args:
         request: what is asked for.
-        to_train: whether it is to be trained; else it is only measured.
     """
-    if to_train:
-        hand_over(request)
     began = time.monotonic()
     Console("a new run", quiet=not request.stream_logs).say("checking what is asked for")
     spark = check_running(session_of(request.frame))
@@ -205,6 +201,7 @@ def check_request(request: TrainingRequest, *, to_train: bool = True) -> Checked
         {
             "model_fn": source.function,
             "callbacks": request.callbacks,
+            "custom_objects": dict(source.custom_objects),
             "transforms": dict(request.data.transforms),
         }
     )
@@ -298,8 +295,12 @@ def _beginning(
         fit, begun_with, warnings = settings_to_go_on_with(
             checkpoint, request.fit, workers, asked, data, sync
         )
+        rest = describe_rest(checkpoint, request.fit.epochs)
+        if rest:
+            console = Console(directory.location.name, quiet=not request.stream_logs)
+            console.say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
         for text in warnings:
-            logger.warning("going on with run_dir %s: %s", directory.location, text)
+            logger.warning("resuming run_dir %s: %s", directory.location, text)
         return fit, None, begun_with
     if isinstance(request.initial_weights, InitialWeights):
         formats = engine_named(engine).weights_formats

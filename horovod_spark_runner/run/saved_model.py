@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
-from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..frameworks import model_of
 from ..training.engine import SAVED_MODEL, engine_named
 from ..training.spec import Binding, ModelSource
 
 
-def check_saved_model(
-    source: ModelSource,
-    inputs: Binding,
-    transforms: Container[str],
-    columns: Sequence[Column] = (),
-) -> None:
+def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
     """Check it as far as the columns tell.
 
     Args:
         source: the model.
         inputs: its feature columns.
         transforms: columns that are given a transform.
-        columns: the feature columns as they are written, once that is known.
 
     Raises:
         InvalidInputError: no SavedModel can be made of models of this engine.
@@ -37,4 +30,4 @@ def check_saved_model(
             f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
             "model in another format: TorchTransformer.export, for a PyTorch module"
         )
-    engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)
+    engine.check_export(SAVED_MODEL, inputs.columns, transformed)

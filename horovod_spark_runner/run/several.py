@@ -13,7 +13,6 @@ from ..data.prepare.shared import SharedData
 from ..ml.trained_transformer import TrainedTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
-from .attempts import Follower
 from .pipeline import import_ahead, prepare_data, train_request
 from .request import CheckedRequest, TrainingRequest, check_request
 
@@ -24,20 +23,17 @@ class SharedFit:
 
     checked: CheckedRequest
     shared: SharedData
-    follower: Follower
 
     def __call__(self) -> TrainedTransformer:
         use = partial(self.shared.use, _key(self.checked))
-        return train_request(self.checked, use, self.follower)
+        return train_request(self.checked, use)
 
     def abandon(self) -> None:
         """Do without it: the rows go with the last that is called."""
         self.shared.leave()
 
 
-def train_several(
-    requests: Sequence[TrainingRequest], own: Location, follower: Follower
-) -> list[SharedFit]:
+def train_several(requests: Sequence[TrainingRequest], own: Location) -> list[SharedFit]:
     """Check all requests, and return what trains each of them.
 
     They may be called by several threads. Those whose rows are prepared in the same way
@@ -47,7 +43,6 @@ def train_several(
     Args:
         requests: what to train.
         own: folder for the datasets if there is no cache directory.
-        follower: follows each training, and may end it.
 
     Raises:
         InvalidInputError: a request cannot be carried out.
@@ -67,7 +62,7 @@ def train_several(
         folder = own if len(groups) == 1 else own.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
         for checked in group:
-            fits[id(checked.request)] = SharedFit(checked, shared, follower)
+            fits[id(checked.request)] = SharedFit(checked, shared)
     return [fits[id(request)] for request in requests]
 
 

@@ -156,7 +156,7 @@ def steps_lost(attempts: Sequence[Attempt]) -> int:
     return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))
 
 
-def describe_attempts(attempts: Sequence[Attempt]) -> str:
+def describe_attempts(attempts: Sequence[Attempt]) -> list[str]:
     """Return one line per attempt, for people."""
     lines = []
     for attempt in attempts:
@@ -166,4 +166,4 @@ def describe_attempts(attempts: Sequence[Attempt]) -> str:
             f"{attempt.ended - attempt.started:.0f} s, steps {attempt.first_step} to "
             f"{attempt.last_step}: {attempt.ending}{cause}"
         )
-    return "\n".join(lines)
+    return lines

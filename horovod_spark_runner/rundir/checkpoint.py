@@ -26,7 +26,15 @@ from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly, write_aside
 from ..storage.patience import patiently
-from ..storage.sums import contents_checked, sealed, sum_checked, unsealed, write_summed
+from ..storage.sums import (
+    contents_checked,
+    read_sums,
+    sealed,
+    sum_checked,
+    unsealed,
+    write_summed,
+)
+from ..typed_json import read_fields
 from .directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -38,7 +46,7 @@ MANIFEST_FILE = "checkpoint.json"
 
 T = TypeVar("T")
 
-LogValue: TypeAlias = "str | float | bool | list[LogValue] | None"
+LogValue: TypeAlias = "str | int | float | bool | list[LogValue] | None"
 # What an epoch told, by name, as JSON: numbers, and lists where a metric gives several.
 PlainLogs: TypeAlias = Mapping[str, LogValue]
 
@@ -70,7 +78,7 @@ class CheckpointInfo:
     epoch: int
     history: Sequence[PlainLogs]
     data_fingerprint: str
-    variables: Sequence[Sequence[Any]]
+    variables: Sequence[tuple[str, str, list[int], str]]
     engine: str
     epoch_step: int = 0
     world: int = 1
@@ -295,11 +303,10 @@ def newest_readable(
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
         manifest = unsealed(folder.join(MANIFEST_FILE).read_text())
-        if manifest.pop("format") != FORMAT:
+        if manifest["format"] != FORMAT:
             raise ValueError("it is of another format")
-        sums = manifest.pop("sums")
-        return CheckpointInfo(**manifest), sums
+        return read_fields(manifest, CheckpointInfo), read_sums(manifest["sums"])
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

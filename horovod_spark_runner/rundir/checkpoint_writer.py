@@ -53,6 +53,7 @@ class CheckpointWriter:
         info: CheckpointInfo,
         files: Mapping[str, Arrays],
         accounts: Sequence[Account] = (),
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a checkpoint in the background; waits for the one before.
 
@@ -60,13 +61,14 @@ class CheckpointWriter:
             info: what it is of.
             files: its arrays, by file; they must not change any more.
             accounts: see `RunDirectory.write_metrics`.
+            then: called by the thread once it is written, or the training is to go on without.
 
         Raises:
             CheckpointError: the one before could not be written, and errors are to be raised.
             RunDirectoryError: another run has taken the run directory over.
         """
         self.wait()
-        self._pending = self._pool.submit(self._write, info, files, accounts)
+        self._pending = self._pool.submit(self._write_then, info, files, accounts, then)
 
     def poll(self) -> None:
         """Raise what went wrong meanwhile, as `submit` does; never waits."""
@@ -88,6 +90,22 @@ class CheckpointWriter:
     def close(self) -> None:
         """Let what is being written come to its end: also when the training has failed."""
         self._pool.shutdown(wait=True)
+
+    def _write_then(
+        self,
+        info: CheckpointInfo,
+        files: Mapping[str, Arrays],
+        accounts: Sequence[Account],
+        then: Callable[[], None],
+    ) -> None:
+        try:
+            self._write(info, files, accounts)
+        except CheckpointError:
+            if self._options.on_error == "raise":
+                raise
+            then()
+            raise
+        then()
 
     def _write(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]

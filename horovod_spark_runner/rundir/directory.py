@@ -14,7 +14,6 @@
         metrics.jsonl               one line per epoch, with where its time went
         calls.jsonl                 one line per call: where its time went, its ranks, its versions
         report.html                 what there is to see of the run, as one page
-        plan.json, plan.html        what was predicted of the run, if it was planned here
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
@@ -38,6 +37,7 @@ from typing import Any, TypeAlias
 
 from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
+from ..typed_json import load_json
 from .records import Check, is_account, is_attempt, is_call, is_object, is_settings
 
 # Where the time of an epoch went, as JSON; ``None`` where that is not known.
@@ -113,14 +113,6 @@ class RunDirectory:
         return self.location.join("report.html")
 
     @property
-    def plan(self) -> Location:
-        return self.location.join("plan.json")
-
-    @property
-    def plan_page(self) -> Location:
-        return self.location.join("plan.html")
-
-    @property
     def events(self) -> Location:
         return self.location.join("events")
 
@@ -156,7 +148,7 @@ class RunDirectory:
     def run_id(self) -> str | None:
         """Return the identity that checkpoints of this run carry; ``None`` before the first."""
         try:
-            return str(json.loads(self.identity.read_text())["run_id"])
+            return str(load_json(self.identity.read_text())["run_id"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -200,10 +192,10 @@ class RunDirectory:
     def mlflow_run(self) -> str | None:
         """Return the identity of the run in MLflow; ``None`` if none is known."""
         try:
-            return str(json.loads(self.mlflow.read_text())["run_id"])
+            return str(load_json(self.mlflow.read_text())["run_id"])
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(f"{self.mlflow} is damaged: {error!r}") from error
 
     def write_mlflow_run(self, run_id: str) -> None:
@@ -247,13 +239,13 @@ class RunDirectory:
             text = self.metrics.read_text()
         except FileNotFoundError:
             return []
-        except UnicodeDecodeError as error:
+        except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
         lines = text.splitlines()
         epochs = []
         for number, line in enumerate(lines, 1):
             try:
-                epoch = json.loads(line)
+                epoch = load_json(line)
                 if epoch.get(_NUMBER) != number - 1:
                     raise ValueError(f"its number is {epoch.get(_NUMBER)!r} and not {number - 1}")
                 told = {name: value for name, value in epoch.items() if name not in _OWN}
@@ -273,7 +265,7 @@ class RunDirectory:
         damaged = []
         try:
             for number, line in enumerate(self.metrics.read_text().splitlines()[:epochs], 1):
-                account = json.loads(line).get(_ACCOUNT)
+                account = load_json(line).get(_ACCOUNT)
                 if account is not None and not is_account(account):
                     damaged.append(str(number))
                     account = None
@@ -284,11 +276,6 @@ class RunDirectory:
             lines = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
             say(f"metrics.jsonl is damaged: where the time went is left out of line {lines}.")
         return found + [None] * (epochs - len(found))
-
-    def read_plan(self, say: Say = _nobody) -> dict[str, Any] | None:
-        """Return the plan that was made in this directory; ``None`` if there is none to read."""
-        plan = _parsed(self.plan, say)
-        return plan if isinstance(plan, dict) else None
 
     def read_config(self, say: Say = _nobody) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
@@ -331,7 +318,7 @@ class RunDirectory:
 
 def _lines(file: Location) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return [load_json(line) for line in file.read_text().splitlines()]
     except FileNotFoundError:
         return []
 
@@ -350,7 +337,7 @@ def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]
 
 def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
     try:
-        found = json.loads(file.read_text())
+        found = load_json(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -28,8 +28,9 @@ from typing import IO, Any
 
 from ..errors import CheckpointError, RunDirectoryError
 from ..machine import boot_id, process_start
-from ..storage.filesystem import Location
+from ..storage.filesystem import Location, open_no_link
 from ..storage.patience import HungError, answered
+from ..typed_json import load_json
 from .directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ def _alone(directory: RunDirectory) -> Iterator[bool]:
 
 
 def _open_locked(path: str) -> IO[str]:
-    file = open(path, "a")  # noqa: SIM115 - closed by whom it is given to
+    file = open(path, "a", opener=open_no_link)  # noqa: SIM115 - closed by whom it is given to
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except BaseException:
@@ -256,14 +257,17 @@ def _open_locked(path: str) -> IO[str]:
 def read_lock(place: Location) -> dict[str, Any] | None:
     """Return the contents of a lock; empty if it is damaged, ``None`` if there is none."""
     try:
-        data = place.read_bytes()
+        found = load_json(place.read_text())
     except FileNotFoundError:
         return None
-    try:
-        found = json.loads(data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    numbers = {"pid": int, "renewed": (int, float)}
+    whole = isinstance(found, dict) and all(
+        isinstance(found.get(name, 0), kind)  # type: ignore[arg-type]
+        for name, kind in numbers.items()
+    )
+    return found if whole else {}
 
 
 def holds(directory: RunDirectory, token: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether what a run directory tells people is as it was written. Pure.
+"""Validate records of a run directory. Pure.
 
 A file may be cut short, or damaged within. What is left of such a record is not shown: a part of
 its calls would look like all of them.
@@ -6,90 +6,93 @@ its calls would look like all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from ..typed_json import read_fields
+from .attempt import Attempt
 
 Check: TypeAlias = Callable[[object], bool]
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+@dataclass(frozen=True)
+class _Account:
+    ranks: list[int]
+    seconds: dict[str, list[float]]
+    mean: dict[str, float] = field(default_factory=dict)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+@dataclass(frozen=True)
+class _Rank:
+    rank: int
+    host: str
+    slot: int
+    gpus: list[str]
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
+@dataclass(frozen=True)
+class _Call:
+    seconds: dict[str, float]
+    ended: float = 0.0
+    placement: list[_Rank] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    workers: int = 0
 
 
-def _list(of: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(of, value))
+@dataclass(frozen=True)
+class _Fit:
+    epochs: int = 0
+    batch_size: int = 0
 
 
-def _by_name(of: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(of, value.values()))
+@dataclass(frozen=True)
+class _Sync:
+    sync: str = ""
 
 
-def _fields(always: Mapping[str, Check], sometimes: Mapping[str, Check] | None = None) -> Check:
-    """Return what tells a dictionary that has these entries, and maybe those; others may be any."""
-    known = {**always, **(sometimes or {})}
-    return lambda value: (
-        isinstance(value, dict)
-        and always.keys() <= value.keys()
-        and all(check(value[name]) for name, check in known.items() if name in value)
-    )
+@dataclass(frozen=True)
+class _Settings:
+    fit: _Fit = _Fit()
+    num_workers: int = 0
+    rows: int = 0
+    sync: _Sync = _Sync()
+
+
+def _has_fields(value: object, cls: type[object]) -> bool:
+    try:
+        read_fields(value, cls)
+    except ValueError:
+        return False
+    return True
 
 
 def is_object(value: object) -> bool:
-    """Tell whether ``value`` has names for what it holds."""
+    """Tell whether ``value`` is a dictionary."""
     return isinstance(value, dict)
 
 
-_account = _fields(
-    {"ranks": _list(_whole), "seconds": _by_name(_list(_number))}, {"mean": _by_name(_number)}
-)
-
-
 def is_account(value: object) -> bool:
-    """Tell whether ``value`` is where the time of ranks went."""
-    return (
-        isinstance(value, dict)
-        and _account(value)
-        and all(len(each) == len(value["ranks"]) for each in value["seconds"].values())
+    """Tell whether ``value`` is a time breakdown by rank."""
+    return _has_fields(value, _Account) and all(
+        len(each) == len(value["ranks"])  # type: ignore[index]
+        for each in value["seconds"].values()  # type: ignore[index]
     )
 
 
-_ATTEMPT: Mapping[str, Check] = {
-    **dict.fromkeys(("number", "workers", "first_step", "last_step"), _whole),
-    **dict.fromkeys(("started", "ended"), _number),
-    "ending": _text,
-}
-_attempt = _fields(_ATTEMPT, {"cause": _text})
-
-
 def is_attempt(value: object) -> bool:
-    """Tell whether ``value`` has the fields of an `Attempt`, and no others."""
-    return isinstance(value, dict) and _attempt(value) and value.keys() <= {*_ATTEMPT, "cause"}
+    """Tell whether ``value`` has the fields of an `Attempt`."""
+    return _has_fields(value, Attempt)
 
 
-_rank = _fields({"rank": _whole, "host": _text, "slot": _whole, "gpus": _list(_text)})
-is_call = _fields(
-    {"seconds": _by_name(_number)},
-    {
-        "accounts": lambda value: value == {} or is_account(value),
-        "ended": _number,
-        "placement": _list(_rank),
-        "versions": _by_name(_text),
-        "workers": _whole,
-    },
-)
-is_settings = _fields(
-    {},
-    {
-        "fit": _fields({}, {"epochs": _whole, "batch_size": _whole}),
-        "num_workers": _whole,
-        "sync": _fields({"sync": _text}),
-    },
-)
+def is_call(value: object) -> bool:
+    """Tell whether ``value`` is the record of a call."""
+    if not (isinstance(value, dict) and _has_fields(value, _Call)):
+        return False
+    accounts = value.get("accounts", {})
+    return accounts == {} or is_account(accounts)
+
+
+def is_settings(value: object) -> bool:
+    """Tell whether ``value`` holds settings of a run."""
+    return _has_fields(value, _Settings)

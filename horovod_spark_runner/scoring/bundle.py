@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import HorovodSparkError, InvalidInputError, RunDirectoryError
+from ..errors import InvalidInputError, RunDirectoryError
+from ..storage.archives import parsing
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
-from ..storage.sums import checked, sealed, sum_of, unsealed
+from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart
+from ..storage.sums import checked, read_sums, sealed, sum_of, unsealed
+from ..typed_json import read_fields
 from .categories import IndexToString, OneHotEncoder, StringIndexer
 from .inputs import Input
 from .network import Network
@@ -127,8 +131,9 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """
     read = _reader(path)
     try:
-        facts = unsealed(read(MAIN_FILE).decode())
-        return _bundle(facts, read, path)
+        with parsing("an exported pipeline"):
+            facts = unsealed(read(MAIN_FILE).read().decode())
+            return _bundle(facts, read, path)
     except NotADirectoryError as error:
         raise RunDirectoryError(
             f"{path} is a file; an exported pipeline is the folder that {MAIN_FILE} lies in"
@@ -137,41 +142,71 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise RunDirectoryError(
             f"{path} holds no exported pipeline: {MAIN_FILE} is missing"
         ) from error
-    except HorovodSparkError:
+    except RunDirectoryError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise RunDirectoryError(
             f"the exported pipeline in {path} cannot be read: {error}"
         ) from error
 
 
-def _bundle(
-    facts: Mapping[str, Any], read: Callable[[str], bytes], path: str | os.PathLike[str]
-) -> Bundle:
-    if facts["format"] > FORMAT:
+@dataclass(frozen=True)
+class _Version:
+    """Fields of ``pipeline.json`` that every format has."""
+
+    format: int
+    version: str
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Fields of ``pipeline.json``."""
+
+    inputs: tuple[Input, ...]
+    stages: tuple[dict[str, Any], ...]
+    sums: dict[str, str]
+
+
+def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathLike[str]) -> Bundle:
+    written = read_fields(plain, _Version)
+    if written.format > FORMAT:
         raise RunDirectoryError(
-            f"{path} was exported by horovod_spark_runner {facts['version']} in format "
-            f"{facts['format']}; this one, {__version__}, reads format {FORMAT}: update it"
+            f"{path} was exported by horovod_spark_runner {written.version} in format "
+            f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
         )
-    sums: Mapping[str, str] = facts["sums"]
-    data = {name: checked(name, lambda name=name: read(name), sums) for name in sums}  # type: ignore[misc]
-    arrays = load_arrays(data[ARRAYS_FILE])
-    stages: Sequence[Mapping[str, Any]] = facts["stages"]
-    return Bundle(
-        tuple(Input(**one) for one in facts["inputs"]),
-        tuple(from_stored(KINDS, one, arrays, data) for one in stages),
-        facts["version"],
-    )
+    facts = read_fields(plain, _Facts)
+    sums = read_sums(facts.sums)
+    data = {name: checked(name, read, sums) for name in sums}
+    arrays = load_arrays(data.pop(ARRAYS_FILE))
+    files = {name: contents.read() for name, contents in data.items()}
+    stages = tuple(from_stored(KINDS, one, arrays, files) for one in facts.stages)
+    return Bundle(facts.inputs, stages, written.version)
 
 
-def _reader(path: str | os.PathLike[str]) -> Callable[[str], bytes]:
-    """Return what reads a file of a folder."""
+def _reader(path: str | os.PathLike[str]) -> Callable[[str], Contents]:
+    """Return what reads a file of a folder, the large ones where they lie."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InvalidInputError(f"path must be a path or URL, got {path!r}")
     if "://" in os.fspath(path):
         from ..storage.filesystem import Location
 
         folder = Location(path)
-        return lambda name: folder.join(name).read_bytes()
+
+        def fetch(name: str) -> Contents:
+            place = folder.join(name)
+            if name == MAIN_FILE:
+                return Contents(place.read_bytes(MAX_TEXT_BYTES))
+            return place.spool(lambda part: None)
+
+        return fetch
     place = Path(path).expanduser()
-    return lambda name: (place / name).read_bytes()
+
+    def read(name: str) -> Contents:
+        found = (place / name).stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise InvalidInputError(f"{place / name} is not a regular file")
+        if name == MAIN_FILE and found.st_size > MAX_TEXT_BYTES:
+            raise InvalidInputError(f"{place / name} has more than {MAX_TEXT_BYTES:,} bytes")
+        return Contents(FilePart(str(place / name), 0, found.st_size))
+
+    return read

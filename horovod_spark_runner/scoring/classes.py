@@ -8,12 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError
+from ..training.class_columns import CLASS, PROBABILITY, TOLERANCE, VECTOR
 from .columns import Column, Numbers, Vectors, Words
-
-# What an added column holds.
-PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
-# How far probabilities may be from a sum of 1, by the type that they are computed in.
-TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,9 +14,11 @@ import numpy as np
 
 from ..errors import DataError, EnvironmentProblem
 from ..quiet import quiet_imports
-from .classes import PLAIN, Output, column_of_plain, column_of_scores
+from ..storage.archives import read_entry, unpack
+from ..training.class_columns import PLAIN
+from ..training.onnx_session import BOUNDS, OnnxSession
+from .classes import Output, column_of_plain, column_of_scores
 from .columns import Batch, Column, Mask, Numbers, Vectors, Words
-from .onnx_session import BOUNDS, OnnxSession
 from .stage import ERROR, SKIP
 
 # What a network may be.
@@ -80,8 +81,9 @@ class Network:
         """The function from arrays to arrays, by name."""
         if self.format == SAVED_MODEL:
             return self._tensorflow()
-        with zipfile.ZipFile(io.BytesIO(self.contents)) as archive:
-            return OnnxSession(archive.read(MODEL_FILE))
+        return OnnxSession(
+            read_entry(io.BytesIO(self.contents), MODEL_FILE, "an ONNX file, packed")
+        )
 
     def _tensorflow(self) -> Call:
         try:
@@ -93,8 +95,7 @@ class Network:
                 "pip install tensorflow (or tensorflow-cpu)"
             ) from error
         with tempfile.TemporaryDirectory() as folder:
-            with zipfile.ZipFile(io.BytesIO(self.contents)) as archive:
-                archive.extractall(folder)
+            unpack(io.BytesIO(self.contents), folder, "a SavedModel's files")
             loaded = tf.saved_model.load(folder)
 
         def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -164,15 +165,19 @@ class Network:
             batch.columns[name] = column if valid is None else _spread(column, valid)
 
     def _predict(self, batch: Batch) -> list[np.ndarray]:
-        """Return the outputs for all rows."""
+        """Return the outputs for all rows; of no rows, what one row shows of their shapes."""
         given = {
             argument: _argument(batch, name, dtype, shape)
             for argument, name, dtype, shape in zip(
                 self.arguments, self.inputs, self.dtypes, self.shapes, strict=True
             )
         }
+        if not len(batch):  # which end the process in onnxruntime's LSTM
+            given = {name: _blank_row(values) for name, values in given.items()}
+            found = self._call(given)
+            return [found[name][:0] for name in self.outputs]
         parts = []
-        for begin in range(0, max(len(batch), 1), self.batch_size):
+        for begin in range(0, len(batch), self.batch_size):
             piece = {n: v[begin : begin + self.batch_size] for n, v in given.items()}
             parts.append(self._call(piece))
         return [np.concatenate([part[name] for part in parts]) for name in self.outputs]
@@ -217,6 +222,11 @@ def _argument(batch: Batch, name: str, dtype: str, shape: tuple[int, ...]) -> An
         return np.array(column.data, object)
     data = column.dense() if isinstance(column, Vectors) else column.data
     return data.astype(dtype).reshape(len(data), *shape)
+
+
+def _blank_row(values: np.ndarray) -> np.ndarray:
+    """Return one row of zeros or empty strings, of the shape and type of ``values``."""
+    return np.full((1, *values.shape[1:]), "" if values.dtype == object else 0, values.dtype)
 
 
 def _spread(column: Column, valid: np.ndarray) -> Column:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError, HorovodSparkError, InvalidInputError
 from .bundle import Bundle, read_bundle
 from .columns import Batch, Column, Numbers, Vectors, Words
 
@@ -147,19 +148,35 @@ class Scorer:
                 f"column {missing[0]!r} is missing; the pipeline takes {self.input_types}, and "
                 f"there is {sorted(map(str, given))}"
             )
-        taken: dict[str, Column] = {
-            name: one.convert(given[name]) for name, one in self._inputs.items() if name in given
-        }
+        taken: dict[str, Column] = {}
+        for name, one in self._inputs.items():
+            if name in given:
+                with _computing(f"input {name!r}"):
+                    taken[name] = one.convert(given[name])
         batch = Batch(taken, count)
         with np.errstate(all="ignore"):  # infinities and NaN are as good as Spark's
             for stage in self._stages[: max((self._last.get(n, 0) for n in wanted), default=0)]:
-                stage(batch)
+                with _computing(f"stage {type(stage).__name__} of {', '.join(stage.adds)}"):
+                    stage(batch)
         absent = [name for name in wanted if name not in batch.columns and name not in given]
         if absent:
             raise DataError(
                 f"column {absent[0]!r} could not be made: what it is made of is missing"
             )
         return batch
+
+
+@contextlib.contextmanager
+def _computing(what: str) -> Iterator[None]:
+    """Let all that fails within be an error of this package: the bundle may be a stranger's."""
+    try:
+        yield
+    except HorovodSparkError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"{what} of the pipeline cannot be computed: {type(error).__name__}: {error!s:.300}"
+        ) from error
 
 
 def _count(given: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..storage.arrays import Arrays
+from ..typed_json import read_fields
 from .columns import Batch
 
 # What becomes of rows with invalid values: an error, no row, or a place of their own.
@@ -72,18 +73,13 @@ def from_stored(
     """Return the stage that `to_stored` was given.
 
     Raises:
-        ValueError: it is of none of these kinds.
+        ValueError: it is of none of these kinds, or a field is of another type.
     """
     known = dict(plain)
     kind = known.pop("kind")
     if kind not in kinds:
         raise ValueError(f"it has a stage {kind!r}, which this version does not know")
-    return kinds[kind](**{name: _read(value, arrays, files) for name, value in known.items()})
-
-
-def _read(value: Any, arrays: Mapping[str, np.ndarray], files: Mapping[str, bytes]) -> Any:
-    if isinstance(value, dict):
-        return arrays[value["array"]] if "array" in value else files[value["file"]]
-    if isinstance(value, list):
-        return tuple(_read(one, arrays, files) for one in value)
-    return value
+    for name, value in known.items():
+        if isinstance(value, dict):
+            known[name] = arrays[value["array"]] if "array" in value else files[value["file"]]
+    return read_fields(known, kinds[kind])

@@ -17,15 +17,15 @@ _ON_PATH = "put its module on Python's path"
 
 
 class CodeName(str):
-    """The import name of a function or class, which is at hand: its name may come to mean another.
+    """The import name of a function or class that the user's own code gave, not storage.
 
     Attributes:
-        thing: the function or class.
+        thing: the function or class, where it is at hand: its name may come to mean another.
     """
 
     thing: Any
 
-    def __new__(cls, text: str, thing: Any) -> CodeName:
+    def __new__(cls, text: str, thing: Any = None) -> CodeName:
         """Return the name ``text`` of ``thing``."""
         made = super().__new__(cls, text)
         made.thing = thing
@@ -33,6 +33,10 @@ class CodeName(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CodeName, (str(self), self.thing)
+
+
+class GivenHere(dict[str, Any]):
+    """Settings that the user's own code gave, not storage."""
 
 
 def is_import_name(value: object) -> bool:
@@ -60,7 +64,7 @@ def name_here(thing: Any) -> str | None:
     if not is_import_name(name):
         return None
     try:
-        found = by_import_name("it", name)
+        found = by_import_name("it", CodeName(name))
     except InvalidInputError:
         return None
     return name if found is thing else None
@@ -74,10 +78,12 @@ def by_import_name(name: str, text: str) -> Any:
         text: module and name, such as ``"package.module:function"``.
 
     Raises:
-        InvalidInputError: there is no such module, or nothing of that name in it.
+        InvalidInputError: there is no such module, or nothing of that name in it; or the name comes
+            from storage: whoever wrote it there would say what is called here.
     """
-    if isinstance(text, CodeName):
-        return text.thing
+    check_given({name: text})
+    if (thing := getattr(text, "thing", None)) is not None:
+        return thing
     module, _, path = text.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -92,16 +98,73 @@ def by_import_name(name: str, text: str) -> Any:
     return found
 
 
+def check_given(settings: Mapping[str, Any]) -> None:
+    """Check that no import name in settings comes from storage.
+
+    Args:
+        settings: what may name code, by the setting that holds it.
+
+    Raises:
+        InvalidInputError: some do; the message names all.
+    """
+    stored = {
+        name: [
+            one for one in inside(value) if is_import_name(one) and not isinstance(one, CodeName)
+        ]
+        for name, value in settings.items()
+    }
+    found = {name: names for name, names in stored.items() if names}
+    if found:
+        setters = (name.partition("[")[0] for name in found)
+        again = ", ".join(f"set{one[:1].upper()}{one[1:]}(…)" for one in dict.fromkeys(setters))
+        raise InvalidInputError(
+            ", ".join(f"{name}={', '.join(map(repr, names))}" for name, names in found.items())
+            + " comes from storage, or a plain map as storage may hold, which does not say what "
+            f"code is run: give each function itself, or its name once more, by {again} or a "
+            "ParamGridBuilder"
+        )
+
+
 def named(value: Any) -> Any:
     """Return ``value`` with the functions and classes in it by their names, if they have."""
-    if callable(value):
-        name = name_here(value)
-        return value if name is None else CodeName(name, value)
+
+    def name(one: Any) -> Any:
+        text = name_here(one) if callable(one) else None
+        return one if text is None else CodeName(text, one)
+
+    return each_inside(value, name)
+
+
+def given_here(value: Any) -> Any:
+    """Return a copy of ``value`` as the user's own code gave it, with the import names in it."""
+
+    def mark(one: Any) -> Any:
+        return CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
+
+    copied = each_inside(value, mark)
+    return GivenHere(copied) if isinstance(copied, dict) else copied
+
+
+def as_given(value: Any, checked: Any) -> Any:
+    """Return a copy of what was made of ``value``, which is as much the user's own as that is."""
+    copied = each_inside(checked, lambda one: one)
+    return GivenHere(copied) if isinstance(value, GivenHere) else copied
+
+
+def from_storage(value: Any) -> Any:
+    """Return a copy of ``value`` as storage gave it, with the import names in it."""
+    copied = each_inside(value, lambda one: str(one) if isinstance(one, CodeName) else one)
+    return {**copied} if isinstance(copied, dict) else copied
+
+
+def each_inside(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with what is in its dictionaries, lists and tuples changed."""
     if isinstance(value, Mapping):
-        return {key: named(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [named(one) for one in value]
-    return tuple(map(named, value)) if isinstance(value, tuple) else value
+        changed = {key: each_inside(one, change) for key, one in value.items()}
+        return GivenHere(changed) if isinstance(value, GivenHere) else changed
+    if type(value) in (list, tuple):
+        return type(value)(each_inside(one, change) for one in value)
+    return change(value)
 
 
 def inside(value: Any) -> Iterator[Any]:

@@ -111,7 +111,7 @@ class DataOptions(Settings):
         None,
         optional(TEXT),
         "column of whose values training and validation rows get the same proportions, where "
-        "``validation`` is a fraction.",
+        "``validation`` is a fraction: of each value, that fraction within one row.",
     )
     window_bytes: int = setting(
         WINDOW_BYTES,
@@ -137,5 +137,6 @@ class DataOptions(Settings):
         "whether the rows stay after the run: in a cache directory they do by default (see "
         "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded. Those that "
         "several maps of one ``fit`` share go with the last of their runs, whether or not all have "
-        "succeeded.",
+        "succeeded. A few rows of the features, 8 at most, stay with the trained model, which is "
+        "tried with them, unless this is ``False``.",
     )

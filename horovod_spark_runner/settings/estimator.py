@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .code import by_import_name, is_import_name
+from .code import GivenHere, by_import_name, is_import_name
 from .compression import WAY
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
@@ -186,9 +186,18 @@ def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:
         given: its value.
 
     Raises:
-        InvalidInputError: a function cannot be imported.
+        InvalidInputError: a function cannot be imported; or storage says what ranks are run with.
     """
     values = dict(given)
+    if not isinstance(given, GivenHere):
+        mpi = values.get("mpi") or {}
+        runs_code = [*values.get("env", ()), *mpi.get("parameters", ())]
+        if runs_code:
+            raise InvalidInputError(
+                f"{name} comes from storage, or a plain map as storage may hold, which does not "
+                f"say what ranks are run with ({', '.join(runs_code)}): give it once more by "
+                f"set{name[:1].upper()}{name[1:]}(…) or a ParamGridBuilder"
+            )
     if "transforms" in values:
         values["transforms"] = {
             column: by_import_name(f"{name}['transforms'][{column!r}]", one)

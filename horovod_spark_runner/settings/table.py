@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..errors import InvalidInputError, brief
+from .keywords import check_keywords
 from .kinds import Kind
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def default_of(one: Field[Any]) -> Any:
 
 
 def from_table(cls: type[S]) -> type[S]:
-    """Add the settings of a class, and what it raises, to its docstring."""
+    """Add the settings of a class, and what it raises, to its docstring; check its keywords."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     lines = [
         textwrap.fill(
@@ -93,6 +94,7 @@ def from_table(cls: type[S]) -> type[S]:
     ]
     raises = "Raises:\n    InvalidInputError: a setting cannot be right."
     cls.__doc__ = "\n".join([doc, "", "Attributes:", *lines, "", raises])
+    setattr(cls, "__init__", check_keywords(cls.__name__)(cls.__init__))  # noqa: B010
     return cls
 
 

@@ -9,12 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
+from ..errors import DataError, InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DESCRIPTION = "spark.job.description"
+# How a DataFrame is made of what is taken for one, by where its class is defined.
+_CONVERSIONS = {
+    "pyspark.pandas.": "df.to_spark()",
+    "pandas.": "spark.createDataFrame(df)",
+    "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
+}
 
 
 def active_session() -> SparkSession:
@@ -40,6 +46,24 @@ def is_stopped(spark: SparkSession) -> bool:
         return java is None or bool(java.sc().isStopped())
     except Exception:  # the JVM is gone, which is worth another message
         return False
+
+
+def check_is_frame(data: Any, wanted: str) -> None:
+    """Check that ``data`` is a Spark DataFrame.
+
+    Args:
+        data: what was given.
+        wanted: what is wanted, for the message.
+
+    Raises:
+        DataError: it is something else; the message says how to make a DataFrame of it.
+    """
+    if hasattr(data, "sparkSession"):
+        return
+    kind = f"{type(data).__module__}.{type(data).__qualname__}"
+    found = (way for module, way in _CONVERSIONS.items() if kind.startswith(module))
+    advice = "".join(f"; write {way} in its place" for way in found)
+    raise DataError(f"{wanted}, got an object of type {kind.removeprefix('builtins.')}{advice}")
 
 
 def check_running(spark: SparkSession) -> SparkSession:

@@ -1,25 +1,32 @@
 """Named arrays to bytes and back, with nothing that has to be unpickled.
 
 NumPy's ``.npz`` does the work. Types NumPy has no name for in a file (bfloat16 and the float8
-family) are stored as unsigned integers of their size, their names beside them.
+family) are stored as unsigned integers of their size, and strings as JSON, their names beside them.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..errors import InvalidInputError
+from ..typed_json import load_json
+from .archives import open_archive, parsing
 from .contents import Contents
 
 Arrays = dict[str, np.ndarray]
 
 _DTYPES = "__dtypes__"
 _PLAIN_KINDS = "biufc"
+_TEXT = "text"
+# What a file should be, for messages.
+_KIND = "a file of arrays"
 
 
 def dump_arrays(arrays: Mapping[str, np.ndarray]) -> memoryview:
@@ -41,11 +48,18 @@ def write_arrays(file: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
             if array.dtype.kind in _PLAIN_KINDS:
                 stored = array
+            elif array.dtype == object:
+                special[name] = _TEXT
+                stored = _bytes_of(array.tolist())
             else:
                 special[name] = array.dtype.name
                 stored = array.view(f"uint{8 * array.dtype.itemsize}")
             _write_array(archive, name, stored)
-        _write_array(archive, _DTYPES, np.frombuffer(json.dumps(special).encode(), dtype=np.uint8))
+        _write_array(archive, _DTYPES, _bytes_of(special))
+
+
+def _bytes_of(value: object) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
@@ -77,18 +91,18 @@ class ArraysFile:
     """
 
     def __init__(self, data: bytes | memoryview | Contents) -> None:
-        contents = data if isinstance(data, Contents) else Contents(data)
-        try:
-            self._archive = zipfile.ZipFile(contents.open())
-            names = [name.removesuffix(".npy") for name in self._archive.namelist()]
-            self._special: dict[str, str] = json.loads(self._stored(_DTYPES).tobytes())
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise ValueError(f"not a file of arrays: {error}") from error
+        self._contents = data if isinstance(data, Contents) else Contents(data)
+        with open_archive(self._contents.open(), _KIND) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+        self._archive = zipfile.ZipFile(self._contents.open())
+        self._special = load_json(self._stored(_DTYPES).tobytes())
+        if not isinstance(self._special, dict):
+            raise InvalidInputError(f"not {_KIND}: {_DTYPES} holds no names")
         self.names = tuple(name for name in names if name != _DTYPES)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an array, which is not read."""
-        with self._archive.open(f"{name}.npy") as entry:
+        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
             np.lib.format.read_magic(entry)
             shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(entry)[0]
             return shape
@@ -100,16 +114,24 @@ class ArraysFile:
             ValueError: it is damaged, or holds Python objects.
         """
         array = self._stored(name)
+        if self._special.get(name) == _TEXT:
+            return np.array(load_json(array.tobytes()), object)
         if name in self._special:
-            import ml_dtypes  # comes with the frameworks that have such types
+            with parsing(_KIND):
+                import ml_dtypes  # comes with the frameworks that have such types
 
-            array = array.view(getattr(ml_dtypes, self._special[name]))
+                array = array.view(np.dtype(getattr(ml_dtypes, self._special[name])))
         return array
 
     def _stored(self, name: str) -> np.ndarray:
-        try:
-            with self._archive.open(f"{name}.npy") as entry:
-                array: np.ndarray = np.lib.format.read_array(entry, allow_pickle=False)
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"not a file of arrays: {error}") from error
+        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+            np.lib.format.read_magic(entry)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
+            size = self._archive.getinfo(f"{name}.npy").file_size - entry.tell()
+            # Memory is taken for what the header says.
+            fits = min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size
+            if not (fits or dtype.hasobject):
+                raise ValueError(f"{name} of shape {shape} and dtype {dtype} has {size} bytes")
+        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+            array: np.ndarray = np.lib.format.read_array(entry, allow_pickle=False)
         return array

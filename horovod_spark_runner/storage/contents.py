@@ -12,6 +12,8 @@ from typing import IO, Any, TypeAlias
 
 # Bytes up to which contents are simply held in memory.
 SMALL_BYTES = 16 * 1024 * 1024
+# Bytes of the longest text that is read: JSON, lines of JSON, journals.
+MAX_TEXT_BYTES = 64 * 1024 * 1024
 # Bytes that are taken into memory at once of what is larger.
 PART_BYTES = 16 * 1024 * 1024
 

@@ -12,6 +12,7 @@ import ctypes
 import io
 import os
 import posixpath
+import stat
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError, UnreachableError
-from .contents import PART_BYTES, Contents, Sink, spooled
+from .contents import MAX_TEXT_BYTES, PART_BYTES, Contents, Sink, spooled
 from .paths import (
     HDFS_SCHEMES,
+    check_name,
     check_not_half_a_url,
     parent_of_url,
     path_of_url,
@@ -143,6 +145,14 @@ class Location:
         return Location(above(self._text))
 
     def join(self, *parts: str) -> Location:
+        """Return a file or folder in this folder.
+
+        Raises:
+            InvalidInputError: a part leads out of it; see `check_name`.
+        """
+        return self._joined(*map(check_name, parts))
+
+    def _joined(self, *parts: str) -> Location:
         joined = Location(posixpath.join(self._text, *parts))
         # A client of an object store takes tens of milliseconds to make, and keeps connections.
         joined._above = (self, parts)
@@ -181,8 +191,11 @@ class Location:
 
     def list(self) -> list[Location]:
         """Return what lies in this folder, sorted by name; nothing if it does not exist."""
-        infos = self._infos(recursive=False)
-        return [self.join(name) for name in sorted(info.base_name for info in infos)]
+        names = []
+        for info in self._infos(recursive=False):
+            with contextlib.suppress(UnicodeDecodeError):  # not UTF-8, so none that is ours
+                names.append(info.base_name)
+        return [self._joined(name) for name in sorted(names)]
 
     def _infos(self, *, recursive: bool) -> Sequence[pafs.FileInfo]:
         def ask(filesystem: pafs.FileSystem, path: str) -> Sequence[pafs.FileInfo]:
@@ -229,22 +242,55 @@ class Location:
         return answered(lambda _: _exchange(self._text, other._text), self._text)
 
     def open_input(self) -> pa.NativeFile:
-        return self._ask(lambda filesystem, path: filesystem.open_input_file(path))
+        """Open this file to read any part of it.
 
-    def read_bytes(self) -> bytes:
-        return answered(self._read, self._text)
+        Raises:
+            InvalidInputError: it is a device or a pipe, which may have no end.
+            OSError: it cannot be read.
+        """
 
-    def _read(self, headway: Headway) -> bytes:
+        def ask(filesystem: pafs.FileSystem, path: str) -> pa.NativeFile:
+            self._check_regular()
+            return filesystem.open_input_file(path)
+
+        return self._ask(ask)
+
+    def _open_stream(self) -> pa.NativeFile:
         filesystem, path = self._resolved
+        self._check_regular()
+        return filesystem.open_input_stream(path)
+
+    def _check_regular(self) -> None:
+        if self.is_local:
+            mode = os.stat(self._text).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise InvalidInputError(f"{self._text} is not a regular file")
+
+    def read_bytes(self, limit: int | None = None) -> bytes:
+        """Return what this file holds.
+
+        Args:
+            limit: bytes it may have.
+
+        Raises:
+            InvalidInputError: it has more, or is a device or a pipe.
+            OSError: it cannot be read.
+        """
+        return answered(lambda headway: self._read(headway, limit), self._text)
+
+    def _read(self, headway: Headway, limit: int | None) -> bytes:
         whole = io.BytesIO()  # gives what it holds away without a copy
-        with filesystem.open_input_stream(path) as stream:
+        with self._open_stream() as stream:
             while part := stream.read(PART_BYTES):
+                if limit is not None and whole.tell() + len(part) > limit:
+                    raise InvalidInputError(f"{self._text} has more than {limit:,} bytes")
                 whole.write(part)
                 headway.made()
         return whole.getvalue()
 
     def read_text(self) -> str:
-        return self.read_bytes().decode("utf-8")
+        """Return the text of a small file; see `read_bytes`."""
+        return self.read_bytes(MAX_TEXT_BYTES).decode("utf-8")
 
     def spool(self, seen: Callable[[bytes], Any]) -> Contents:
         """Return what this file holds: in memory if it is little, else in a mapped copy.
@@ -296,7 +342,7 @@ class Location:
 
     def _append(self, data: bytes) -> None:
         WRITES.check(self._text)
-        with open(self._text, "ab", buffering=0) as stream:
+        with open(self._text, "ab", buffering=0, opener=open_no_link) as stream:
             before, left = stream.tell(), memoryview(data)
             try:
                 while left:
@@ -356,8 +402,7 @@ class Location:
             target._reach_disk(stream)
 
     def _pour(self, headway: Headway, *takers: Callable[[bytes], Any]) -> None:
-        filesystem, path = self._resolved
-        with filesystem.open_input_stream(path) as source:
+        with self._open_stream() as source:
             while part := source.read(PART_BYTES):
                 for take in takers:
                     take(part)
@@ -369,7 +414,12 @@ class Location:
             os.fsync(stream.fileno())
 
     def write_text(self, text: str) -> None:
-        self.write_bytes(text.encode("utf-8"))
+        self.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def open_no_link(path: str, flags: int) -> int:
+    """Open a file of this name, for `open`; a link, which may lead anywhere, is an ``OSError``."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _unlinked(path: str) -> bool:

@@ -7,7 +7,7 @@ import posixpath
 import re
 from urllib.parse import unquote, urlsplit
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief, printable
 
 HDFS_SCHEMES = ("hdfs", "viewfs")
 _HALF_A_URL = re.compile(
@@ -89,6 +89,19 @@ def what_is_lacking(scheme: str) -> str:
         "credentials; executors get what the driver has by spark.executorEnv.NAME, before the "
         "Spark session is made"
     )
+
+
+def check_name(name: object) -> str:
+    """Return the relative name of a file, as storage gives it, if it stays within its folder.
+
+    Raises:
+        InvalidInputError: it is none, leads out of the folder, or holds control characters.
+    """
+    text = str(name)
+    parts = text.split("/") if isinstance(name, str) else [""]
+    if {"", ".", ".."} & {*parts} or re.search(r"[\t\n\\]", text) or printable(text) != text:
+        raise InvalidInputError(f"{brief(name)} cannot be the name of a file within a folder")
+    return text
 
 
 def parent_of_url(url: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from ..errors import CheckpointError, InvalidInputError
+from ..errors import CheckpointError, InvalidInputError, escaped
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _answer(act: Callable[[Headway], T], headway: Headway, done: Future[T]) -> N
     try:
         done.set_result(act(headway))
     except BaseException as error:  # raised where it is waited for
-        done.set_exception(error)
+        done.set_exception(escaped(error))
     finally:
         del done
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..typed_json import load_json
 from .contents import Contents, Sink
+from .paths import check_name
 
 if TYPE_CHECKING:  # it needs pyarrow, and what reads exported pipelines does not
     from .filesystem import Location
@@ -38,24 +39,18 @@ def unsealed(text: str) -> Any:
         raise ValueError("it is damaged, or of another format")
     if text != sealed(content):
         raise ValueError("it is damaged: its SHA-256 is not the one recorded")
-    return json.loads(content)
+    return load_json(content)
 
 
-def copy_checked(source: Location, target: Location, wanted: str) -> None:
-    """Copy the file ``source``, whose sum is ``wanted``, without holding it in memory.
+def read_sums(value: object) -> dict[str, str]:
+    """Return the sums of a folder's files by their names, as parsed JSON holds them.
 
     Raises:
-        ValueError: it is missing or damaged; then there is no ``target``.
-        OSError: it cannot be read, or not be written.
+        ValueError: it is something else, or a name leads out of the folder.
     """
-    found = hashlib.sha256()
-    try:
-        source.copy_to(target, found.update)
-    except FileNotFoundError as error:
-        raise ValueError(f"{source.name} is missing") from error
-    if found.hexdigest() != wanted:
-        target.delete_file()
-        raise ValueError(f"{source.name} is damaged: its SHA-256 is not the one recorded")
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        raise ValueError("it holds no sums of files")
+    return {check_name(name): wanted for name, wanted in value.items()}
 
 
 def write_summed(
@@ -115,7 +110,7 @@ def sum_checked(folder: Location, name: str, sums: Mapping[str, str]) -> None:
     _check_sum(name, found.hexdigest(), wanted)
 
 
-def checked(name: str, read: Callable[[], bytes], sums: Mapping[str, str]) -> bytes:
+def checked(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
     """Return what ``read`` gives of the file ``name``, whose sum is among ``sums``.
 
     Raises:
@@ -123,11 +118,11 @@ def checked(name: str, read: Callable[[], bytes], sums: Mapping[str, str]) -> by
         OSError: it cannot be read.
     """
     try:
-        data, wanted = read(), sums[name]
+        contents, wanted = read(name), sums[name]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    _check_sum(name, sum_of(data), wanted)
-    return data
+    _check_sum(name, sum_of(contents), wanted)
+    return contents
 
 
 def _check_sum(name: str, found: str, wanted: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import platform
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,18 +20,19 @@ from ..launch.driver.talk import Observer
 from ..launch.shared.messages import Notice, RankReport, Started, Told, by_driver
 from ..launch.shared.outcome import RankOutcome, failure_error
 from ..launch.shared.topology import RankPlacement
-from ..launch.shared.typed_json import parse
 from ..launch.worker import reporting
 from ..launch.worker.main import describe_failure
 from ..serialize import dump_call, dumps
 from ..settings.launching import LaunchSettings
 from ..spark.capacity import Allotment
 from ..storage.trouble import WRITES
+from ..typed_json import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _REPORTS: tuple[type[RankReport], ...] = get_args(RankReport)
+_TRANSPORT = "OMPI_MCA_btl"
 _running = threading.Event()
 
 
@@ -127,22 +129,27 @@ class _OneRank:
 
 @contextlib.contextmanager
 def _as_rank(reports: _Reports, environment: Mapping[str, str]) -> Iterator[None]:
-    """Let this process be the rank: with its reports and environment variables."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    reporting.connect(reports)
-    _running.set()
-    try:
-        yield
-    finally:
-        _running.clear()
-        WRITES.end()
-        reporting.connect(None)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    """Let this process be the rank: with its reports, environment and temporary folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        # Open MPI leaves its files behind: a folder in the temporary one, and shared memory, of
+        # which a world of one has no need.
+        transport = os.environ.get(_TRANSPORT, "self")
+        environment = {"TMPDIR": temporary, _TRANSPORT: transport, **environment}
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        reporting.connect(reports)
+        _running.set()
+        try:
+            yield
+        finally:
+            _running.clear()
+            WRITES.end()
+            reporting.connect(None)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def _call(payload: bytes, placement: RankPlacement) -> Any:

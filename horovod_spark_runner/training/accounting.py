@@ -21,7 +21,8 @@ class Kind:
 
     Attributes:
         BUILD: building the model, restoring or sharing its values; all up to the first epoch.
-        FIRST_STEP: the first step, in which a framework compiles what is left, and its checks.
+        FIRST_STEP: the first step, in which a framework compiles what is left, its checks, and
+            those of some later steps.
         DATA: waiting for the reader.
         STEP: computing and exchanging in one, where a framework does not tell them apart.
         COMPUTE: steps, but for what they spend exchanging.

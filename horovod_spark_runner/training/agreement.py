@@ -8,19 +8,22 @@ asked for in between is asked for until then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from mpi4py import MPI
 
 from ..data.read.reader import Batch
 from ..errors import ModelError
+from ..launch.worker.reporting import notify
+from .epochs import Step
 
 # What a rank may ask of all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
-# Ranks that give a row for a trial, where each has one.
-_TRIED = 8
+# Rows that a step is tried on.
+_TRIED = 16
 
 
 class Agreement:
@@ -60,33 +63,88 @@ class Agreement:
 
 
 def raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
-    """Run a check on rank 0; all ranks, which must all call this, raise what it finds.
+    """Run a check on all ranks, which must all call this and raise what the first of them finds.
 
     Raises:
         ModelError: what the check raises.
     """
     error: ModelError | None = None
-    if world.Get_rank() == 0:
-        try:
-            check()
-        except ModelError as raised:
-            error = raised
-    error = world.bcast(error)
-    if error is not None:
-        raise error
+    try:
+        check()
+    except ModelError as raised:
+        error = raised
+    for each in world.allgather(error):
+        if each is not None:
+            raise each
 
 
-def enough_to_try(world: MPI.Comm, batch: Batch) -> Batch:
-    """Return what rank 0 may try in parts: its batch, or the rows of several ranks if it has one.
+def rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
+    """Return the same few rows on all ranks: rank 0's, or those of several if it has one.
 
     All ranks must call this.
     """
-    if world.bcast(batch.rows) > 1:
-        return batch
-    gives = batch.rows and world.Get_rank() < _TRIED
-    first = {name: array[:1] for name, array in batch.arrays.items()} if gives else None
-    found = [each for each in world.gather(first) or () if each is not None]
-    if len(found) < 2:
+    alone = world.bcast(batch.rows) > 1
+    gives = world.Get_rank() < (1 if alone else _TRIED) and batch.rows
+    limit = _TRIED if alone else 1
+    first = {name: array[:limit] for name, array in batch.arrays.items()} if gives else None
+    found = [each for each in world.allgather(first) if each is not None]
+    if not found:
         return batch
     arrays = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    return Batch(batch.step, len(found), arrays)
+    return Batch(batch.step, len(next(iter(arrays.values()))), arrays)
+
+
+class StepTrials:
+    """Tries training steps on parts of a few rows: the 1st, 2nd, 4th, 8th, … of an attempt.
+
+    The first alone would not do: a factor may rise from 0, as of a term that is annealed. So often,
+    it is noticed before twice as many steps are made, and takes next to nothing of a long training.
+
+    Args:
+        world: communicator of all ranks.
+        probe: tries a step that has the same few rows on all ranks; see `Trainee.probe`.
+    """
+
+    def __init__(self, world: MPI.Comm, probe: Callable[[Step], Sequence[str]]) -> None:
+        self._world = world
+        self._probe = probe
+        self._made = self._tried = 0
+        self._warned: set[str] = set()
+
+    def is_due(self) -> bool:
+        """Tell whether the step that comes next is to be tried; to be called before each."""
+        self._made += 1
+        return self._world.Get_size() > 1 and not self._made & (self._made - 1)
+
+    def run(self, step: Step, number: int, *, together: bool) -> None:
+        """Try a step; report what is no mean over rows, each once.
+
+        Args:
+            step: this rank's part of the step.
+            number: of the step in the run, counted from 1.
+            together: whether all ranks call this, at the same step.
+
+        Raises:
+            ModelError: something is a sum over rows; on all ranks, if they call this together.
+        """
+        world = self._world if together else MPI.COMM_SELF
+        tried = replace(step, batch=rows_to_try(world, step.batch))
+        raise_together(world, lambda: self._try(tried, number))
+        self._tried = number
+
+    def _try(self, step: Step, number: int) -> None:
+        later = self._made > 1
+        try:
+            found = self._probe(step)
+        except ModelError as error:
+            if not later:
+                raise
+            raise ModelError(
+                f"{error}. That was found at step {number} of the run; when step {self._tried} was "
+                "tried, there was none (a factor that rises from 0, say): what was trained since "
+                "then may be wrong"
+            ) from None
+        for text in found:
+            if text not in self._warned and self._world.Get_rank() == 0:
+                notify(f"at step {number} of the run, {text}" if later else text)
+            self._warned.add(text)

@@ -199,20 +199,42 @@ def settings_to_go_on_with(
         for name, value in kept.items()
     ]
     held = replace(fit, **kept)
-    warnings += _new_ones(info, fit, fit.batch_size * workers, data, sync)
-    warnings += _without_effect(info, held, workers, splits=isinstance(data["validation"], float))
+    if not is_over(info, fit.epochs):
+        warnings += _new_ones(info, fit, fit.batch_size * workers, data, sync)
+        splits = isinstance(data["validation"], float)
+        warnings += _without_effect(info, held, workers, splits=splits)
     recorded = info.settings.get("initial_weights", _ABSENT)
     if start is not None and start != recorded:
         begun_with = "" if recorded is _ABSENT else f"; the run was begun with {recorded!r}"
         warnings.append(
             f"initial_weights={start!r} is ignored: the run goes on from its checkpoint{begun_with}"
         )
-    if info.epoch > fit.epochs or (warnings and info.epoch == fit.epochs):
+    if is_over(info, fit.epochs):
+        why = f"the run has trained {info.epoch}, and epochs={fit.epochs}"
+        more = "more epochs"
+        if info.state.get("stopped_at") is not None:
+            why = f"a callback stopped the run after epoch {info.epoch}, which ends it for good"
+            more = "initial_weights=… and a new run_dir to train its model further"
         warnings.append(
-            f"epochs={fit.epochs}, and the run has trained {info.epoch}: nothing is left to train, "
-            "and the model stays as it is"
+            f"nothing is left to train: {why}. The model stays as it is, whatever else has changed "
+            f"in the call; give a new run_dir to train anew, or {more}"
         )
     return held, start if recorded is _ABSENT else recorded, warnings
+
+
+def is_over(info: CheckpointInfo, epochs: int) -> bool:
+    """Return whether a run of ``epochs`` has nothing left to train after a checkpoint."""
+    return info.epoch >= epochs or info.state.get("stopped_at") is not None
+
+
+def describe_rest(info: CheckpointInfo, epochs: int) -> str:
+    """Describe which epochs are left of a run after a checkpoint; empty if none are."""
+    if is_over(info, epochs):
+        return ""
+    first = info.epoch + 1
+    left = f"epochs {first} to {epochs}" if first < epochs else f"epoch {first}"
+    within = f", epoch {first} after its step {info.epoch_step}" if info.epoch_step else ""
+    return f"{left} of {epochs} {'are' if first < epochs else 'is'} left{within}"
 
 
 def check_not_taken(state: Mapping[str, Any], epoch: int) -> None:

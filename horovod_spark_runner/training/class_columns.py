@@ -1,4 +1,4 @@
-"""Columns of classes that an export makes of a model's outputs, as Spark does in `transform`."""
+"""Columns made of a model's outputs: as they are, vectors, or Spark's columns of classes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidInputError
+
+# What an added column holds.
+PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
+# How far probabilities may be from a sum of 1, by the type that they are computed in.
+TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -15,8 +20,7 @@ class ClassColumn:
     Attributes:
         name: its name.
         output: place of the output among the model's.
-        holds: what is made of it: ``CLASS``, ``PROBABILITY`` or ``SCORES`` of
-            `horovod_spark_runner.scoring.classes`.
+        holds: what is made of it: `CLASS`, `PROBABILITY` or `SCORES`.
         scores: whether the output is scores of classes, and not their probabilities.
     """
 

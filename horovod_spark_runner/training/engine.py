@@ -19,7 +19,6 @@ import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..frameworks import KERAS
 from ..rundir.directory import RunDirectory
@@ -189,20 +188,13 @@ class Engine(Protocol):
         """
         ...
 
-    def check_export(
-        self,
-        format: str,
-        names: Sequence[str],
-        transformed: Collection[str],
-        columns: Sequence[Column] = (),
-    ) -> None:
+    def check_export(self, format: str, names: Sequence[str], transformed: Collection[str]) -> None:
         """Check as much of an export as shows without the model. On the driver.
 
         Args:
             format: what to export to.
             names: what the feature columns are called there.
             transformed: feature columns that were trained with a transform.
-            columns: the feature columns, as far as they are known.
 
         Raises:
             InvalidInputError: there is no such format.

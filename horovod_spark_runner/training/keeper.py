@@ -7,7 +7,7 @@ keep for themselves; a thread of rank 0 writes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, RunDirectoryError
@@ -24,6 +24,7 @@ from ..rundir.checkpoint_writer import CheckpointWriter
 from ..rundir.directory import Account, RunDirectory
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
+from .changes import is_over
 from .hooks import Hooks
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
@@ -128,7 +129,7 @@ class Keeper:
                 f"{changes.refusal}. Go on with the model the run was begun with, or give another "
                 "run_dir; initial_weights takes over what fits"
             )
-        for text in changes.warnings:
+        for text in () if is_over(info, self._spec.fit.epochs) else changes.warnings:
             notify(f"going on with run_dir {self._spec.run_dir}: {text}")
         self._described = changes.record
         return changes.optimizers
@@ -137,7 +138,7 @@ class Keeper:
         """Within an epoch, what is left of it must be what it would have been."""
         rows = info.order.get("row_order"), self._spec.train.row_order
         if info.epoch_step == 0:
-            if rows[0] != rows[1]:
+            if rows[0] != rows[1] and not is_over(info, self._spec.fit.epochs):
                 notify(
                     f"going on with run_dir {self._spec.run_dir}: {_OTHER_ROW_ORDER}, so that what "
                     "is left is trained in another order than the run would have taken them in"
@@ -178,7 +179,12 @@ class Keeper:
         return time.monotonic() - self._last >= 60 * minutes
 
     def save(
-        self, progress: Progress, hooks: Hooks, state: dict[str, Any], accounts: Sequence[Account]
+        self,
+        progress: Progress,
+        hooks: Hooks,
+        state: dict[str, Any],
+        accounts: Sequence[Account],
+        then: Callable[[], None],
     ) -> None:
         """Take a checkpoint; every rank must call it at the same step, where all have met.
 
@@ -187,6 +193,7 @@ class Keeper:
             hooks: what keeps a state of its own.
             state: of the training, as JSON.
             accounts: where the time of whole epochs went; see `RunDirectory.write_metrics`.
+            then: called on rank 0 once it is written.
 
         Raises:
             CheckpointError: an earlier one could not be written.
@@ -222,7 +229,7 @@ class Keeper:
         self._writer.wait()  # until the snapshot taken before is written
         self._snapshot = self._variables.capture(self._snapshot)
         files = {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)}
-        self._writer.submit(info, files, tuple(accounts))
+        self._writer.submit(info, files, tuple(accounts), then)
 
     def check_metric(self, logs: dict[str, float]) -> None:
         """Check, after a first step, that there will be a metric to tell the best by.

@@ -49,7 +49,7 @@ def check_like(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> N
 
 
 def _is_near(value: np.ndarray, other: np.ndarray) -> bool:
-    if value.dtype.kind not in "iub":
+    if value.dtype.kind not in "iubO":
         value, other = value.astype(np.float64), other.astype(np.float64)
         finite = np.abs(value[np.isfinite(value)])
         limit = _ELSEWHERE * max(1e-3, finite.max(initial=0.0))

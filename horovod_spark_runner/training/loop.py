@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +17,11 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
+from ..launch.shared.signals import SignalWatch
 from ..rundir.directory import RunDirectory
+from ..storage.arrays import Arrays
 from .accounting import Accounts, Clock, Kind, phases
-from .agreement import PREEMPT, SAVE, STOP, Agreement, enough_to_try, raise_together
+from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
 from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
@@ -25,15 +29,16 @@ from .event_files import EventFiles
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .logs import Logs, numbers, plain
-from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
 from .rank_state import restore_rank
+from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .traces import Traces
 from .trainee import Trainee
+from .training_steps import steps_known
 from .validation import evaluate
 from .ways import SYNCHRONISERS, Way
 
@@ -58,7 +63,8 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
-    with PreemptionWatch() as watch:
+    spec = replace(spec, sample=_first_rows(spec, MPI.COMM_WORLD))
+    with SignalWatch(signal.SIGTERM) as watch, steps_known(spec.steps):
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
         if spec.check_outputs is not None and (outputs := trainee.outputs()) is not None:
             spec.check_outputs(outputs)
@@ -69,6 +75,17 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
         finally:
             training.close()
         return training.report(ended)
+
+
+def _first_rows(spec: TrainingSpec, world: MPI.Comm) -> Arrays:
+    """Return a few rows to try the model with, the same on all ranks."""
+    rows: Arrays | None = None
+    if world.Get_rank() == 0:
+        with contextlib.closing(DatasetReader(spec.train, spec.columns, spec.transforms)) as reader:
+            rows = few_rows(reader.first_rows(SAMPLE_COUNT, spec.fit.seed))
+    rows = world.bcast(rows)
+    assert rows is not None
+    return rows
 
 
 class Training:
@@ -89,7 +106,7 @@ class Training:
         world: MPI.Comm,
         trainee: Trainee,
         synchroniser: Synchroniser,
-        watch: PreemptionWatch,
+        watch: SignalWatch,
         clock: Clock,
     ) -> None:
         self._spec = spec
@@ -98,6 +115,7 @@ class Training:
         self._variables = trainee.variables
         self._sync = synchroniser
         self._agreement = Agreement(world)
+        self._trials = StepTrials(world, trainee.probe)
         self._watch = watch
         self._clock = clock
         self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
@@ -260,18 +278,18 @@ class Training:
             with self._clock.during(Kind.VALIDATION):
                 results.update(self._evaluate())
         with self._clock.during(Kind.CALLBACKS):
-            told = self._hooks.epoch_end(progress.epoch, results)
+            ended = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
-        progress.history.append(plain(told))
+        progress.history.append(plain(ended))
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
-        self._reporter.epoch(progress, steps, rate)
+        told = self._reporter.epoch(progress, steps, rate)
         if self._events is not None:
             facts = {**self._rates, "samples_per_second": rate}
             self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
-        self._save()
+        self._save(told)
         self._clock.to(Kind.CALLBACKS)
         return results
 
@@ -314,9 +332,10 @@ class Training:
         self._clock.to(Kind.EXCHANGE)
         self._sync.before_step(progress.step)
         self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
-        if not self._checked and self._size > 1:
-            tried = replace(step, batch=enough_to_try(self._world, step.batch))
-            raise_together(self._world, lambda: self._trainee.probe(tried))
+        if self._trials.is_due():
+            together = self._sync.in_step or not self._checked
+            with self._clock.during(Kind.FIRST_STEP):
+                self._trials.run(step, progress.step + 1, together=together)
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
         with kept(self._variables) if idle else contextlib.nullcontext():
@@ -389,7 +408,7 @@ class Training:
         self._preempted = end and more and not stop
         self._progress.stopped_at = self._spec.fit.epochs if stop else None
 
-    def _save(self) -> None:
+    def _save(self, then: Callable[[], None] = lambda: None) -> None:
         self._save_due = False
         state = {
             "learning_rate": self._rate.state,
@@ -397,4 +416,4 @@ class Training:
             **self._shares.state(),
         }
         with self._clock.during(Kind.CHECKPOINT):
-            self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs)
+            self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs, then)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._version import __version__
 from ..data.manifest import Column
-from ..scoring.onnx_session import METADATA
+from .onnx_session import BOUNDS, METADATA
 from .spec import OutputSpec
 
 FORMAT = 1
@@ -20,7 +20,11 @@ MOST_BYTES = 2**31 - 2**24
 
 
 def tell_facts(
-    model: Any, columns: Sequence[Column], outputs: Sequence[OutputSpec], added: Sequence[str]
+    model: Any,
+    columns: Sequence[Column],
+    outputs: Sequence[OutputSpec],
+    added: Sequence[str],
+    bounds: Mapping[str, tuple[int, int]],
 ) -> None:
     """Write into an ONNX model what its columns hold and what it gives.
 
@@ -29,6 +33,7 @@ def tell_facts(
         columns: the inputs, by their names in the file.
         outputs: what the model gives.
         added: the names of the outputs in the file.
+        bounds: the least and largest integer of inputs that take fewer than their columns hold.
     """
     import onnx
 
@@ -45,23 +50,6 @@ def tell_facts(
             }
             for name, spec in zip(added, outputs, strict=True)
         ],
+        BOUNDS: dict(bounds),
     }
     onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
-
-
-def add_facts(model: Any, more: Mapping[str, Any]) -> None:
-    """Write more into an ONNX model that `tell_facts` has written into."""
-    import onnx
-
-    known = {one.key: one.value for one in model.metadata_props}
-    facts = {**json.loads(known[METADATA]), **more}
-    onnx.helper.set_model_props(model, {**known, METADATA: json.dumps(facts)})
-
-
-def name_rows(graph: Any) -> None:
-    """Say that the first dimension of all that goes into a graph and out of it is the rows."""
-    for value in (*graph.input, *graph.output):
-        first = value.type.tensor_type.shape.dim
-        if first:
-            first[0].Clear()
-            first[0].dim_param = ROWS

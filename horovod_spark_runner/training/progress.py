@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Progress:
         epoch: whole epochs.
         epoch_step: steps of the epoch after those.
         history: metrics of the whole epochs.
-        stopped_at: ``epochs`` of the call that a callback ended early; ``None`` otherwise.
+        stopped_at: ``epochs`` of the call that a callback stopped; ``None`` otherwise.
         rows: rows this rank has trained on since it was started.
         seconds: time it has spent in training steps.
     """
@@ -57,9 +58,8 @@ class Progress:
 
     def is_finished(self, epochs: int) -> bool:
         """Tell whether a run that is to have so many epochs is over."""
-        # One that a callback ended early is, until more epochs are asked for.
-        stopped = self.stopped_at is not None and epochs <= self.stopped_at
-        return self.epoch >= epochs or stopped
+        # One that a callback stopped is: with more epochs, it would have stopped there, too.
+        return self.epoch >= epochs or self.stopped_at is not None
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,22 @@ class ProgressReporter:
         if self._began is None:  # after the first step, which takes a time of its own
             validating = self._accounts.seconds()[Kind.VALIDATION]
             self._began = _Began(now, progress.step, progress.epoch, validating)
-        if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:
+        late = now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps
+        if late and not self._silent:
             rate = self._rows / (now - self._last) if self._spent else None
             told = numbers(plain(logs))
-            self._send(progress.epoch, progress, progress.epoch_step, steps, told, now, rate)
+            at = progress.epoch_step
+            send(self._report(progress.epoch, progress, at, steps, told, now, rate))
 
-    def epoch(self, progress: Progress, steps: int, rate: float) -> None:
-        """Tell of the epoch just completed, at ``rate`` samples per second."""
+    def epoch(self, progress: Progress, steps: int, rate: float) -> Callable[[], None]:
+        """Return what reports the epoch just completed, at ``rate`` samples per second."""
+        if self._silent:
+            return lambda: None
         logs, now = numbers(progress.history[-1]), self._clock()
-        self._send(progress.epoch - 1, progress, steps, steps, logs, now, rate)
+        report = self._report(progress.epoch - 1, progress, steps, steps, logs, now, rate)
+        return functools.partial(send, report)
 
-    def _send(
+    def _report(
         self,
         epoch: int,
         progress: Progress,
@@ -141,27 +146,23 @@ class ProgressReporter:
         logs: dict[str, float],
         now: float,
         rate: float | None,
-    ) -> None:
-        if self._silent:
-            return
+    ) -> ProgressReport:
         spent = self._accounts.seconds()
         if step == steps:
             waits = shares(mean_seconds(self._accounts.epochs[-1]))
         else:
             waits = shares({kind: spent[kind] - before for kind, before in self._spent.items()})
         self._last, self._rows, self._spent = now, 0, spent
-        send(
-            ProgressReport(
-                epoch=epoch,
-                epochs=self._fit.epochs,
-                step=step,
-                steps=steps,
-                run_step=progress.step,
-                metrics=logs,
-                samples_per_second=rate,
-                seconds_left=self._left(progress, steps, now, spent[Kind.VALIDATION]),
-                waits=waits,
-            )
+        return ProgressReport(
+            epoch=epoch,
+            epochs=self._fit.epochs,
+            step=step,
+            steps=steps,
+            run_step=progress.step,
+            metrics=logs,
+            samples_per_second=rate,
+            seconds_left=self._left(progress, steps, now, spent[Kind.VALIDATION]),
+            waits=waits,
         )
 
     def _left(self, progress: Progress, steps: int, now: float, validating: float) -> float | None:

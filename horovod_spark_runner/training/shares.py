@@ -12,7 +12,7 @@ import collections
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..data.read.reader import Batch
 from .agreement import NOTHING, SAVE, STOP, Agreement
@@ -91,9 +91,9 @@ def shares_of(
         agreement: of all ranks.
         wants: tells whether a checkpoint is due after so many steps of the run.
     """
-    if isinstance(sync, AsyncSynchroniser):
-        return TakenShares(epochs, sync, world, wants)
-    return EqualShares(epochs, agreement)
+    if sync.in_step:
+        return EqualShares(epochs, agreement)
+    return TakenShares(epochs, cast(AsyncSynchroniser, sync), world, wants)
 
 
 def made_alone(state: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.sync import Sync
 from ..settings.training import CheckpointOptions, FitOptions
+from ..storage.arrays import Arrays
+from .training_steps import TrainingSteps, steps_known
 
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
@@ -36,6 +38,12 @@ class ModelSource:
     file: Carried | str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
+
+    def call_function(self) -> object:
+        """Return what `function` returns, also where there is no training."""
+        assert self.function is not None
+        with steps_known():
+            return self.function()
 
 
 def check_objects(given: object) -> dict[str, object]:
@@ -187,6 +195,8 @@ class TrainingSpec:
             called before the first step, where they are known; ``None`` checks nothing.
         final_metrics: whether to evaluate the model once more if callbacks or the optimizer change
             it after the last epoch (false).
+        keep_sample: whether a few rows of the training are kept with the model.
+        sample: these rows, of all columns; the ranks read them.
     """
 
     model: ModelSource
@@ -211,6 +221,8 @@ class TrainingSpec:
     name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
     check_outputs: Callable[[Sequence[OutputSpec]], None] | None = None
     final_metrics: bool = False
+    keep_sample: bool = True
+    sample: Arrays | None = field(default=None, repr=False)
 
     @property
     def engine(self) -> str:
@@ -218,9 +230,21 @@ class TrainingSpec:
         return self.model.engine
 
     @property
+    def columns(self) -> list[str]:
+        """The columns that rows are read of: features, labels and weights, each once."""
+        weight = () if self.weight is None else (self.weight,)
+        return list(dict.fromkeys([*self.inputs.columns, *self.outputs.columns, *weight]))
+
+    @property
     def global_batch(self) -> int:
         """Rows of a global batch."""
         return self.fit.batch_size * self.workers
+
+    @property
+    def steps(self) -> TrainingSteps:
+        """Steps of the training."""
+        per_epoch = self.fit.steps_per_epoch or -(-self.train.rows // self.global_batch)
+        return TrainingSteps(per_epoch, per_epoch * self.fit.epochs)
 
     @property
     def order(self) -> dict[str, object]:

@@ -7,9 +7,9 @@ of itself. It is written last: until then, and if a writer is killed, files and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,19 @@ from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..storage.arrays import ArraysFile, write_arrays
 from ..storage.contents import Contents, Sink, spooled
-from ..storage.sums import contents_checked, copy_checked, sealed, sum_of, unsealed, write_summed
+from ..storage.sums import (
+    contents_checked,
+    read_sums,
+    sealed,
+    sum_of,
+    unsealed,
+    write_summed,
+)
+from ..typed_json import read_fields
+from .sample_rows import SAMPLE_FILE, SampleRows, made_up_rows
 from .spec import Binding, OutputSpec
 
+T = TypeVar("T")
 # The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
 
@@ -105,57 +115,6 @@ class Signature:
     def to_fields(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Signature:
-        """Rebuild a signature; what an older one did not record has its default.
-
-        Raises:
-            ValueError: they are of none.
-        """
-        try:
-            outputs, targets = fields["outputs"], fields.get("targets")
-            known = {
-                **{name: value for name, value in fields.items() if name in cls.__annotations__},
-                "inputs": _binding_from(fields["inputs"]),
-                "columns": _columns_from(fields["columns"]),
-                "outputs": None if outputs is None else tuple(output_from(o) for o in outputs),
-                "weights": tuple(fields.get("weights", ())),
-                "transforms": tuple(fields.get("transforms", ())),
-                "targets": None if targets is None else _targets_from(targets),
-            }
-            return cls(**known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a model's signature: {error!r}") from error
-
-
-def _binding_from(fields: Mapping[str, Any]) -> Binding:
-    names = fields["names"]
-    return Binding(fields["slots"], None if names is None else tuple(names))
-
-
-def _columns_from(fields: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
-    return tuple(Column(**{**column, "shape": tuple(column["shape"])}) for column in fields)
-
-
-def _targets_from(fields: Mapping[str, Any]) -> Targets:
-    return Targets(
-        _binding_from(fields["outputs"]),
-        _columns_from(fields["columns"]),
-        fields["weight"],
-        tuple(fields["transforms"]),
-    )
-
-
-def output_from(fields: Mapping[str, Any]) -> OutputSpec:
-    """Return the output whose fields JSON gave back."""
-    return OutputSpec(
-        name=fields["name"],
-        shape=tuple(fields["shape"]),
-        dtype=fields["dtype"],
-        path=tuple(fields.get("path", ())),
-        activation=fields.get("activation", ""),
-    )
-
 
 class ModelWriter:
     """Writes the files of one trained model, in place of an earlier one's.
@@ -185,14 +144,9 @@ class ModelWriter:
         """Copy a file of another model.
 
         Raises:
-            ValueError: it is missing or damaged.
+            RunDirectoryError: it is missing or damaged.
         """
-        if name == WEIGHTS_FILE and model.weights is not None:
-            self.write(name, model.weights)
-            return
-        source, target = model.directory.model.join(name), self._directory.model.join(name)
-        copy_checked(source, target, model.sums[name])
-        self._sums[name] = model.sums[name]
+        self.write(name, model.contents(name))
 
     def finish(self, signature: Signature, names: Collection[str] = ()) -> None:
         """Write the signature; what an earlier model had besides goes.
@@ -227,6 +181,17 @@ class StoredModel:
     sums: Mapping[str, str]
     weights: Contents | None = field(default=None, repr=False)
 
+    def facts(self, cls: type[T]) -> T:
+        """Return what its engine has to know besides.
+
+        Raises:
+            RunDirectoryError: the signature says something else.
+        """
+        try:
+            return read_fields(self.signature.own, cls)
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.directory.signature}: {error}") from error
+
     def read(self, name: str) -> bytes:
         """Return the bytes of a file; see `contents`."""
         return self.contents(name).read()
@@ -244,6 +209,28 @@ class StoredModel:
         except ValueError as error:
             raise RunDirectoryError(f"the model in {self.directory.location}: {error}") from error
 
+    def sample(self, *, strict: bool) -> Contents | None:
+        """Return the contents of its file of `SampleRows`; ``None`` if it has none.
+
+        Args:
+            strict: raise an error if the file is missing or damaged.
+
+        Raises:
+            RunDirectoryError: it is.
+        """
+        if SAMPLE_FILE not in self.sums:
+            return None
+        try:
+            contents = self.contents(SAMPLE_FILE)
+            rows = SampleRows.load(contents)
+        except (RunDirectoryError, ValueError) as error:
+            if strict:
+                raise RunDirectoryError(f"{SAMPLE_FILE} cannot be used: {error}") from error
+            return None
+        if not rows.fits(self.signature.columns):  # of an earlier version
+            return None
+        return Contents(SampleRows(rows.inputs).dump()) if self.signature.reweighted else contents
+
 
 def read_model(directory: RunDirectory) -> StoredModel:
     """Return the finished model in ``directory``.
@@ -253,8 +240,8 @@ def read_model(directory: RunDirectory) -> StoredModel:
     """
     try:
         fields = unsealed(directory.signature.read_text())
-        signature = Signature.from_fields(fields["signature"])
-        model = StoredModel(directory, signature, fields["sums"])
+        signature = read_fields(fields["signature"], Signature)
+        model = StoredModel(directory, signature, read_sums(fields["sums"]))
         trained_by, here = fields["run_id"], directory.run_id()
     except FileNotFoundError as error:
         raise RunDirectoryError(
@@ -340,12 +327,11 @@ def copy_model(
     for name, wanted in model.sums.items():
         try:
             writer.copy(model, name)
-        except ValueError as error:
+        except RunDirectoryError as error:
             in_memory = held() if in_memory is None else in_memory
             if not in_memory:
                 raise RunDirectoryError(
-                    f"the model that was read from {model.directory.location} is no longer there: "
-                    f"{error}. It was deleted, or trained on since; read it again"
+                    f"{error}. It was deleted or trained on since it was read; read it again"
                 ) from error
             if name in in_memory and sum_of(in_memory[name]) == wanted:
                 writer.write(name, in_memory[name])
@@ -366,6 +352,7 @@ class Recipe:
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what the engine makes it from; can be pickled.
         targets: what its outputs were compared with, where that was recorded.
+        sample: contents of a file of `SampleRows`, where there is one.
     """
 
     engine: str
@@ -376,3 +363,10 @@ class Recipe:
     batch_size: int | None = None
     own: Any = field(default=None, repr=False)
     targets: Targets | None = None
+    sample: Contents | None = field(default=None, repr=False)
+
+    def sample_rows(self) -> SampleRows:
+        """Return rows that the model is tried with: made up, where none were kept."""
+        if self.sample is None:
+            return SampleRows(made_up_rows(self.columns))
+        return SampleRows.load(self.sample)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..errors import ModelError
 from ..rundir.directory import RunDirectory
-from ..storage.arrays import Arrays
 from .changes import ModelChanges, other_model
 from .epochs import Step
 from .hooks import Hooks
@@ -28,12 +27,10 @@ class Trainee(ABC):
 
     Attributes:
         columns: the columns that the arrays of a batch must hold.
-        blank: one row of these, which stands in where a rank has no row of its own.
         variables: what the ranks share and checkpoints hold.
     """
 
     columns: Sequence[str]
-    blank: Arrays
     variables: TrainingVariables
 
     # -- to be written -------------------------------------------------------------------------
@@ -194,12 +191,19 @@ class Trainee(ABC):
     def make_metrics(self) -> None:
         """Make the metrics that come into being at their first use, before sums are restored."""
 
-    def probe(self, step: Step) -> None:
-        """Check on rank 0, before the first step, that several ranks can compute what is asked.
+    def probe(self, step: Step) -> Sequence[str]:
+        """Check, before a step, that several ranks can compute what is asked; leave no trace.
+
+        Args:
+            step: one with the same few rows on all ranks.
+
+        Returns:
+            Warnings of what they compute otherwise than one process.
 
         Raises:
-            ModelError: they cannot; all ranks raise it.
+            ModelError: they cannot.
         """
+        return ()
 
     def finish(self) -> None:
         """Bring the variables to their last values, after the last step."""

@@ -14,6 +14,7 @@ from ..frameworks import model_of
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.training import InitialWeights
+from ..storage.archives import open_archive
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .spec import WarmStart
@@ -137,4 +138,8 @@ def _read_folder(folder: Location, below: str) -> dict[str, Contents]:
 
 
 def _contents(file: Location) -> Contents:
-    return file.spool(lambda part: None)
+    contents = file.spool(lambda part: None)
+    if file.name.endswith(".keras"):
+        with open_archive(contents.open(), f"a Keras archive: {file}"):
+            pass  # it is measured
+    return contents

@@ -15,7 +15,6 @@ from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
-from ..run.looked_at import hand_over
 from ..run.pipeline import import_ahead, prepare_data
 from ..run.request import CheckedRequest, Resume, check_request
 from ..rundir.lock import RunLock
@@ -118,7 +117,6 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
-    hand_over(tune)
     studies, samplers = needing_optuna("study"), needing_optuna("samplers")
     space = check_space(space)
     check_names(space, training)

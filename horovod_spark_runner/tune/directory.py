@@ -5,7 +5,6 @@
     STUDY_DIR/
         study.json              what is searched, written once
         journal.log             optuna's journal of the trials
-        report.html             a page that shows them, written anew while a search goes on
         lock.json, .lock        who is searching here, while a search goes on
         data/                   materialized rows, until the search is complete
         trials/trial-00003/     a run directory for each trial
@@ -13,15 +12,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from ..typed_json import load_json, read_fields
 
 FORMAT = 1
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The field of ``study.json`` that every format has."""
+
+    format: int
 
 
 class StudyDirectory:
@@ -51,10 +63,6 @@ class StudyDirectory:
         return self.location.join("journal.log")
 
     @property
-    def report(self) -> Location:
-        return self.location.join("report.html")
-
-    @property
     def trials(self) -> Location:
         return self.location.join("trials")
 
@@ -74,12 +82,12 @@ class StudyDirectory:
             RunDirectoryError: it is damaged, or of a newer format.
         """
         try:
-            record = json.loads(self.record.read_text())
-            number = int(record["format"])
+            record = load_json(self.record.read_text())
+            number = read_fields(record, _Written).format
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{self.record} cannot be read: {error!r}") from error
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self.record} cannot be read: {error}") from error
         if number > FORMAT:
             raise RunDirectoryError(
                 f"{self.record} has format {number}, this version knows {FORMAT}; it was written "
@@ -90,11 +98,26 @@ class StudyDirectory:
     def write_record(self, record: Mapping[str, Any]) -> None:
         self.record.write_text(json.dumps({"format": FORMAT, **record}, indent=1))
 
+    def check_journal(self) -> None:
+        """Check that optuna's journal, if there is one, is an ordinary file of bounded size.
+
+        Raises:
+            RunDirectoryError: it is a link, a device or a pipe, or larger than 1 GiB.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(str(self.journal))
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+                raise RunDirectoryError(
+                    f"{self.journal} must be an ordinary file of 1 GiB at most, which optuna reads "
+                    "and appends to; give another study_dir"
+                )
+
     def mend_journal(self) -> None:
         """Take away what a driver that was killed has left: half a line, and optuna's own lock.
 
         Only the holder of the directory's lock may.
         """
+        self.check_journal()
         data = self.journal.read_bytes() if self.journal.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):

@@ -28,8 +28,6 @@ from ..run.request import CheckedRequest, check_request
 from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
-from .page import StudyFacts
-from .reporting import PageWriter, study_facts
 from .result import PRUNED, TuneResult, trial_line, trial_table
 from .trial import TrialFollower, check_own, final_value
 from .trial_request import TrialRequests
@@ -79,7 +77,6 @@ class Search:
         # Written before the first trial; none of them has to wait, or to clean up.
         self._data = replace(data, reused=True)
         self._console = console
-        self._page = PageWriter(directory.report, self._facts)
         self._alone = threading.Lock()  # for the study
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -97,11 +94,10 @@ class Search:
         taken_up = self._study.take_up()
         if taken_up:
             self._console.say(f"{taken_up} trials that were interrupted go on")
-        with self._page:
-            if parallel == 1:
-                self._work()
-            else:
-                self._work_in_threads(parallel)
+        if parallel == 1:
+            self._work()
+        else:
+            self._work_in_threads(parallel)
         if isinstance(self._error, RunCancelledError):
             raise RunCancelledError(f"{self._error}; {self._kept()}") from self._error
         if isinstance(self._error, _OF_STORAGE):
@@ -112,11 +108,6 @@ class Search:
             ) from self._error
         if self._error is not None:
             raise self._error
-
-    def _facts(self, searching: bool) -> StudyFacts:
-        record = self._directory.read_record() or {}
-        with self._alone:
-            return study_facts(self._study, self._directory, record, searching=searching)
 
     def _kept(self) -> str:
         counts = [one.state.name for one in self._study.trials()].count("COMPLETE")
@@ -243,7 +234,6 @@ class Search:
         return value, report.timings["epochs"]
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
-        self._page.tell()
         with self._alone:
             best = self._study.best()
         known = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"

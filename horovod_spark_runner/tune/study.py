@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,8 +21,6 @@ from .samplers import grid_is_begun
 
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
-# Trials, below which nothing can be said of parameters.
-_FEWEST = 4
 
 
 class Study:
@@ -52,6 +49,7 @@ class Study:
         if direction is None and not directory.journal.exists():
             raise RunDirectoryError(f"{directory.location} holds no study: it has no journal.log")
         try:
+            directory.check_journal()
             self._storage = JournalStorage(JournalFileBackend(str(directory.journal)))
             # Optuna tells at once of what the driver tells of in its own words.
             told = optuna.logging.get_verbosity()
@@ -97,21 +95,6 @@ class Study:
         finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
         choose = min if least else max  # of equals, both take the first
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
-
-    def importances(self) -> dict[str, float]:
-        """Return the share of every parameter in how good a trial is, the greatest first.
-
-        Nothing, where trials are too few or parameters differ from trial to trial.
-        """
-        finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
-        if len(finished) < _FEWEST or not set.intersection(*(set(one.params) for one in finished)):
-            return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # where they are few
-            return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
 
     def take_up(self) -> int:
         """Have trials that a driver has left behind go on; return how many."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from added_up import accumulates  # noqa: F401 - found by its name
 from counted import counted
-from one_sided import accumulates  # noqa: F401 - found by its name
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner

@@ -169,7 +169,7 @@ class Hosts:
         return done.stdout.split()
 
     def _end_processes(self, space: str) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (pids := self._pids(space)) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def check(result: dict[str, Any]) -> None:
         "states": ["finished", "finished"],
         "best": {"rate": 0.01},
         "predicted": 5,
-        "study": [".lock", "data", "journal.log", "report.html", "study.json", "trials"],
+        "study": [".lock", "data", "journal.log", "study.json", "trials"],
     }
 
 
@@ -97,29 +98,33 @@ def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> 
     return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
 
 
+@pytest.mark.thorough
 def test_standalone_cluster(of_standalone: dict[str, Any]) -> None:
     check(of_standalone)
 
 
+@pytest.mark.thorough
 def test_resources_of_one_stage(of_standalone: dict[str, Any]) -> None:
     one, two, _ = of_standalone["answers"]
     assert [r["rank"] for r in one["results"]] == [0, 1]
     assert two["error"] == "NotEnoughSlotsError", two
-    assert "asked for 2 slots with 2 cores each, found 0" in two["message"]
+    assert re.search(r"2 slots.* 2 cores.*\b0", two["message"])
 
 
+@pytest.mark.thorough
 def test_standalone_cluster_with_too_few_slots(of_standalone: dict[str, Any]) -> None:
     too_few = of_standalone["answers"][-1]
     assert too_few["error"] == "NotEnoughSlotsError", too_few
-    assert "asked for 3 slots with 1 core each, found 2" in too_few["message"]
+    assert re.search(r"3 slots.* 1 core .*\b2", too_few["message"])
 
 
+@pytest.mark.thorough
 def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     run = run_job("local[2]", tmp_path / "run", PYSPARK_PYTHON=str(bare / "bin" / "python"))
     assert run.returncode != 0
-    assert "EnvironmentProblem: the Python of Spark's executors has no module" in run.stderr
+    assert re.search("EnvironmentProblem: .*Python.*executors.*module", run.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +135,17 @@ def of_connect(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result_of(run_job("connect:local[2]", run_dir, *map(json.dumps, requests)))
 
 
+@pytest.mark.thorough
 def test_spark_connect(of_connect: dict[str, Any]) -> None:
     check(of_connect)
 
 
+@pytest.mark.thorough
 def test_functions_on_spark_connect(of_connect: dict[str, Any]) -> None:
     ran, too_many = of_connect["answers"]
     assert [(r["rank"], r["size"], r["sum"]) for r in ran["results"]] == [(0, 2, 1.0), (1, 2, 1.0)]
     assert too_many["error"] == "NotEnoughSlotsError"
-    assert "asked for 3 slots with 1 core each, found 2" in too_many["message"]
+    assert re.search(r"3 slots.* 1 core .*\b2", too_many["message"])
 
 
 def test_encrypted_spark_is_not_undermined(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.spark_home import SPARK_HOME
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 HERE = Path(__file__).parent
 STANDALONE = str(HERE.parent.parent / "scripts" / "standalone")

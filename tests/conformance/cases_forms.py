@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, optimizers
 
 from .case import Case
 from .models import (
@@ -36,6 +36,7 @@ PAIR = ["a", "b"]
 TWO = ["y", "label"]
 NORM = "batch normalisation: each rank's moments are those of its own rows"
 DROP = "random layers draw other numbers on every rank"
+SLICES = "Keras squares the gradients of a token that is several times in a batch one by one; here they are added up first, as for a dense gradient"
 
 # fmt: off
 FORMS = [
@@ -76,6 +77,7 @@ FORMS = [
     Case("time-distributed", lambda: compiled(Sequential([Input((5, 3)), layers.TimeDistributed(layers.Dense(3, "softmax"))]), loss=CE), x="series", y="steps"),
     Case("conv-lstm", lambda: compiled(stack(layers.ConvLSTM1D(2, 3), layers.Flatten(), shape=(3, 8, 8))), x="clip"),
     Case("embedding", lambda: compiled(stack(layers.Embedding(10, 4), layers.Flatten(), shape=(6,))), x="tokens"),
+    Case("embedding-adam", lambda: compiled(stack(layers.Embedding(10, 4), layers.Flatten(), shape=(6,)), optimizers.Adam(0.05)), x="tokens", one=0.15, why=SLICES),
     Case("embedding-masked-lstm", lambda: compiled(masked(layers.LSTM(4))), x="tokens"),
     Case("masked-sequence-loss", lambda: compiled(masked(layers.LSTM(4, return_sequences=True), 10, "softmax"), loss=CE), x="tokens", y="tokens"),
     Case("attention", lambda: compiled(attention()), x="series"),

@@ -51,6 +51,11 @@ def ctc() -> Any:
     return stack(layers.Embedding(10, 4), shape=(6,), out=4)
 
 
+def of_steps() -> Any:
+    """Return a model that gives chances of three classes at each of five steps."""
+    return stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax")
+
+
 def trained_on(loss: Callable[[], Any], out: int, activation: str | None) -> Callable[[], Any]:
     """Return what makes a network with that loss and such a head."""
     return lambda: compiled(dense(out, activation), loss=loss())
@@ -103,8 +108,8 @@ OF_LOSSES = [
     Case("loss-sum", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="sum")), two=1e-4, why="sums are larger than means"),
     Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused_by_two="has reduction='none'"),
     Case("loss-mean-with-sample-weight", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="w"),
-    Case("loss-ignore-class", lambda: compiled(stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax"), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="steps", note="a mean over the labels of other classes"),
-    Case("loss-ignore-class-alone", lambda: compiled(stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax"), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="void", rows=49, note="no label of the last batch counts"),
+    Case("loss-ignore-class", lambda: compiled(of_steps(), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="steps", note="a mean over the labels of other classes"),
+    Case("loss-ignore-class-alone", lambda: compiled(of_steps(), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="void", rows=49, note="no label of the last batch counts"),
     Case("loss-mean-with-weights-all-zero", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="nothing"),
     Case("loss-list", lambda: compiled(two_outputs(), loss=["mae", CE]), y=TWO),
     Case("loss-one-for-two-outputs", lambda: compiled(two_outputs(), loss="mse"), y=["y", "onehot"]),
@@ -116,6 +121,8 @@ OF_LOSSES = [
     Case("sample-weights", lambda: compiled(dense(), metrics=["mae"], weighted_metrics=["mse"]), weight="w"),
     Case("sample-weights-all-zero", lambda: compiled(dense()), weight="nothing"),
     Case("sample-weights-zero-in-places", lambda: compiled(dense(), weighted_metrics=["mae"]), weight="seldom"),
+    Case("sample-weights-of-steps", lambda: compiled(of_steps(), loss=CE, weighted_metrics=["accuracy"]), x="series", y="steps", weight="each"),
+    Case("sample-weights-of-steps-mean", lambda: compiled(of_steps(), loss=losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")), x="series", y="steps", weight="each"),
     Case("run-eagerly", lambda: compiled(dense(), run_eagerly=True)),
     Case("jit-compile", lambda: compiled(dense(), jit_compile=True), one=1e-5, why="XLA fuses what the plain graph does not"),
     Case("steps-per-execution", lambda: compiled(dense(), steps_per_execution=2), note="the exchange takes place at every step"),

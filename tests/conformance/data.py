@@ -70,6 +70,7 @@ def make_columns(rows: int, seed: int) -> dict[str, np.ndarray]:
         "code": random.integers(10, 14, size=rows),
         "codes": random.integers(1, 4, size=(rows, 2)),
     }
+    real["each"] = np.random.default_rng(seed + 1).uniform(0, 2, (rows, 5))
     whole["void"] = np.where(x[:, :1] > -0.5, 2, whole["steps"])  # a class alone, in most rows
     return {
         **{name: values.astype(np.float32) for name, values in real.items()},

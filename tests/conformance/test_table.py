@@ -70,6 +70,7 @@ def _loss(loss: Any) -> Any:
     return loss
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [case for case in CASES if case.shows], ids=lambda case: case.name)
 def test_a_case_has_what_it_is_there_for(case: Case, tmp_path: Path) -> None:
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 _stop = SparkSession.stop
+_FOLDER = Path.cwd()  # which scripts may leave
 
 
 def main() -> None:
@@ -31,8 +32,8 @@ def main() -> None:
 
 
 def _run(script: str, *arguments: str) -> int:
-    name = Path(script).stem
-    with open(f"{name}.out", "wb") as out, open(f"{name}.err", "wb") as err:
+    place = _FOLDER / Path(script).stem
+    with open(f"{place}.out", "wb") as out, open(f"{place}.err", "wb") as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
     sys.argv = [script, *arguments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def example(name: str) -> Path:
     return ROOT / "examples" / f"{name}.py"
 
 
+@pytest.mark.thorough
 def test_flights(interpreter: Interpreter, folder: Path) -> None:
     output, _ = interpreter.run(example("flights"), "--rows", "20000", "--epochs", "3")
     errors = {
@@ -48,6 +50,7 @@ def test_flights(interpreter: Interpreter, folder: Path) -> None:
     assert logs == ["rank-00000.log", "rank-00001.log"]
 
 
+@pytest.mark.thorough
 def test_digits_with_pytorch(interpreter: Interpreter) -> None:
     output, _ = interpreter.run(example("digits_torch"), "--epochs", "4")
     assert "Epochs trained: 4" in output
@@ -62,13 +65,9 @@ def set_up_already(folder: Path) -> dict[str, str]:
     # The Python of these tests, which nothing is to be installed into.
     python.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 9\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    environment = {**os.environ, "HSR_VENV": str(folder)}
-    subprocess.run(
-        ["bash", "-c", f'source "{ROOT}/scripts/common.sh"; wanted_stamp >"$VENV/.set-up"'],
-        check=True,
-        env=environment,
-    )
-    return environment
+    environment = runpy.run_path(str(ROOT / "scripts" / "environment.py"))["Environment"]
+    environment(folder, ROOT / "scripts" / "locks", gpu=False).mark_ready("demo")
+    return {**os.environ, "HSR_VENV": str(folder)}
 
 
 def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
@@ -98,6 +97,7 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
     assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6
 
 
+@pytest.mark.thorough
 def test_tune_digits(interpreter: Interpreter, folder: Path) -> None:
     arguments = ("--trials", "3", "--epochs", "2", "--study-dir", "study")
     output, _ = interpreter.run(example("tune_digits"), *arguments)
@@ -111,6 +111,7 @@ def test_tune_digits(interpreter: Interpreter, folder: Path) -> None:
     assert len(list((folder / "study" / "trials").iterdir())) == 3
 
 
+@pytest.mark.thorough
 def test_flights_pipeline(interpreter: Interpreter, folder: Path) -> None:
     arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2", "--run-dir", "searched")
     output, _ = interpreter.run(example("flights_pipeline"), *arguments)

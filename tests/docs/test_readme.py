@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -31,10 +32,14 @@ class Pages:
 
     def run(self, name: str, text: str, *further: str) -> tuple[str, str]:
         """Return what the Python snippets of a document print to standard output and error."""
-        snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-        assert len(snippets) >= 3
+        found = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        assert len(found) >= 3
+        snippets = map(textwrap.dedent, found)  # some are within lists
+        # What the runs of another page have left is none of this one's.
+        (own := self._folder / name).mkdir()
+        begin = f"import os\nos.chdir({str(own)!r})"
         script = self._folder / f"{name}.py"
-        script.write_text("\n".join([*snippets, *further]))
+        script.write_text("\n".join([begin, *snippets, *further]))
         return self._interpreter.run(script)
 
     def end(self) -> None:
@@ -58,16 +63,24 @@ def loaded(*modules: str) -> str:
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_the_python_snippets_run_one_after_the_other(pages: Pages) -> None:
-    more = [(ROOT / "docs" / name).read_text() for name in ("synchronising.md", "planning.md")]
-    nothing = loaded("tensorflow", "keras", "horovod")
-    out, err = pages.run("readme", "".join([README, *more]), nothing)
-    assert re.search(r"^(do not distribute this: one process takes |[\d,]+ ranks: )", out, re.M)
-    told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
-    assert err.count(told) == 1
-    assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in out
+    out, err = pages.run("readme", README, loaded("tensorflow", "keras", "horovod"))
+    told = r"num_workers=2\b.*master local\[?2\]?.*\b2 cores"
+    assert len(re.findall(told, err)) == 1
+    assert re.search("'pixels'.*'features', 'label'", out)
     assert out.splitlines()[-1] == "loaded: set()"
 
 
+@pytest.mark.thorough
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_ways_and_plans_run_one_after_the_other(pages: Pages) -> None:
+    more = [(ROOT / "docs" / name).read_text() for name in ("synchronising.md", "planning.md")]
+    # They go on from what the README has defined.
+    out, _ = pages.run("ways_and_plans", "".join([README, *more]))
+    assert re.search(r"^(.*\bdistribute\b|[\d,]+ ranks: )", out, re.M)
+
+
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_the_snippets_on_pytorch_run_one_after_the_other(pages: Pages) -> None:
@@ -78,6 +91,7 @@ def test_the_snippets_on_pytorch_run_one_after_the_other(pages: Pages) -> None:
     assert "loaded: set()" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_the_snippets_on_searching_run_one_after_the_other(pages: Pages) -> None:
@@ -85,18 +99,21 @@ def test_the_snippets_on_searching_run_one_after_the_other(pages: Pages) -> None
     assert err.count(": val_loss ") >= 4, "a line for each trial"
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_snippets_on_pipelines_run_one_after_the_other(pages: Pages) -> None:
     out, _ = pages.run("pipelines", (ROOT / "docs" / "pipelines.md").read_text())
     assert "[7.0, 500.0, 1.0, 0.0]" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_snippets_on_exports_run_one_after_the_other(pages: Pages) -> None:
     out, _ = pages.run("export_page", (ROOT / "docs" / "export.md").read_text())
     assert "shape=(2, 1)" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_the_snippets_on_testing_run_one_after_the_other(pages: Pages) -> None:
@@ -126,20 +143,43 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in anchors, target
 
 
-def test_every_promise_has_a_test_that_exists() -> None:
+def test_every_promise_has_a_test_in_the_tier_that_it_names() -> None:
     rows = [
-        line.strip("|").split("|")
+        [cell.strip() for cell in line.strip("|").split("|")]
         for line in (ROOT / "docs" / "promises.md").read_text().splitlines()
         if line.startswith("| ") and "| Test |" not in line
     ]
     assert len(rows) > 40
-    for promise, proofs in rows:
+    for promise, proofs, named in rows:
         cited = re.findall(r"`([^`]*)::(\w+)`", proofs)
         assert cited, promise
-        file = ""
+        file, tiers = "", set()
         for path, name in cited:
             file = path or file  # "::test" is one of the file named before
-            assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+            tiers |= tiers_of(ROOT / file, name)
+        assert named in ("by hand", ", ".join(sorted(tiers))), promise
+        assert "core" in tiers or promise.startswith(THOROUGH_ONLY), promise
+
+
+# Promises whose tests take minutes, or what few machines have.
+THOROUGH_ONLY = ("A Horovod with NCCL", "A packed environment", "Slow links")
+
+
+def tiers_of(file: Path, name: str) -> set[str]:
+    """Return the tiers of a test: by the marks of its file, its own, and those of its cases."""
+    tree = ast.parse(file.read_text())
+    marks = [
+        ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "pytestmark"
+    ]
+    function = next(
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    if any("mark.thorough" in mark for mark in marks) or "pytest.mark.thorough" in decorators:
+        return {"thorough"}
+    return {"core", *(["thorough"] if any("mark.thorough" in one for one in decorators) else [])}
 
 
 def test_the_architecture_names_every_module() -> None:

@@ -21,7 +21,7 @@ from .injection import Fault, go_file, note_of
 from .test_faults import assert_little_is_lost, job_command
 from .training import assert_same_end
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 NAMES = ("hsr-one", "hsr-two")
 AHEAD = 3600
@@ -57,7 +57,7 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
     assert [attempt["ending"] for attempt in attempts][-1] == FINISHED
     assert len(attempts) == 2
     assert_little_is_lost(faults[0], attempts[1]["first_step"])
-    assert re.search(r"rank 1 on hsr-\w+ failed: .*SIGKILL", attempts[0]["cause"])
+    assert re.search(r"rank 1 on hsr-\w+ .*SIGKILL", attempts[0]["cause"])
     # The clocks did differ, as the titles of the logs tell.
     logs = "".join(path.read_text() for path in (run_dir / "logs").iterdir())
     titles = re.findall(r"--- ([\d-]+ [\d:]+ [+-]\d+) rank \d of 2 on (hsr-\w+)", logs)
@@ -88,7 +88,7 @@ def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path)
         attempts = attempts_of(job)
     assert attempts[0]["ending"] == KILLED, attempts[0]["cause"]
     # Spark may miss it first: its limit is the same here, and its signs of life are others.
-    silence = rf"on {NAMES[1]} failed: no sign of life for (30|12.5) s"
+    silence = rf"on {NAMES[1]} .* (30|12.5) s"
     assert re.search(silence, attempts[0]["cause"]), attempts[0]["cause"]
     assert attempts[-1]["ending"] == FINISHED
     # Until Spark, too, has missed the host, attempts may still be given a place there.

@@ -38,7 +38,7 @@ from .test_faults import (
 )
 from .training import EVERY, RANKS, STEPS, assert_same_end, train
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # A fault, and the step that the attempt after it goes on from.
 Planned = tuple[PhaseFault, int]

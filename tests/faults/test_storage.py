@@ -43,28 +43,31 @@ def freezable(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.parametrize(
+    "step",
+    [41, *(pytest.param(step, marks=pytest.mark.thorough) for step in (6, STEPS, AT_THE_END))],
+)
 def test_a_disk_that_is_full_at_any_step(
-    frame: Any, undisturbed: Path, small: Path, tmp_path: Path
+    step: int, frame: Any, undisturbed: Path, small: Path, tmp_path: Path
 ) -> None:
     """From before the data to the final model: a clear error, and nothing of it is lost."""
     fill(small)
     with pytest.raises(HorovodSparkError, match="No space left on device"):
         train(frame, small / "run")
-    for number, step in enumerate((6, 41, STEPS, AT_THE_END)):
-        (small / BALLAST).unlink()
-        faults = [Fault(step, 0, "full disk")]
-        run_dir = small / f"run-{number}"
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
-        assert (small / BALLAST).exists()
-        (small / BALLAST).unlink()
-        again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
-        assert again.summary.attempts[-1].first_step >= min(step, STEPS) - 8
-        assert_same_end(run_dir, undisturbed)
-        fill(small)
+    (small / BALLAST).unlink()
+    faults = [Fault(step, 0, "full disk")]
+    run_dir = small / "filled"
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
+    assert (small / BALLAST).exists()
+    (small / BALLAST).unlink()
+    again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
+    assert again.summary.attempts[-1].first_step >= min(step, STEPS) - 8
+    assert_same_end(run_dir, undisturbed)
     await_nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_search_whose_disk_is_full_goes_on_with_the_same_trial(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -85,25 +88,25 @@ def test_a_search_whose_disk_is_full_goes_on_with_the_same_trial(
             "max_trials": 2,
         }
         search = partial(tune, rows, build, space, study_dir=disk / "study", **options)
-        with pytest.raises(StorageError, match="No trial has failed of that"):
+        with pytest.raises(StorageError, match="No trial"):
             search()
         (disk / BALLAST).unlink()
         assert list(search().trials["state"]) == ["finished"] * 2
     await_nothing_left()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("materializer", ["petastorm", "spark"])
 def test_a_disk_that_is_full_while_rows_are_written(
     spark: Any, small: Path, materializer: str
 ) -> None:
     numbers = ", ".join(f"rand({seed})" for seed in range(8))
     rows = spark.range(400_000).selectExpr(f"array({numbers}) as image", "id % 10 as digit")
-    with pytest.raises(
-        DataError, match="cannot be written to .*run/data: .*No space left on device"
-    ):
+    with pytest.raises(DataError, match="run/data.*No space left on device"):
         train(rows, small / "run", data={"materializer": materializer})
 
 
+@pytest.mark.thorough
 def test_checkpoint_storage_that_hangs(
     frame: Any,
     undisturbed: Path,
@@ -116,7 +119,7 @@ def test_checkpoint_storage_that_hangs(
     faults = [Fault(26, 0, "frozen disk")]
     patient = {"env": {ANSWER_VARIABLE: "3"}}
     began = time.monotonic()
-    with pytest.raises(CheckpointError, match="storage has not answered for 3 s"):
+    with pytest.raises(CheckpointError, match="storage.* 3 s"):
         train(frame, run_dir, faults, str(tmp_path), restarts=NONE, launch=patient)
     assert time.monotonic() - began < 300  # it ends, however slow the machine
     thaw(freezable)
@@ -132,6 +135,7 @@ def speak() -> str:
     return "done"
 
 
+@pytest.mark.thorough
 def test_log_storage_that_hangs(
     spark: Any, freezable: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +143,6 @@ def test_log_storage_that_hangs(
     runner = HorovodRunner(2, log_dir=str(freezable / "logs"), stream_logs=False)
     with caplog.at_level(logging.WARNING):
         assert runner.run(speak).results == ("done", "done")
-    assert "the full logs of ranks cannot be kept" in caplog.text
+    assert str(freezable / "logs") in caplog.text
     thaw(freezable)
     await_nothing_left()

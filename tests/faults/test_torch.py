@@ -18,7 +18,7 @@ from tests.trainings import train
 from .injection import Fault, first_time, strike
 from .training import EPOCHS, EVERY, STEPS, assert_same_end, make_frame
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # One of each kind that ends in another way.
 FAULTS = (

@@ -16,6 +16,8 @@ import pytest
 
 from tests.checkout import copy_checkout
 
+pytestmark = pytest.mark.thorough
+
 ADD = """
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -37,7 +39,7 @@ def test_horovod_with_nccl_is_built_loads_and_adds_up(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
     checkout = copy_checkout(tmp_path / "source")
-    constraints = str(checkout / "scripts" / "constraints.txt")
+    constraints = str(checkout / "scripts" / "locks" / "gpu.txt")
     packages = [f"{checkout}[gpu]", "--constraint", constraints]
     run(python, "-m", "pip", "install", "--quiet", *packages)
     program = str(tmp_path / "venv" / "bin" / "horovod-spark-runner")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # A host of two cores, whatever the machine has: all that Spark starts inherits them.
 SESSION = """

@@ -11,7 +11,7 @@ import pytest
 
 from horovod_spark_runner import DataOptions, TFTransformer, run_training
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 COLOURS = ("red", "grün", "blue")
 WORDS = ("good", "bad", "film", "a", "very")

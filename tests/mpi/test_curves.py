@@ -38,6 +38,7 @@ def rates_of(place: Path, frame: Any, **arguments: Any) -> list[np.float32]:
     return [value for _, value in curves_in(place / "events" / "train")["learning_rate"]]
 
 
+@pytest.mark.thorough
 def test_a_schedule_is_told_as_it_was_used(digits_df: Any, tmp_path: Path) -> None:
     found = rates_of(tmp_path, digits_df, model_fn=lambda: model_with(schedule()))
     # Keras gives the rate of a step by the number of steps before it.

@@ -46,9 +46,9 @@ def test_ranks_of_a_custom_loop_share_every_row(spark: Any, tmp_path: Path) -> N
 
 def test_wrong_columns_are_refused(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(3).selectExpr("id", "map(id, id) as m")
-    with pytest.raises(DataError, match="no column 'q'"):
+    with pytest.raises(DataError, match="'q'"):
         prepare_dataset(frame, ["q"], data_dir=str(tmp_path))
-    with pytest.raises(DataError, match="columns names no column"):
+    with pytest.raises(DataError, match="columns"):
         prepare_dataset(frame, [], data_dir=str(tmp_path))
-    with pytest.raises(DataError, match="'m' is of type map"):
+    with pytest.raises(DataError, match="'m'.*map"):
         prepare_dataset(frame, ["m"], data_dir=str(tmp_path))

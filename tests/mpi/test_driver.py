@@ -11,7 +11,7 @@ import pytest
 
 from tests.absent import without
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 DRIVER = """
 import json, sys

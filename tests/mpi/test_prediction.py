@@ -67,6 +67,7 @@ def test_validation_gives_what_evaluating_gives(digits_df: Any, tmp_path: Path) 
     assert transformer.evaluate(frame.filter("held")) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_a_saved_model(digits_df: Any, tmp_path: Path) -> None:
     """If asked for; where it is not, none of earlier weights stays."""
     import tensorflow as tf
@@ -85,12 +86,13 @@ def test_a_run_leaves_a_saved_model(digits_df: Any, tmp_path: Path) -> None:
     assert not (run / "saved_model").exists()
 
 
+@pytest.mark.thorough
 def test_what_no_saved_model_can_be_is_refused_before_the_first_step(
     digits_df: Any, tmp_path: Path
 ) -> None:
     frame, wanted = digits_df.filter("id < 200"), CheckpointOptions(saved_model=True)
     data = DataOptions(transforms={"image": lambda value, rng: value / 2})
-    with pytest.raises(ModelError, match="'image': the model was trained with a transform"):
+    with pytest.raises(ModelError, match="'image'.*transform"):
         train(frame, tmp_path / "transform", checkpoints=wanted, data=data)
 
     def eager() -> Any:
@@ -98,11 +100,12 @@ def test_what_no_saved_model_can_be_is_refused_before_the_first_step(
         model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
         return model
 
-    with pytest.raises(ModelError, match="compiled with run_eagerly=True"):
+    with pytest.raises(ModelError, match="run_eagerly=True"):
         train(frame, tmp_path / "eager", checkpoints=wanted, model_fn=eager)
     assert not (tmp_path / "eager" / "checkpoints").exists()
 
 
+@pytest.mark.thorough
 def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> None:
     """It asks Horovod for its size, reads a file that is gone later, and has parts of its own."""
     token = tmp_path / "token"
@@ -155,5 +158,5 @@ def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> No
     signature = read_model(RunDirectory(str(tmp_path / "run"))).signature
     assert signature.own["self_contained"] is False
     assert signature.own["state"]["image_data_format"] == "channels_first"
-    with pytest.raises(RunDirectoryError, match="'Scale' in layer 'scale'"):
+    with pytest.raises(RunDirectoryError, match="'Scale'.*'scale'"):
         TFTransformer.from_run(str(tmp_path / "run"))

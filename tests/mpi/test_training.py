@@ -147,12 +147,13 @@ def test_the_summary_of_a_training_is_saved_with_the_model(whole: Any, tmp_path:
     assert loaded.summary.timings["samples_per_second"] > 0
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_path: Path) -> None:
     arguments = {"validation": 0.2, "lr_scaling": "linear", "warmup_epochs": 3.0, "epochs": 4}
     run = tmp_path / "run"
     run.mkdir()
     (run / "model").write_text("in the way")  # as a full disk, it takes no files
-    with pytest.raises(CheckpointError, match="the training is done, but its model could not be"):
+    with pytest.raises(CheckpointError, match="training.*model"):
         train(small, run, **arguments)
     (run / "model").unlink()
     assert train(small, run, **arguments).summary.history == whole.summary.history
@@ -171,20 +172,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_p
     again = train(small, tmp_path / "run", epochs=4, **arguments)
     assert again.summary.history == whole.summary.history
 
-    with pytest.raises(RunDirectoryError, match="resume='never'.*holds a run already"):
+    with pytest.raises(RunDirectoryError, match="resume='never'"):
         train(small, tmp_path / "run", epochs=5, resume="never")
-    with pytest.raises(RunDirectoryError, match="holds a run on other data"):
+    with pytest.raises(RunDirectoryError, match=" data"):
         train(small.filter("id > 3"), tmp_path / "run", epochs=5, **arguments)
-    with pytest.raises(RunDirectoryError, match="another model .*units is 8 now, the run was .*16"):
+    with pytest.raises(RunDirectoryError, match="model .*units.* 8 .*16"):
         train(small, tmp_path / "run", model_fn=lambda: digits_model(8), epochs=5, **arguments)
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ("shape", r"takes rows of shape \(63,\), but column 'image' has rows of shape \(64,\)"),
-        ("uncompiled", "is not compiled"),
-        ("horovod", "does not average gradients under Keras 3"),
+        ("shape", r"\(63,\).*column 'image'.*\(64,\)"),
+        ("uncompiled", "compiled"),
+        ("horovod", "DistributedOptimizer.*plain Keras optimizer"),
     ],
 )
 def test_what_only_the_model_shows_is_told_on_the_driver(
@@ -263,6 +264,7 @@ def test_several_inputs_and_outputs_by_name(
     assert through_pandas.brightness_out == pytest.approx(row.brightness_out, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_early_stopping_and_weights(small: Any, tmp_path: Path) -> None:
     def callbacks() -> list[Any]:
         import keras
@@ -312,6 +314,7 @@ def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) 
     assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
 
 
+@pytest.mark.thorough
 def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
     import keras
 
@@ -329,6 +332,7 @@ def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
     assert len(described.transform(small).first().prediction) == 10
 
 
+@pytest.mark.thorough
 def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
     small: Any, tmp_path: Path
 ) -> None:
@@ -378,6 +382,7 @@ def small_convnet() -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_png_files_are_trained_on_from_parquet_and_predicted(
     spark: Any, digits: Any, tmp_path: Path
 ) -> None:
@@ -412,12 +417,13 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
     # The one row is alone in its batch, whose sums some processors add up in another order.
     again = loaded.transform(frame).first().prediction
     np.testing.assert_allclose(again, predicted[0].prediction, rtol=1e-5)
-    with pytest.raises(DataError, match="trained with transforms of column 'png'"):
+    with pytest.raises(DataError, match="transforms.*'png'"):
         TFTransformer.from_run(str(tmp_path / "run"))
-    with pytest.raises(DataError, match="'png' is a scalar, but the model was trained on"):
+    with pytest.raises(DataError, match="'png'.*scalar"):
         loaded.transform(frame.withColumn("png", frame.digit))
 
 
+@pytest.mark.thorough
 def test_a_failed_run_and_later_runs_use_the_same_data(small: Any, tmp_path: Path) -> None:
     from horovod_spark_runner import RankFailedError
 

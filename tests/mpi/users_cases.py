@@ -6,6 +6,7 @@ ranks, or a resumed run, can show.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from horovod_spark_runner.training.loop import train
 from tests.conformance.case import Case
 from tests.conformance.recording import recorder
 from tests.conformance.steps import Adversaries, own, registered
-from tests.conformance.training import TOKEN, _spec, forget
+from tests.conformance.training import TOKEN, _spec, fit, forget
 
 
 def dense(optimizer: Any = "sgd", loss: Any = "mse", kind: Any = None, **more: Any) -> Any:
@@ -102,13 +103,34 @@ class ByAutograph(keras.Model):
         return {"loss": loss}
 
 
-class OnRankZero(keras.Model):
-    """Applies gradients on rank 0 only, as Python may decide in eager mode."""
+class SumsRows(keras.Model):
+    """Descends a sum over the rows."""
 
     def train_step(self, data: Any) -> Any:
-        loss, gradients = gradients_of(self, data)
-        if hvd.rank() == 0 or hvd.size() == 1:
-            self.optimizer.apply(gradients, self.trainable_variables)
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.sum((self(x, training=True)[:, 0] - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class Anneals(keras.Model):
+    """Adds a sum over the rows whose factor is 0 in the first two steps."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.made = self.add_weight(name="made", trainable=False, initializer="zeros")
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = (self(x, training=True)[:, 0] - y) ** 2
+            factor = ops.maximum(self.made - 1.0, 0.0)
+            loss = (1 - ops.minimum(factor, 1.0)) * ops.mean(errors) + factor * ops.sum(errors)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.made.assign_add(1.0)
         return {"loss": loss}
 
 
@@ -148,7 +170,8 @@ class Noisy(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         drawn = ops.stack([keras.random.normal(()), tf.random.normal(())])
-        tf.numpy_function(_note, [drawn], [])
+        if not tf.executing_eagerly():  # as where a step is tried
+            tf.numpy_function(_note, [drawn], [])
         return super().train_step(data)
 
 
@@ -248,6 +271,32 @@ def synchronized() -> Any:
     return model
 
 
+class DenseTable(layers.Embedding):
+    """An embedding whose gradient is that of all its rows, not slices of those that are used."""
+
+    def call(self, inputs: Any) -> Any:
+        return ops.take(self.embeddings * 1.0, inputs, axis=0)
+
+
+def embedded(optimizer: Any, table: Any = layers.Embedding) -> Any:
+    """Return a network on tokens, some of which are several times in a batch."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.Flatten()(table(10, 4)(inputs))
+    model = keras.Model(inputs, layers.Dense(1)(hidden))
+    model.compile(optimizer(), "mse")
+    return model
+
+
+EMBEDDING_OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.05),
+}
+
+
 def with_moments() -> Any:
     return dense(keras.optimizers.Adam(0.02), metrics=["mae"])
 
@@ -282,11 +331,16 @@ CASES = {
         ),
         plain("assigns-itself", lambda: dense(kind=AssignsItself)),
         plain("by-autograph", lambda: dense(kind=ByAutograph)),
-        plain("on-rank-zero", lambda: dense(kind=OnRankZero, run_eagerly=True)),
+        plain("sums-rows", lambda: dense(kind=SumsRows)),
+        plain("anneals", lambda: dense("adam", kind=Anneals)),
         plain("rate-of-its-own", dense, callbacks=lambda folder: [RateOfItsOwn()]),
         plain("assigns-on-one-rank", dense, callbacks=lambda folder: [AssignsOnOneRank()]),
         plain("noise", lambda: dense(kind=Noisy), callbacks=lambda folder: [WritesNoise(folder)]),
         Case("synchronized", synchronized),
+        *(
+            plain(f"embedding-{name}", functools.partial(embedded, make), x="tokens")
+            for name, make in EMBEDDING_OPTIMIZERS.items()
+        ),
         plain("rate-scheduled", **linear(dense, halving)),
         plain("rates-of-two", y="y2", **linear(two_rates, lambda folder: [])),
         Case("rates-of-multi", **linear(multi, lambda folder: [], warmup_epochs=1.0)),
@@ -328,11 +382,17 @@ def train_all(data: str, folder: str) -> dict[str, Any]:
     place = Path(folder, parting.name)
     found[parting.name] = _trained(parting, Path(data), place, place, sync=AsyncServer())
     found["logs"] = _logs_of_unequal_steps()
+    for name, make in EMBEDDING_OPTIMIZERS.items():
+        of_dense = functools.partial(embedded, make, DenseTable)
+        case = replace(CASES[f"embedding-{name}"], model=of_dense)
+        forget()
+        alone = fit(case, Path(data), Path(folder, f"dense-{name}-{rank}"))
+        found[f"dense-{name}"] = {"error": alone.error, "weights": list(alone.weights.values())}
     return found
 
 
 def _trained(
-    case: Case, data: Path, run_dir: Path, files: Path, fit: Any = None, **changes: Any
+    case: Case, data: Path, run_dir: Path, files: Path, options: Any = None, **changes: Any
 ) -> dict[str, Any]:
     """Train a case, and return what came of it on this rank."""
     noted, made = recorder(), []
@@ -346,7 +406,7 @@ def _trained(
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
     spec = _spec(case, data, run_dir, hvd.size(), model)
-    spec = replace(spec, **changes, fit=replace(spec.fit, **(fit or {})))
+    spec = replace(spec, **changes, fit=replace(spec.fit, **(options or {})))
     spec.callbacks.extend([*case.callbacks(files), noted])
     found: dict[str, Any] = {"error": "", "history": []}
     try:
@@ -368,7 +428,7 @@ def _in_two_parts(case: Case, data: Path, folder: Path) -> dict[str, Any]:
     """Train a case in two parts."""
     files, run_dir = folder / f"files-{hvd.rank()}", folder / "parts"
     files.mkdir(parents=True, exist_ok=True)
-    _trained(case, data, run_dir, files, fit={"epochs": 1})
+    _trained(case, data, run_dir, files, options={"epochs": 1})
     checkpoint = RunDirectory(str(run_dir)).checkpoint_steps()[0]
     return _trained(case, data, run_dir, files, checkpoint=checkpoint)
 
@@ -376,12 +436,12 @@ def _in_two_parts(case: Case, data: Path, folder: Path) -> dict[str, Any]:
 def _another_share(data: Path, folder: Path) -> dict[str, Any]:
     """Train as a world of three does that was restarted with fewer ranks: 15 rows a step."""
     case = Case("another-share", with_moments)
-    return _trained(case, data, folder, folder, workers=3, fit={"batch_size": 5})
+    return _trained(case, data, folder, folder, workers=3, options={"batch_size": 5})
 
 
 def _logs_of_unequal_steps() -> dict[str, Any]:
     """Return the logs of an epoch whose last step had 3 rows on rank 0 and 1 on each other."""
-    model = dense(kind=OnRankZero)
+    model = dense(kind=SumsRows)
     rank, size = hvd.rank(), hvd.size()
     fraction = (3 if rank == 0 else 1) / (3 + size - 1)
     return epoch_logs(model, {"own": tf.constant(float(rank + 1))}, {"own"}, fraction)

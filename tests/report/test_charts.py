@@ -10,14 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_spark_runner.report import appearance, numbers
+from horovod_spark_runner import formatting
 from horovod_spark_runner.report.axes import Scale, bounds, linear_ticks, log_ticks, spans_decades
-from horovod_spark_runner.report.bars import MOST_BARS, Bar, bar_chart
-from horovod_spark_runner.report.lines import Mark, Series, line_chart
+from horovod_spark_runner.report.lines import Series, line_chart
 from horovod_spark_runner.report.markup import Markup, element
 from horovod_spark_runner.report.page import Section, facts, figure, grid, page, table
-from horovod_spark_runner.report.parallel import Axis, Line, parallel_chart
-from horovod_spark_runner.report.scatter import Point, scatter_chart
 from horovod_spark_runner.report.stacked import (
     MOST_COLUMNS,
     Part,
@@ -138,24 +135,28 @@ def test_bounds_are_never_equal() -> None:
 
 
 def test_numbers_for_people() -> None:
-    told = [numbers.number(v) for v in (0.0, 0.012341, 12345.6, 2.5, -3, 1.23e-7, float("nan"))]
+    told = [formatting.number(v) for v in (0.0, 0.012341, 12345.6, 2.5, -3, 1.23e-7, float("nan"))]
     assert told == ["0", "0.01234", "12,346", "2.5", "−3", "1.23e-07", "NaN"]
-    spans = [numbers.duration(v) for v in (0, 0.0123, 3.21, 125, 7380, 100_000)]
+    spans = [formatting.duration(v) for v in (0, 0.0123, 3.21, 125, 7380, 100_000)]
     assert spans == ["0 s", "12 ms", "3.21 s", "2 min 5 s", "2 h 3 min", "1 d 3 h"]
-    assert [numbers.short(v) for v in (0, 20_000, 1.5e6, 1e-5, 0.25)] == [
+    assert [formatting.short(v) for v in (0, 20_000, 1.5e6, 1e-5, 0.25)] == [
         "0",
         "20k",
         "1.5M",
         "1e-5",
         "0.25",
     ]
-    assert numbers.size(3 * 2**20) == "3 MiB"
-    assert [numbers.size(n) for n in (999, 1000, 1023 * 2**10)] == ["999 B", "1000 B", "1023 KiB"]
-    assert [numbers.duration(s) for s in (0.0994, 0.0996)] == ["99 ms", "0.0996 s"]
-    assert numbers.share(1, 4) == "25 %"
-    assert numbers.share(1, 0) == ""
-    assert numbers.shortened("a_very_long_name", 9) == "a_ver…ame"
-    assert numbers.moment(0) == "1970-01-01 00:00:00 UTC"
+    assert formatting.size(3 * 2**20) == "3 MiB"
+    assert [formatting.size(n) for n in (999, 1000, 1023 * 2**10)] == [
+        "999 B",
+        "1000 B",
+        "1023 KiB",
+    ]
+    assert [formatting.duration(s) for s in (0.0994, 0.0996)] == ["99 ms", "0.0996 s"]
+    assert formatting.share(1, 4) == "25 %"
+    assert formatting.share(1, 0) == ""
+    assert formatting.shortened("a_very_long_name", 9) == "a_ver…ame"
+    assert formatting.moment(0) == "1970-01-01 00:00:00 UTC"
 
 
 def test_values_that_span_decades_are_told() -> None:
@@ -170,22 +171,15 @@ def test_values_that_span_decades_are_told() -> None:
 
 def test_all_that_is_no_markup_is_escaped() -> None:
     chart = line_chart(
-        [Series(HOSTILE, [1, 2], [1, 2], marks=(Mark(1, 1, HOSTILE),))],
+        [Series(HOSTILE, [1, 2], [1, 2])],
         x_title=HOSTILE,
         y_title=HOSTILE,
     )
     others = [
-        bar_chart([Bar(HOSTILE, 1, HOSTILE)], title=HOSTILE),
         stacked_rows([Whole(HOSTILE, {HOSTILE: 1})], [Part(HOSTILE, 0, HOSTILE)], title=HOSTILE),
         legend([Part(HOSTILE, 0, HOSTILE)], [Whole("", {HOSTILE: 1})]),
         stacked_columns(
             [Whole(HOSTILE, {HOSTILE: 1})], [Part(HOSTILE, 0)], x_title=HOSTILE, y_title=HOSTILE
-        ),
-        scatter_chart([Point(1, 1, HOSTILE)], x_title=HOSTILE, y_title=HOSTILE),
-        parallel_chart(
-            [Axis(HOSTILE, choices=(HOSTILE,))],
-            [Line({HOSTILE: HOSTILE}, told=HOSTILE)],
-            label=HOSTILE,
         ),
         table([HOSTILE], [[HOSTILE]]),
         facts({HOSTILE: HOSTILE}),
@@ -230,34 +224,24 @@ def test_curves_may_come_in_any_order_and_be_empty() -> None:
     )
     assert drawn_values(chart) == ([1, 2, 3], [10, 20, 30])
     assert "no values" in line_chart([Series("b", [], [])], x_title="x", y_title="y")
-    assert "no values" in scatter_chart([], x_title="x", y_title="y")
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be -1"):
-        bar_chart([Bar("a", -1)], title="")
-    with pytest.raises(ValueError, match="'b', which is none of"):
+    with pytest.raises(ValueError, match="-1"):
+        stacked_rows([Whole("w", {"a": -1})], [Part("a", 0)], title="")
+    with pytest.raises(ValueError, match="'b'"):
         stacked_rows([Whole("w", {"b": 1})], [Part("a", 0)], title="")
-    with pytest.raises(ValueError, match="cannot be nan"):
+    with pytest.raises(ValueError, match="nan"):
         stacked_rows([Whole("w", {"a": float("nan")})], [Part("a", 0)], title="")
-    with pytest.raises(ValueError, match="rate: 0 is not positive"):
-        parallel_chart([Axis("rate", log=True)], [Line({"rate": 0})], label="")
-    with pytest.raises(ValueError, match="kind: 'c' is none of"):
-        parallel_chart([Axis("kind", choices=("a",))], [Line({"kind": "c"})], label="")
-    with pytest.raises(ValueError, match="1 cells in a table of 2"):
+    with pytest.raises(ValueError, match=r"1 .*\b2"):
         table(["a", "b"], [["1"]])
 
 
 def test_what_is_left_out_is_told() -> None:
-    assert "and 3 more" in bar_chart([Bar("a", 1)] * (MOST_BARS + 3), title="")
     columns = stacked_columns(wholes(1000, "epoch"), PARTS, x_title="epoch", y_title="s")
     assert "the mean of up to 12" in columns
     assert columns.count("<rect") <= MOST_COLUMNS * len(PARTS)
-    points = [Point(1, 1), Point(float("nan"), 1), Point(-1, 1)]
-    assert "2 without a place" in scatter_chart(points, x_title="x", y_title="y", log_x=True)
     assert "and 7 more" in table(["a"], [["1"]] * 507)
-    lines = [Line({"a": i}) for i in range(405)]
-    assert "5 more" in parallel_chart([Axis("a")], lines, label="")
 
 
 def test_columns_are_as_high_as_what_they_stand_for() -> None:
@@ -279,13 +263,15 @@ def luminance(colour: str) -> float:
 
 
 def test_colours_stand_out_from_the_page() -> None:
-    for name in ("LIGHT", "DARK"):
-        card = re.search(r"--card:(#\w{6})", getattr(appearance, f"_INK_{name}"))
-        assert card
-        behind = luminance(card[1])
-        for colour in getattr(appearance, f"_{name}"):
+    style = page("", "", [])
+    for card, colours in re.findall(
+        r"--card: (#\w{6});.*?((?:--c\d: #\w{6};\s*)+)", style, re.DOTALL
+    ):
+        behind = luminance(card)
+        for colour in re.findall(r"#\w{6}", colours):
             low, high = sorted([luminance(colour), behind])
-            assert (high + 0.05) / (low + 0.05) >= 3, (name, colour)
+            assert (high + 0.05) / (low + 0.05) >= 3, (card, colour)
+    assert len(re.findall(r"--c\d: #", style)) == 16
 
 
 # -- to the eye --------------------------------------------------------------------------------
@@ -295,19 +281,12 @@ def sample() -> str:
     rng = np.random.default_rng(1)
     epochs = np.arange(1, 31)
     train, held = np.exp(-epochs / 9) + 0.05, np.exp(-epochs / 8) + 0.12
-    best = int(held.argmin())
     curves = [
-        Series("loss", epochs, train, dashed=True, marks=(Mark(30, float(train[-1])),)),
-        Series("val_loss", epochs, held, marks=(Mark(float(epochs[best]), held[best], "best"),)),
+        Series("loss", epochs, train, dashed=True),
+        Series("val_loss", epochs, held),
     ]
     million = rng.normal(0, 1, MILLION).cumsum()
     steps = line_chart([Series("walk", np.arange(MILLION), million)], x_title="s", y_title="w")
-    axes = [Axis("rate", log=True), Axis("kind", choices=("relu", "tanh")), Axis("loss")]
-    lines = [
-        Line({"rate": 10 ** rng.uniform(-5, -1), "kind": ("relu", "tanh")[i % 2], "loss": i / 9})
-        for i in range(50)
-    ]
-    points = [Point(10 ** rng.uniform(-5, -1), rng.uniform(), f"trial {i}") for i in range(300)]
     return page(
         "A training with a long name " + "x" * 60,
         "of no importance",
@@ -318,10 +297,6 @@ def sample() -> str:
                     grid(
                         figure("Loss", line_chart(curves, x_title="epoch", y_title="loss")),
                         figure("Walk", steps),
-                        figure("Importance", bar_chart([Bar("rate", 0.7)], title="share")),
-                        figure(
-                            "Points", scatter_chart(points, x_title="r", y_title="l", log_x=True)
-                        ),
                     )
                 ],
             ),
@@ -336,7 +311,6 @@ def sample() -> str:
                         ),
                         wide=True,
                     ),
-                    figure("Trials", parallel_chart(axes, lines, label="trials"), wide=True),
                     figure("Ranks", stacked_rows(wholes(6, "rank"), PARTS, title="seconds")),
                     table(["name", "value"], [["x" * 300, "1"]], numeric=[1]),
                 ],
@@ -346,13 +320,14 @@ def sample() -> str:
     )
 
 
+@pytest.mark.thorough
 def test_a_page_is_readable_light_dark_and_on_a_phone(browser: Browser) -> None:
     whole = sample()
     assert len(whole.encode()) < 200_000
     light = browser.look(whole)
     light.check()
     assert light.headings == ["Curves", "Wide"]
-    assert light.charts == 7
+    assert light.charts == 4
     assert re.fullmatch(r"at \d+:  loss [\d.]+,  val_loss [\d.]+", light.told)
     assert light.background == "rgb(255, 255, 255)"
     dark = browser.look(whole, dark=True)

@@ -31,7 +31,7 @@ def main() -> None:
         try:
             use()
         except InvalidInputError as error:
-            print("stopped" if "session that was stopped" in str(error) else error)
+            print("stopped" if "session" in str(error) else error)
 
 
 if __name__ == "__main__":

@@ -58,44 +58,45 @@ def estimator(tmp_path: Path) -> HorovodEstimator:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"featuresCol": "x"}, DataError, "has no column 'x'; it has 'features', 'label'"),
-        ({"labelCol": "y"}, DataError, "has no column 'y'"),
-        ({"weightCol": "w"}, DataError, "has no column 'w'"),
-        ({"featureCols": ["s", "x"]}, DataError, "has no column 'x'"),
+        ({"featuresCol": "x"}, DataError, "'x'.*'features'.*'label'"),
+        ({"labelCol": "y"}, DataError, "'y'"),
+        ({"weightCol": "w"}, DataError, "'w'"),
+        ({"featureCols": ["s", "x"]}, DataError, "'x'"),
         ({"labelCols": ["s"]}, DataError, "'s'"),
-        ({"validationIndicatorCol": "v"}, DataError, "validation='v': the DataFrame has no such"),
-        ({"validationIndicatorCol": "s"}, DataError, "is of type string; it must be boolean"),
+        ({"validationIndicatorCol": "v"}, DataError, "validation='v'"),
+        ({"validationIndicatorCol": "s"}, DataError, "string.*boolean"),
         (
             {"validationIndicatorCol": "even", "validationFraction": 0.5},
             InvalidInputError,
-            "both say which rows to validate with",
+            "validat",
         ),
         (
             {"labelCol": "label", "labelCols": ["label"]},
             InvalidInputError,
-            "both name the label columns",
+            "label",
         ),
         (
             {"featuresCol": "features", "featureCols": ["features"]},
             InvalidInputError,
-            "both name the feature columns, and neither is joined to the other",
+            "feature",
         ),
-        ({"modelArgs": {"depth": 3}}, InvalidInputError, "do not fit modelFn: .*'depth'"),
-        ({"modelFn": "no.such:function"}, InvalidInputError, "cannot be imported here"),
-        ({"modelFn": "no.keras"}, InvalidInputError, "model file .*no.keras does not exist"),
-        ({"callbacks": ["early"]}, InvalidInputError, "callbacks holds 'early'"),
-        ({"warmupEpochs": 2}, InvalidInputError, "needs lr_scaling='linear'"),
-        ({"predictionCol": "even"}, DataError, "already has a column 'even', which a prediction"),
-        ({"predictionCol": "LABEL"}, DataError, "already has a column 'label'"),
-        ({"predictionCol": ["s"]}, DataError, "already has a column 's'"),
-        ({"probabilityCol": "s"}, DataError, "already has a column 's'"),
-        ({"rawPredictionCol": {"out": "s"}}, DataError, "already has a column 's'"),
-        ({"outputForm": "struct", "predictionCol": "s"}, DataError, "already has a column 's'"),
-        ({"resumeFrom": "/nowhere"}, InvalidInputError, "holds no checkpoint|cannot be"),
-        ({"numWorkers": 99}, NotEnoughSlotsError, "asked for 99 slots"),
+        ({"modelArgs": {"depth": 3}}, InvalidInputError, "modelFn.*'depth'"),
+        ({"modelFn": "no.such:function"}, InvalidInputError, "import"),
+        ({"modelFn": "no.keras"}, InvalidInputError, "file.*no.keras"),
+        ({"callbacks": ["early"]}, InvalidInputError, "callbacks.*'early'"),
+        ({"warmupEpochs": 2}, InvalidInputError, "lr_scaling='linear'"),
+        ({"predictionCol": "even"}, DataError, "'even'.*predict"),
+        ({"predictionCol": "LABEL"}, DataError, "'label'"),
+        ({"predictionCol": ["s"]}, DataError, "'s'"),
+        ({"probabilityCol": "s"}, DataError, "'s'"),
+        ({"rawPredictionCol": {"out": "s"}}, DataError, "'s'"),
+        ({"outputForm": "struct", "predictionCol": "s"}, DataError, "'s'"),
+        ({"resumeFrom": "/nowhere"}, InvalidInputError, "checkpoint|/nowhere|cannot be"),
+        ({"numWorkers": 99}, NotEnoughSlotsError, r"\b99 slots"),
     ],
 )
 def test_what_cannot_be_right_is_refused_before_the_job(
@@ -107,7 +108,7 @@ def test_what_cannot_be_right_is_refused_before_the_job(
 
 def test_a_column_of_the_default_name_is_in_the_way(estimator: HorovodEstimator, rows: Any) -> None:
     taken = rows.withColumnRenamed("s", "prediction")
-    with pytest.raises(DataError, match="already has a column 'prediction', .*prediction_col="):
+    with pytest.raises(DataError, match="'prediction'.*prediction_col="):
         estimator.fit(taken)
     # Of several outputs, no column is called so.
     with pytest.raises(NotEnoughSlotsError):
@@ -118,35 +119,37 @@ def test_a_map_that_cannot_be_right_is_refused_before_any_training(
     estimator: HorovodEstimator, rows: Any
 ) -> None:
     maps = [{}, {estimator.featuresCol: "x"}]
-    with pytest.raises(DataError, match="has no column 'x'"):
+    with pytest.raises(DataError, match="'x'"):
         estimator.fitMultiple(rows, maps)
-    with pytest.raises(InvalidInputError, match="modelArgs.* do not fit modelFn"):
+    with pytest.raises(InvalidInputError, match="modelArgs.*modelFn"):
         estimator.fit(rows, [{}, {estimator.modelArgs: {"depth": 3}}])
-    with pytest.raises(InvalidInputError, match="resumeFrom names one run directory for several"):
+    with pytest.raises(InvalidInputError, match="resumeFrom"):
         estimator.setResumeFrom("/nowhere").fitMultiple(rows, [{}, {}])
 
 
+@pytest.mark.thorough
 def test_no_column_is_guessed(estimator: HorovodEstimator, rows: Any) -> None:
     """Where nothing was named, what `run_training` finds by convention holds, or its refusal."""
-    with pytest.raises(DataError, match="feature_cols is not given, and .* no column 'features'"):
+    with pytest.raises(DataError, match="feature_cols.*'features'"):
         estimator.fit(rows.drop("features"))
-    with pytest.raises(DataError, match="has no column 'features'"):
+    with pytest.raises(DataError, match="'features'"):
         estimator.setFeaturesCol("features").fit(rows.drop("features"))
 
 
 def test_without_a_model_there_is_nothing_to_train(rows: Any) -> None:
-    with pytest.raises(InvalidInputError, match="modelFn is not set"):
+    with pytest.raises(InvalidInputError, match="modelFn"):
         HorovodEstimator().fit(rows)
-    with pytest.raises(DataError, match=r"must be a Spark DataFrame.*of type list"):
+    with pytest.raises(DataError, match="Spark DataFrame.* list"):
         HorovodEstimator(modelFn=make_model).fit([1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("validation", "message"),
     [
-        (None, "there are no rows, so nothing to train on"),
-        ("label > 99", "validation rows .*there are no rows"),
-        ("label < 99", "train rows .*there are no rows"),
+        (None, "no rows.*train"),
+        ("label > 99", "validation.*no rows"),
+        ("label < 99", "train.*no rows"),
     ],
 )
 def test_no_rows(
@@ -166,6 +169,7 @@ def grid(estimator: HorovodEstimator) -> Any:
     return builder.addGrid(estimator.epochs, [1, 2]).build()
 
 
+@pytest.mark.thorough
 def test_it_is_saved_and_loaded_alone_and_within_others(
     estimator: HorovodEstimator, tmp_path: Path
 ) -> None:
@@ -221,6 +225,7 @@ def test_it_is_saved_and_loaded_alone_and_within_others(
     assert len(loaded.getEstimatorParamMaps()) == 4
 
 
+@pytest.mark.thorough
 def test_a_search_over_functions_is_saved(estimator: HorovodEstimator, tmp_path: Path) -> None:
     maps = ParamGridBuilder().addGrid(estimator.modelFn, [make_model, make_wide_model])
     for cls in (CrossValidator, TrainValidationSplit):
@@ -237,7 +242,7 @@ def test_a_search_over_functions_is_saved(estimator: HorovodEstimator, tmp_path:
 def test_what_cannot_be_saved_replaces_nothing(estimator: HorovodEstimator, tmp_path: Path) -> None:
     place = str(tmp_path / "saved")
     estimator.save(place)
-    with pytest.raises(InvalidInputError, match="callbacks is .*lambda.*no name that another"):
+    with pytest.raises(InvalidInputError, match="callbacks.*lambda"):
         estimator.setCallbacks(lambda: [*make_callbacks()]).write().overwrite().save(place)
     assert HorovodEstimator.load(place).getModelFn() == f"{__name__}:make_model"
 
@@ -259,7 +264,7 @@ def test_what_is_no_estimator_of_this_format_is_refused(
 ) -> None:
     place = str(tmp_path / "saved")
     VectorAssembler(inputCols=["a"], outputCol="b").save(place)
-    with pytest.raises(InvalidInputError, match="holds a .*VectorAssembler, not a .*HorovodEstim"):
+    with pytest.raises(InvalidInputError, match="VectorAssembler.*HorovodEstim"):
         HorovodEstimator.load(place)
     estimator.write().overwrite().save(place)
     (line,) = spark.read.text(f"{place}/metadata").first()
@@ -269,10 +274,10 @@ def test_what_is_no_estimator_of_this_format_is_refused(
         (
             {**saved, "horovodSparkRunnerFormat": 2},
             InvalidInputError,
-            "holds an estimator of format 2; .*reads format 1",
+            r"format 2\b.*format 1",
         ),
-        ({**saved, "paramMap": params}, RunDirectoryError, "of another version: .*ofLater"),
-        ([saved], RunDirectoryError, "the metadata in .*saved are damaged"),
+        ({**saved, "paramMap": params}, RunDirectoryError, "ofLater"),
+        ([saved], RunDirectoryError, "metadata.*saved"),
     ):
         (part,) = Path(place, "metadata").glob("part-*")
         part.write_text(json.dumps(metadata))
@@ -280,6 +285,48 @@ def test_what_is_no_estimator_of_this_format_is_refused(
             HorovodEstimator.load(place)
 
 
+def test_storage_does_not_say_what_is_called(
+    estimator: HorovodEstimator, rows: Any, tmp_path: Path
+) -> None:
+    """Whoever writes the metadata could have the driver and the ranks run anything."""
+    place, proof = str(tmp_path / "saved"), tmp_path / "proof"
+    hostile: list[dict[str, Any]] = [
+        {"modelFn": "os:system", "modelArgs": {"command": f"touch {proof}"}},
+        {"callbacks": "os:getcwd"},
+        {"customObjects": {"f": "os:system"}},
+        {"data": {"transforms": {"features": "os:system"}}},
+        {"launch": {"env": {"LD_PRELOAD": "/planted.so"}}},
+        {"launch": {"mpi": {"parameters": {"mca_base_component_path": "/planted"}}}},
+    ]
+    estimator.save(place)
+    (part,) = Path(place, "metadata").glob("part-*")
+    saved = json.loads(part.read_text())
+    search = CrossValidator(
+        estimator=estimator, estimatorParamMaps=[{}, {}], evaluator=RegressionEvaluator()
+    )
+    for edited in hostile:
+        params = {**saved["paramMap"], "modelFn": "/model.keras", **edited}
+        part.write_text(json.dumps({**saved, "paramMap": params}))
+        loaded = HorovodEstimator.load(place)
+        with pytest.raises(InvalidInputError, match=f"(?s){next(iter(edited))}.*storage.*set"):
+            loaded.fit(rows)
+        defaults = {**saved["defaultParamMap"], **params}
+        part.write_text(json.dumps({**saved, "paramMap": {}, "defaultParamMap": defaults}))
+        with pytest.raises(InvalidInputError, match="(?s)storage.*set"):
+            HorovodEstimator.load(place).copy().setNumWorkers(1).fit(rows)
+        # The maps of a search come from storage, too, and Spark sets them.
+        maps = [{estimator.getParam(name): value for name, value in edited.items()}]
+        with pytest.raises(InvalidInputError, match="storage"):
+            search.setEstimatorParamMaps(maps).fit(rows)
+    assert not proof.exists()
+    # What is given again counts, as text or as itself.
+    for given in (make_model, f"{__name__}:make_model"):
+        loaded = HorovodEstimator.load(place).setModelFn(given).setLaunch({"env": {"A": "1"}})
+        with pytest.raises(NotEnoughSlotsError):
+            loaded.setNumWorkers(99).fit(rows)
+
+
+@pytest.mark.thorough
 def test_it_is_loaded_without_the_code_of_its_model(
     estimator: HorovodEstimator, tmp_path: Path
 ) -> None:

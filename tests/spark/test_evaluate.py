@@ -73,6 +73,7 @@ def classifier(outputs: int, **compiled: Any) -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_the_compiled_metrics_of_two_classes(
     frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_the_compiled_metrics_of_two_classes(
     check(transformer.evaluate(frame, list(objects.values())), {n: plain[n] for n in objects})
 
 
+@pytest.mark.thorough
 def test_metrics_by_name_and_object(
     frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -205,15 +207,16 @@ def test_several_inputs_and_outputs(
     check(transformer.evaluate(renamed, label_cols={"class": "sort"}), by_keras)
     check(transformer.evaluate(renamed, label_cols=["real", "sort"]), by_keras)
     others = {"class": ["sparse_top_k_categorical_accuracy", "accuracy"]}
-    with pytest.raises(InvalidInputError, match="names 'sort', but .* are 'price', 'class'"):
+    with pytest.raises(InvalidInputError, match="'sort'.*'price'.*'class'"):
         transformer.evaluate(frame, label_cols={"sort": "kind"})
     found = transformer.evaluate(frame, others)
     assert found["class_accuracy"] == pytest.approx(by_keras["class_accuracy"], abs=1e-6)
     assert found["class_sparse_top_k_categorical_accuracy"] == 1.0
-    with pytest.raises(InvalidInputError, match="needs a model with one output"):
+    with pytest.raises(InvalidInputError, match="output"):
         transformer.evaluate(frame, "spark:rmse")
 
 
+@pytest.mark.thorough
 def test_spark_evaluators_see_every_row_once(
     frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -239,23 +242,24 @@ def test_spark_evaluators_see_every_row_once(
     chance = np.array([row.prediction[row.kind] for row in rows])
     log_loss = -(np.log(chance) * weights).sum() / weights.sum()
     assert found["spark:logLoss"] == pytest.approx(log_loss, abs=1e-6)
-    with pytest.raises(InvalidInputError, match="says no class: use 'spark:areaUnderROC'"):
+    with pytest.raises(InvalidInputError, match="class.*'spark:areaUnderROC'"):
         two.evaluate(frame, "spark:accuracy")
-    with pytest.raises(InvalidInputError, match="did you mean 'spark:accuracy'.*spark:rmse"):
+    with pytest.raises(InvalidInputError, match="'spark:accuracy'.*spark:rmse"):
         more.evaluate(frame, "spark:acuracy")
-    with pytest.raises(InvalidInputError, match="RankingEvaluator cannot evaluate"):
+    with pytest.raises(InvalidInputError, match="RankingEvaluator"):
         more.evaluate(frame, [evaluation.RankingEvaluator()])
 
 
+@pytest.mark.thorough
 def test_an_evaluators_own_columns_are_those_that_are_used(frame: Any, tmp_path: Path) -> None:
     """An evaluator that is told of weights would not be given them."""
     from pyspark.ml import evaluation
 
     more = saved(tmp_path, classifier(3, loss="sparse_categorical_crossentropy"), [KIND])
     kind = evaluation.MulticlassClassificationEvaluator
-    with pytest.raises(InvalidInputError, match=r"weightCol='w', .* None: .*sample_weight_col='w'"):
+    with pytest.raises(InvalidInputError, match="weightCol='w'.* None.*sample_weight_col='w'"):
         more.evaluate(frame, kind(weightCol="w"))
-    with pytest.raises(InvalidInputError, match=r"labelCol='one', .* 'kind': .*label_cols='one'"):
+    with pytest.raises(InvalidInputError, match="labelCol='one'.* 'kind'.*label_cols='one'"):
         more.evaluate(frame, kind(labelCol="one"))
     same = kind(labelCol="kind", weightCol="w", metricName="accuracy")
     found = more.evaluate(frame, [same, "acc"], sample_weight_col="w")
@@ -272,52 +276,56 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> TFTransformer:
     return saved(tmp_path_factory.mktemp("regression"), model, [REAL])
 
 
+@pytest.mark.thorough
 def test_jobs_say_in_spark_what_they_are(regression: TFTransformer, frame: Any, spark: Any) -> None:
     regression.evaluate(frame)
     assert "Horovod: evaluating a model" in descriptions(spark)
 
 
+@pytest.mark.thorough
 def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) -> None:
     rows = frame.coalesce(1).limit(20)
     holes = rows.unionAll(rows.limit(3).withColumn("real", frame["real"] + None))
-    with pytest.raises(DataError, match=r"column 'real' is null in row \d+ of a batch.*='skip'"):
+    with pytest.raises(DataError, match=r"'real'.*null.*row \d+.*batch.*='skip'"):
         regression.evaluate(holes)
     check(regression.evaluate(holes, handle_invalid="skip"), regression.evaluate(rows))
     # What is kept without a prediction has no part in a metric.
-    with pytest.raises(DataError, match="handle_invalid='skip' leaves such rows out"):
+    with pytest.raises(DataError, match="handle_invalid='skip'"):
         regression.copy({regression.handleInvalid: "keep"}).evaluate(holes)
-    with pytest.raises(DataError, match="has no rows to evaluate on$"):
+    with pytest.raises(DataError, match="no rows"):
         regression.evaluate(frame.filter("false"))
-    with pytest.raises(DataError, match="no rows to evaluate on; 3 with invalid values were"):
+    with pytest.raises(DataError, match=r"no rows.*\b3\b.*invalid"):
         regression.evaluate(holes.filter("real is null"), handle_invalid="skip")
-    with pytest.raises(DataError, match="sample weight is negative: -1.0"):
+    with pytest.raises(DataError, match="weight.*-1.0"):
         regression.evaluate(rows.selectExpr("*", "-1 as v"), sample_weight_col="v")
     # The columns are called as in the DataFrame.
-    with pytest.raises(DataError, match="column 'v' is null in row 0"):
+    with pytest.raises(DataError, match="'v'.*null.*row 0"):
         regression.evaluate(rows.selectExpr("*", "cast(null as int) v"), sample_weight_col="v")
-    with pytest.raises(DataError, match="column 'other' is null in row"):
+    with pytest.raises(DataError, match="'other'.*null"):
         regression.evaluate(holes.withColumnRenamed("real", "other"), label_cols="other")
 
 
+@pytest.mark.thorough
 def test_labels_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Path) -> None:
     """Spark takes any number for a class: of labels that are all 2, the area would be 1."""
     two = saved(tmp_path / "two", classifier(1, loss="binary_crossentropy"), [REAL])
-    message = "'spark:areaUnderROC' takes labels that are 0 or 1, but column 'v' holds 2.0"
+    message = r"'spark:areaUnderROC'.*\b0\b.*\b1\b.*'v'.* 2.0"
     for metric in ("spark:areaUnderROC", "spark:areaUnderPR"):
         with pytest.raises(DataError, match=message.replace("spark:areaUnderROC", metric)):
             two.evaluate(frame.selectExpr("x", "2f AS v"), metric, label_cols="v")
     more = saved(tmp_path / "more", classifier(3, loss="categorical_crossentropy"), [REAL])
     for value in ("0.5f", "-1f"):
-        with pytest.raises(DataError, match="'spark:accuracy' takes .* whole numbers from 0, but"):
+        with pytest.raises(DataError, match="'spark:accuracy'.* 0"):
             more.evaluate(
                 frame.selectExpr("x", f"{value} AS v"), "spark:accuracy", label_cols=["v"]
             )
     unknown = frame.selectExpr("x", "3f AS v")
     assert more.evaluate(unknown, "spark:accuracy", label_cols="v") == {"spark:accuracy": 0.0}
-    with pytest.raises(DataError, match="'spark:logLoss' takes .* from 0 to 2, but .* holds 3.0"):
+    with pytest.raises(DataError, match=r"'spark:logLoss'.*\b0\b.*\b2\b.* 3.0"):
         more.evaluate(unknown, "spark:logLoss", label_cols="v")
 
 
+@pytest.mark.thorough
 def test_outputs_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Path) -> None:
     """As for `transform`: the largest of several sigmoids says nothing where several are right."""
     import keras
@@ -330,20 +338,20 @@ def test_outputs_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: P
 
     logits, sigmoids = transformer("linear"), transformer("sigmoid")
     logits.evaluate(frame, "spark:accuracy", label_cols="kind")
-    with pytest.raises(InvalidInputError, match="logLoss'.* probabilities, but .*'linear'.*logits"):
+    with pytest.raises(InvalidInputError, match="logLoss'.* probabilities.*'linear'.*logits"):
         logits.evaluate(frame, "spark:logLoss", label_cols="kind")
     for metric in ("spark:accuracy", "spark:f1", "spark:logLoss"):
-        with pytest.raises(InvalidInputError, match=f"{metric}' takes it .*'sigmoid': 3 answers"):
+        with pytest.raises(InvalidInputError, match=f"{metric}'.*'sigmoid'.* 3 "):
             sigmoids.evaluate(frame, metric, label_cols="kind")
-    with pytest.raises(InvalidInputError, match="areaUnderPR' takes it .*'sigmoid': 2 answers"):
+    with pytest.raises(InvalidInputError, match="areaUnderPR'.*'sigmoid'.* 2 "):
         transformer("sigmoid", 2).evaluate(frame, "spark:areaUnderPR", label_cols="one")
     # Where the graph does not tell, rows do.
     save_run(tmp_path, unknown(), [X], labels=[KIND])
     other = TFTransformer.from_run(str(tmp_path), model_fn=unknown)
-    with pytest.raises(ModelError, match="'spark:logLoss' takes it .* but in a row it is"):
+    with pytest.raises(ModelError, match="'spark:logLoss'.*row"):
         other.evaluate(frame, "spark:logLoss")
     several = frame.selectExpr("x", "array(1, 1, 0) AS kinds")
-    with pytest.raises(DataError, match=r"'spark:accuracy' .* 'kinds' holds \[1.0, 1.0, 0.0\]"):
+    with pytest.raises(DataError, match=r"'spark:accuracy'.*'kinds'.*\[1.0, 1.0, 0.0\]"):
         logits.evaluate(several, "spark:accuracy", label_cols="kinds")
 
 
@@ -367,6 +375,7 @@ def unknown() -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_two_scores_are_compared_by_their_difference(frame: Any) -> None:
     """Spark reads the second of two numbers only: that is all of probabilities, not of logits."""
     import keras
@@ -392,7 +401,7 @@ def test_a_regression_takes_one_label_per_row(
     save_run(tmp_path, regression.getModel(), [X], labels=[Column("pair", "float32", (2,))])
     transformer = TFTransformer.from_run(str(tmp_path))
     for metric in ("spark:rmse", "spark:areaUnderROC"):
-        with pytest.raises(InvalidInputError, match=f"{metric}' .*'pair' holds 2 numbers per row"):
+        with pytest.raises(InvalidInputError, match=f"{metric}'.*'pair'.* 2 "):
             transformer.evaluate(pairs, metric)
 
 
@@ -415,20 +424,20 @@ def test_a_model_that_was_trained_elsewhere(
     by_name = {model.output_names[0]: "classes"}
     check(transformer.evaluate(one_hot, "acc", label_cols=by_name), {"acc": plain["acc"]})
     for arguments, message in (
-        ({}, r"not known; give the metrics, evaluate\(df, metrics="),
-        ({"metrics": ["acc", "compiled"]}, "what it was compiled with is not known"),
-        ({"metrics": "acc"}, "its label columns are not known; give label_cols"),
-        ({"metrics": "acc", "label_cols": ["kind", "one"]}, "give a column for each output"),
-        ({"metrics": "acc", "label_cols": {"y": "kind"}}, "outputs are .*label_cols gives .'y'"),
-        ({"metrics": "acc", "label_cols": "nope"}, "has no column 'nope'"),
+        ({}, r"evaluate\(df, metrics="),
+        ({"metrics": ["acc", "compiled"]}, "compiled"),
+        ({"metrics": "acc"}, "label_cols"),
+        ({"metrics": "acc", "label_cols": ["kind", "one"]}, "column.*output"),
+        ({"metrics": "acc", "label_cols": {"y": "kind"}}, "outputs.*label_cols.*'y'"),
+        ({"metrics": "acc", "label_cols": "nope"}, "'nope'"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             transformer.evaluate(frame, **arguments)
-    with pytest.raises(DataError, match=r"'t' holds array values, .* of shape \(3,\)"):
+    with pytest.raises(DataError, match=r"'t'.*array.*\(3,\)"):
         transformer.evaluate(frame.selectExpr("x", "array(x) AS t"), "acc", label_cols="t")
     model.export(tmp_path / "graph", format="tf_saved_model", verbose=False)
     graph = TFTransformer.from_saved_model(tmp_path / "graph", ["x"])
-    with pytest.raises(ModelError, match="a SavedModel is a graph, which Keras' metrics"):
+    with pytest.raises(ModelError, match="SavedModel.*Keras"):
         graph.evaluate(frame, "acc", label_cols="kind")
 
 
@@ -445,18 +454,18 @@ class OnlyHere:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metrics": OnlyHere()}, "cannot be made again on a worker: ValueError.*'only here'"),
-        ({"metrics": "acuracy"}, "no metric 'acuracy' .did you mean 'accuracy'.*'spark:'"),
-        ({"metrics": ["MeanIoU"]}, "'MeanIoU' takes arguments: give the object"),
-        ({"metrics": []}, "metrics names none; None asks for the model's own"),
-        ({"metrics": [3]}, "3 is no metric"),
-        ({"metrics": ["mae", "compiled"]}, "several metrics are called 'mae'"),
+        ({"metrics": OnlyHere()}, "worker.*ValueError.*'only here'"),
+        ({"metrics": "acuracy"}, "'acuracy'.*'accuracy'.*'spark:"),
+        ({"metrics": ["MeanIoU"]}, "'MeanIoU'.*argument"),
+        ({"metrics": []}, "metrics.*None"),
+        ({"metrics": [3]}, "3.*metric|metric.*3"),
+        ({"metrics": ["mae", "compiled"]}, "metric.*'mae'"),
         ({"metrics": "MeanIoU", "handle_invalid": "keep"}, "handle_invalid"),
-        ({"label_cols": "target"}, "no column 'target', which the outputs.*it has 'x', 'one'"),
-        ({"label_cols": ["real", "one"]}, "gives .'real', 'one'.*was trained on .'real'."),
-        ({"label_cols": "x"}, "column 'x' is a array, but the model was trained on 'real'"),
-        ({"sample_weight_col": "x"}, "sample_weight_col 'x' must hold one number per row"),
-        ({"sample_weight_col": True}, "must be a column's name, None .*got True"),
+        ({"label_cols": "target"}, "'target'.*'x'.*'one'"),
+        ({"label_cols": ["real", "one"]}, "'real', 'one'.*'real'"),
+        ({"label_cols": "x"}, "'x'.*array.*'real'"),
+        ({"sample_weight_col": "x"}, "sample_weight_col.*'x'"),
+        ({"sample_weight_col": True}, "column.*None.* True"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -467,10 +476,10 @@ def test_wrong_arguments_are_named(
 
 
 def test_a_frame_that_is_none(regression: TFTransformer, spark: Any) -> None:
-    with pytest.raises(InvalidInputError, match="evaluate takes a Spark DataFrame, got 3"):
+    with pytest.raises(InvalidInputError, match="evaluate.*Spark DataFrame.*int"):
         regression.evaluate(3)
     stream = spark.readStream.format("rate").load()
-    with pytest.raises(DataError, match="a streaming DataFrame cannot be evaluated on"):
+    with pytest.raises(DataError, match="streaming.*evaluat"):
         regression.evaluate(stream)
 
 
@@ -493,25 +502,6 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
     def worst(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.max(keras.ops.abs(y_true - y_pred))
 
-    class Counting(keras.Model):
-        def __init__(self, *args: Any, **other: Any) -> None:
-            super().__init__(*args, **other)
-            self.kept = by_batches()
-
-        @property
-        def metrics(self) -> list[Any]:
-            return [self.kept]
-
-        def test_step(self, data: Any) -> Any:
-            x, y = data
-            self.kept.update_state(y, self(x))
-            return {"by_batches": self.kept.result()}
-
-    class Own(keras.Model):
-        def test_step(self, data: Any) -> Any:
-            x, y = data
-            return {"distance": keras.ops.mean(keras.ops.abs(self(x) - y[:, None]))}
-
     losses: dict[str, Any] = {
         "sum": keras.losses.MeanSquaredError(reduction="sum"),
         "worst": worst,
@@ -524,22 +514,19 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         "batches": [by_batches],
     }
     messages = {
-        "sum": "loss 'mean_squared_error' of model .* has reduction='sum'",
-        "worst": "loss 'worst' .*no mean over the rows of a batch",
-        "dice": "loss 'dice' .*no mean over the rows of a batch",
-        "maximum": "metric 'largest' .Largest. cannot be computed.*'most' is not a sum",
-        "mean": "metric 'largest' .Largest. .*'most' is no sum .*aggregation 'mean'",
-        "largest": "metric 'worst' .*no mean over the rows of a batch",
-        "batches": "metric 'by_batches' .*no mean over the rows of a batch",
-        "own batches": "test_step of model .* gives 'by_batches' as no mean over rows",
-        "own step": "test_step of model .* returns 'distance', which no metric keeps",
+        "sum": "loss.*'mean_squared_error'.*reduction='sum'",
+        "worst": "loss 'worst'.*mean.*batch",
+        "dice": "loss 'dice'.*mean.*batch",
+        "maximum": "metric 'largest'.*Largest.*'most'.*sum",
+        "mean": "metric 'largest'.*Largest.*'most'.*sum.*aggregation 'mean'",
+        "largest": "metric 'worst'.*mean.*batch",
+        "batches": "metric 'by_batches'.*mean.*batch",
     }
 
     def model_fn() -> Any:
         keras.utils.set_random_seed(4)
         x = keras.Input((4,))
-        kind_of = {"own step": Own, "own batches": Counting}.get(name, keras.Model)
-        made = kind_of(x, keras.layers.Dense(1)(x))
+        made = keras.Model(x, keras.layers.Dense(1)(x))
         kinds = [
             k() if isinstance(k, type) or k is by_batches else k for k in metrics.get(name, [])
         ]
@@ -576,6 +563,7 @@ def by_batches() -> Any:
     return ByBatches()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [70, 64, 32, 2])
 def test_what_gives_one_number_per_batch_counts_by_rows_or_is_refused(
     rows: int, regression: TFTransformer, frame: Any, arrays: dict[str, np.ndarray]
@@ -585,14 +573,14 @@ def test_what_gives_one_number_per_batch_counts_by_rows_or_is_refused(
     transformer.setPredictBatchSize(rows)
     true = transformer.evaluate(some, "mae")["mae"]
     assert transformer.evaluate(some, [of_batch]) == {"of_batch": pytest.approx(true, rel=1e-5)}
-    with pytest.raises(ModelError, match="metric 'by_batches' .*no mean over the rows of a batch"):
+    with pytest.raises(ModelError, match="metric 'by_batches'.*mean.*batch"):
         transformer.evaluate(some, [by_batches()])
-    with pytest.raises(ModelError, match="'of_batch' gives one number .* weights of its rows"):
+    with pytest.raises(ModelError, match="'of_batch'.*weight"):
         transformer.evaluate(some, [of_batch], sample_weight_col="w")
     some.unpersist()
 
 
-CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "batches", "own batches", "own step"]
+CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "batches"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -610,6 +598,7 @@ def cubed(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.abs(y_true - y_pred) ** 3, axis=-1)
 
 
+@pytest.mark.thorough
 def test_a_loss_of_the_users_own_is_asked_for(
     frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -620,42 +609,33 @@ def test_a_loss_of_the_users_own_is_asked_for(
     model.compile("sgd", cubed, metrics=[cubed])
     place = str(tmp_path)
     save_run(tmp_path, model, [X], labels=[ONE])
-    with pytest.raises(ModelError, match=r"not kept in storage: 'cubed'.*custom_objects=\{…\}"):
+    with pytest.raises(ModelError, match="'cubed'.*custom_objects="):
         TFTransformer.from_run(place).evaluate(frame)
     value = model.evaluate(arrays["x"], arrays["one"], return_dict=True, verbose=0)
     transformer = TFTransformer.from_run(place, custom_objects={"cubed": cubed})
     check(transformer.evaluate(frame), value)
 
 
-def test_a_step_of_the_users_own_counts_by_rows(
-    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+@pytest.mark.parametrize("own", ["test_step", "compute_metrics"])
+def test_what_a_method_of_the_users_own_gives_is_refused(
+    own: str, frame: Any, tmp_path: Path
 ) -> None:
-    """Its mean of losses is that over rows, though the last batches have fewer."""
     import keras
 
-    class Tracking(keras.Model):
-        def __init__(self, *args: Any, **other: Any) -> None:
-            super().__init__(*args, **other)
-            self.tracker = keras.metrics.Mean(name="mine")
+    class Own(keras.Model):
+        pass
 
-        @property
-        def metrics(self) -> list[Any]:
-            return [self.tracker]
-
-        def test_step(self, data: Any) -> Any:
-            x, y = data
-            self.tracker.update_state(self.compute_loss(x, y, self(x, training=False)))
-            return {"mine": self.tracker.result()}
+    def distance(self: Any, *given: Any) -> Any:
+        return {"distance": 0.0}
 
     def model_fn() -> Any:
-        keras.utils.set_random_seed(4)
         x = keras.Input((4,))
-        model = Tracking(x, keras.layers.Dense(1)(x))
-        model.compile("sgd", cubed)
+        model = type("Own", (Own,), {own: distance})(x, keras.layers.Dense(1)(x))
+        model.compile("sgd", "mse")
         return model
 
-    model = model_fn()
-    save_run(tmp_path, model, [X], labels=[REAL])
-    transformer = TFTransformer.from_run(str(tmp_path), model_fn=model_fn, predict_batch_size=64)
-    by_hand = np.abs(model.predict(arrays["x"], verbose=0)[:, 0] - arrays["real"]) ** 3
-    assert transformer.evaluate(frame) == {"mine": pytest.approx(by_hand.mean(), rel=1e-6)}
+    save_run(tmp_path, model_fn(), [X], labels=[REAL])
+    transformer = TFTransformer.from_run(str(tmp_path), model_fn=model_fn)
+    with pytest.raises(ModelError, match=f"{own}.*metrics="):
+        transformer.evaluate(frame)
+    assert transformer.evaluate(frame, "mae")["mae"] > 0

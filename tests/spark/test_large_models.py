@@ -18,6 +18,8 @@ import pytest
 
 from tests.spark.large_model import WIDTH
 
+pytestmark = pytest.mark.thorough
+
 # Rows of the table of weights: of 200 MB, and of more than 2 GiB.
 MIDDLE, LARGE = 400_000, 4_500_000
 PROGRAM = "tests.spark.large_model"

@@ -70,6 +70,7 @@ def npz(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("materializer", ["petastorm", "spark"])
 def test_every_type_comes_back(spark: Any, tmp_path: Path, materializer: Materializer) -> None:
     from pyspark.ml.linalg import Vectors, VectorUDT
@@ -201,7 +202,7 @@ def test_other_formats_of_images_are_no_raw_elements(spark: Any, tmp_path: Path)
     assert (values["deep"] == smooth.astype(np.uint16) * 257).all()
     heic = spark.createDataFrame([(b"\0\0\0\x18ftypheic" + bytes(9), 1)], "image binary, id int")
     request = request_for("image", "id", shapes={"image": (4, 4, 3)}, materializer="spark")
-    with pytest.raises(DataError, match="'image': an image cannot be decoded"):
+    with pytest.raises(DataError, match="'image'.*decode"):
         materialize(heic, request, Location(tmp_path))
 
 
@@ -260,9 +261,9 @@ def test_what_new_data_are_cast_to(spark: Any) -> None:
 
     frame = spark.createDataFrame([(1, 0.5, "7", 1, 2)], "i int, f double, s string, q int, Q int")
     for name, dtype, message in (
-        ("s", "float32", "'s' holds values of type string, but float32 is what the model was"),
-        ("i", "string", "'i' holds values of type integer, but string is what"),
-        ("f", "int64", "'f' holds values of type double, but int64 is what"),
+        ("s", "float32", "'s'.*string.*float32"),
+        ("i", "string", "'i'.*integer.*string"),
+        ("f", "int64", "'f'.*double.*int64"),
     ):
         (column,) = sources_of_features(frame, [name])
         with pytest.raises(DataError, match=message):
@@ -277,7 +278,7 @@ def test_what_new_data_are_cast_to(spark: Any) -> None:
         cast = frame.select(expression(replace(column, dtype=dtype)))
         assert cast.dtypes == [(name, kind)]
         assert cast.first()[0] == value
-    with pytest.raises(DataError, match="'q', 'Q', which Spark does not tell apart"):
+    with pytest.raises(DataError, match="'q'.*'Q'"):
         sources_of_features(frame, ["q"])
 
 
@@ -287,7 +288,7 @@ def test_a_broken_image_is_named_by_its_row(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows, "image binary, id int").coalesce(1)
     request = request_for("image", "id", shapes={"image": (4, 4, 3)})
     manifest = materialize(frame, request, Location(tmp_path)).manifest
-    message = r"'image': an image cannot be decoded: .*row 5 of row group 0 of .*parquet"
+    message = r"'image'.*decode.*row 5\b.*row group 0\b.*parquet"
     with pytest.raises(DataError, match=message):
         read(manifest)
 
@@ -360,6 +361,7 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
     assert not run().reused
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("told_by", ["size", "time"])
 def test_a_file_of_the_same_name_is_told_apart(
     spark: Any, source: str, tmp_path: Path, told_by: str
@@ -389,6 +391,7 @@ def test_a_file_of_the_same_name_is_told_apart(
     np.testing.assert_array_equal(read(changed.manifest)["id"], np.arange(1000))
 
 
+@pytest.mark.thorough
 def test_rows_from_memory_and_user_functions_are_compared_by_content(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -445,6 +448,7 @@ def test_threads_write_the_same_rows_once(spark: Any, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.thorough
 def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None:
     cache = Location(tmp_path / "cache")
     frame = spark.read.parquet(source).filter("id < 500").withColumnRenamed("a", "x")
@@ -516,19 +520,19 @@ def test_faults_in_parquet_files_are_named(spark: Any, tmp_path: Path) -> None:
         return Location(tmp_path / name)
 
     ragged = write("ragged", v=[[1.0, 2.0], [1.0], [1.0, 2.0]])
-    with pytest.raises(DataError, match="'v' holds lists of differing length: 2 elements in the"):
+    with pytest.raises(DataError, match=r"'v'.*length.*\b2\b"):
         open_parquet(ragged, request_for("v", "id"))
     # Equal in sum, and NaN, which pyarrow's footers do not tell: the reader finds them.
     ragged = write("even", v=[[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]])
     manifest = open_parquet(ragged, request_for("v", "id"))
-    with pytest.raises(DataError, match="'v' holds arrays that have not 2 elements"):
+    with pytest.raises(DataError, match=r"'v'.*array.*\b2\b"):
         read(manifest)
     nan = write("nan", v=[1.0, 2.0, float("nan")])
-    with pytest.raises(DataError, match=r"'v' has values that are NaN .* row 2 of row group 0"):
+    with pytest.raises(DataError, match=r"'v'.*NaN.* row 2\b.*row group 0"):
         read(open_parquet(nan, request_for("v", "id")))
     assert np.isnan(read(open_parquet(nan, request_for("v", "id", allow_nan=True)))["v"]).any()
     large = write("large", v=[1.0, 2.0, 1e300])
-    with pytest.raises(DataError, match="'v' holds values too large for float32"):
+    with pytest.raises(DataError, match="'v'.*float32"):
         read(open_parquet(large, request_for("v", "id")))
 
 
@@ -593,7 +597,7 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
         spark.range(12).write.parquet(str(tmp_path / "first"))
         frame.write.parquet(str(tmp_path / "rows"))
     spark.range(10).count()
-    told_as = r"materializing ([\d,]+) of 1,012 rows, (\d+) of 12 tasks done"
+    told_as = r"\D*([\d,]+)\D+1,012\D+(\d+)\D+12\b.*"
     found = [re.fullmatch(told_as, line) for line in said]
     told = [(int(one[1].replace(",", "")), int(one[2])) for one in found if one is not None]
     assert len(told) >= 3, said
@@ -614,6 +618,7 @@ def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: P
         assert rows_to_write(frame, None) is None
 
 
+@pytest.mark.thorough
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
     from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared
@@ -643,12 +648,12 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
         with pytest.raises(type(error)):
             run(fail=error)
         assert kept(own) == 1
-    with pytest.raises(DataError, match="there are no rows to validate with"):
+    with pytest.raises(DataError, match="no rows.*validat"):
         run(validation=frame.filter("id < 0"))  # refused, so that none are written anew
     assert kept(own) == 1
     assert run()  # what the failed runs left
     assert kept(own) == 0
-    with pytest.raises(DataError, match="there are no rows to validate with"):
+    with pytest.raises(DataError, match="no rows.*validat"):
         run(validation=frame.filter("id < 0"))
     assert kept(own) == 0
     run(keep_data=True)
@@ -673,6 +678,7 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
     assert data.rows == sum(len(b["id"]) for b in data.share(rank=0, size=1, batch_size=10))
 
 
+@pytest.mark.thorough
 def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
     from horovod_spark_runner.data.prepare.split import split_rows
 
@@ -703,7 +709,7 @@ def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:
 
     frame = spark.createDataFrame([(1.0, 0, 1), (2.0, 1, None)], "a double, y int, held int")
     with (
-        pytest.raises(DataError, match="validation column 'held' has 1 null values"),
+        pytest.raises(DataError, match="validation.*'held'.* 1 null"),
         split_rows(frame, "held", Roles(("a",), ("y",)), 0),
     ):
         pass
@@ -719,6 +725,6 @@ def test_a_byte_that_has_changed_in_the_rows_is_noticed(
     contents = bytearray(part.read_bytes())
     contents[len(contents) // 3] ^= 1
     part.write_bytes(contents)
-    with pytest.raises(DataError, match="is damaged .*CRC.* the rows are written again") as caught:
+    with pytest.raises(DataError, match="CRC") as caught:
         list(data.epoch(0, rank=0, size=1, batch_size=64))
     assert part.name in str(caught.value)

@@ -37,6 +37,7 @@ def files(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return place
 
 
+@pytest.mark.thorough
 def test_a_worker_loads_a_model_once(run: Path, files: str, spark: Any) -> None:
     frame = spark.read.parquet(files)
     for _ in range(3):  # a new transformer of the same model each time
@@ -62,6 +63,7 @@ def test_a_worker_that_is_asked_stays_for_what_follows_or_ends(spark: Any) -> No
     assert psutil.pid_exists(kept)
 
 
+@pytest.mark.thorough
 def test_what_a_worker_keeps_costs_later_tasks_nothing(run: Path, files: str, spark: Any) -> None:
     """Spark's workers collect garbage after every task: not among what a model needs."""
     import pyarrow as pa
@@ -85,6 +87,7 @@ def test_what_a_worker_keeps_costs_later_tasks_nothing(run: Path, files: str, sp
         assert left_out > 10 * looked_at
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["error", "keep", "skip"])
 def test_a_limit_scores_no_more_than_it_needs(
     policy: str, run: Path, files: str, spark: Any
@@ -96,6 +99,7 @@ def test_a_limit_scores_no_more_than_it_needs(
     assert sum(noted(run, "rows")) <= (5 if policy != "skip" else ROWS // 2)
 
 
+@pytest.mark.thorough
 def test_what_is_not_asked_for_is_not_read(run: Path, files: str, spark: Any) -> None:
     predicted = line(run).transform(spark.read.parquet(files))
     noted(run, "rows")
@@ -109,6 +113,7 @@ def test_what_is_not_asked_for_is_not_read(run: Path, files: str, spark: Any) ->
     assert both.filter(frame.id == 7).first().prediction == 17.5
 
 
+@pytest.mark.thorough
 def test_small_arrow_batches_are_joined(run: Path, files: str, spark: Any) -> None:
     key = "spark.sql.execution.arrow.maxRecordsPerBatch"
     frame = spark.read.parquet(files).coalesce(1).selectExpr("id", "array(float(id), 1f) as x")
@@ -123,6 +128,7 @@ def test_small_arrow_batches_are_joined(run: Path, files: str, spark: Any) -> No
     assert set(sizes[:-1]) == {1000}
 
 
+@pytest.mark.thorough
 def test_streams_are_predicted_on(run: Path, files: str, spark: Any) -> None:
     frame = spark.readStream.schema("id long, x array<float>, text string").parquet(files)
     query = (

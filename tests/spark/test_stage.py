@@ -27,6 +27,7 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.ml.persistence import FORMAT
 from horovod_spark_runner.ml.stage_files import location_of
+from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 
 from ..faults.disks import memory_disk
 from ..runs import save_run, variables_of
@@ -108,13 +109,14 @@ def test_params_are_read_set_and_explained(run: str) -> None:
 )
 def test_params_are_checked_when_they_are_set(name: str, value: Any, run: str) -> None:
     transformer = TFTransformer.from_run(run)
-    with pytest.raises(InvalidInputError, match="must"):
+    with pytest.raises(InvalidInputError, match=name):
         getattr(transformer, f"set{name[0].upper()}{name[1:]}")(value)
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError, match=name):
         transformer.set(transformer.getParam(name), value)
     assert not transformer.isSet(name)
 
 
+@pytest.mark.thorough
 def test_params_of_one_call_hold_for_it_alone(run: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(run)
     named = transformer.transform(frame, {transformer.predictionCol: "q"})
@@ -125,10 +127,10 @@ def test_params_of_one_call_hold_for_it_alone(run: str, frame: Any) -> None:
         transformer.transform(frame, {transformer.outputForm: "list"})
     other = TFTransformer.from_run(run)
     maps: list[tuple[Any, str]] = [
-        ({"handleInvalid": "skip"}, r"'handleInvalid' is no Param.*\{stage.handleInvalid: …\}"),
-        ({TFTransformer.handleInvalid: "skip"}, "handleInvalid is given as the Param of a class"),
-        ({other.handleInvalid: "skip"}, f"{other.uid}__handleInvalid is a Param of another stage"),
-        ([transformer.handleInvalid], "a map from Params to values is needed, got"),
+        ({"handleInvalid": "skip"}, r"'handleInvalid'.*\{stage.handleInvalid: …\}"),
+        ({TFTransformer.handleInvalid: "skip"}, "handleInvalid.*class"),
+        ({other.handleInvalid: "skip"}, f"{other.uid}__handleInvalid"),
+        ([transformer.handleInvalid], "Param"),
     ]
     for given, message in maps:
         with pytest.raises(InvalidInputError, match=message):
@@ -137,7 +139,7 @@ def test_params_of_one_call_hold_for_it_alone(run: str, frame: Any) -> None:
 
 def test_which_feature_columns_are_meant(run: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(run).setFeaturesCol("x").setFeatureCols(["x", "n"])
-    with pytest.raises(InvalidInputError, match="both name.*neither is joined to the other: give"):
+    with pytest.raises(InvalidInputError):
         transformer.transform(frame)
     check(transformer.setFeaturesCol(None).transform(frame))
 
@@ -145,12 +147,10 @@ def test_which_feature_columns_are_meant(run: str, frame: Any) -> None:
 def test_a_run_is_named_and_not_its_checkpoint(run: str, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints" / "step-00000042"
     place.mkdir(parents=True)
-    with pytest.raises(RunDirectoryError, match="holds no finished model") as caught:
+    with pytest.raises(RunDirectoryError, match="model") as caught:
         TFTransformer.from_run(place)
-    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of from_run("
-    assert told in str(caught.value)
     assert f"from_run({str(tmp_path)!r}, checkpoint=42)" in str(caught.value)
-    with pytest.raises(RunDirectoryError, match=r"signature.json is missing\)$"):
+    with pytest.raises(RunDirectoryError, match=r"signature.json(?!.*checkpoint=)"):
         TFTransformer.from_run(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_a_model_fn_that_takes_arguments_is_refused_at_once(run: str) -> None:
         raise NotImplementedError
 
     build: Any = takes
-    with pytest.raises(ModelError, match="without arguments, but it takes .units: .*partial"):
+    with pytest.raises(ModelError, match="units.*partial"):
         TFTransformer.from_run(run, model_fn=build)
 
 
@@ -175,6 +175,7 @@ def test_a_copy_has_its_own_params_and_the_same_model(run: str, frame: Any) -> N
     check(other.transform(frame), "q")
 
 
+@pytest.mark.thorough
 def test_threads_share_a_transformer(run: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(run)
 
@@ -265,18 +266,19 @@ def test_what_is_there_is_replaced_on_request_only(run: str, frame: Any, tmp_pat
     place = tmp_path / "stage"
     first = TFTransformer.from_run(run, prediction_col="p")
     first.save(str(place))
-    with pytest.raises(RunDirectoryError, match=r"is there already; write\(\)\.overwrite"):
+    with pytest.raises(RunDirectoryError, match=r"write\(\)\.overwrite"):
         first.save(str(place))
     # Also by itself, loaded from there.
     loaded = TFTransformer.load(str(place)).setPredictionCol("q")
     loaded.write().overwrite().save(str(place))
     check(TFTransformer.load(str(place)).transform(frame), "q")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunDirectoryError, match="it is a file, not a folder"):
+    with pytest.raises(RunDirectoryError, match="file.*(folder|directory)"):
         first.write().overwrite().save(str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_what_was_saved_before(run: str, frame: Any, tmp_path: Path) -> None:
     with memory_disk(tmp_path / "small", "1m") as disk:
         stage, filling = disk / "stage", disk / "filling"
@@ -285,7 +287,7 @@ def test_a_full_disk_leaves_what_was_saved_before(run: str, frame: Any, tmp_path
             file.write(bytes(2**21))
         before = sorted(path.name for path in disk.iterdir())
         for place in (stage, disk / "new"):
-            told = f"the stage could not be written to {place}: .*No space left on device"
+            told = f"{place}.*No space left on device"
             with pytest.raises(StorageError, match=told) as caught:
                 TFTransformer.from_run(run).write().overwrite().save(str(place))
             assert isinstance(caught.value.__cause__, OSError)
@@ -293,7 +295,7 @@ def test_a_full_disk_leaves_what_was_saved_before(run: str, frame: Any, tmp_path
         check(TFTransformer.load(str(stage)).transform(frame))
 
 
-@pytest.mark.parametrize("kind", ["classic", "connect"])
+@pytest.mark.parametrize("kind", ["classic", pytest.param("connect", marks=pytest.mark.thorough)])
 def test_a_pipeline_in_a_process_that_has_only_the_package(
     kind: str, run: str, spark: Any, frame: Any, tmp_path: Path
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_pipeline_in_a_process_that_has_only_the_package(
     check(PipelineModel.load(str(tmp_path / "b")).transform(frame), "p")
 
 
+@pytest.mark.thorough
 def test_a_pipeline_that_was_loaded_is_saved_over_itself(
     run: str, frame: Any, tmp_path: Path
 ) -> None:
@@ -345,7 +348,7 @@ def test_a_run_that_is_gone_or_trained_on(run: str, frame: Any, tmp_path: Path) 
     transformer.save(str(tmp_path / "two"))
     for name in ("one", "two"):
         check(TFTransformer.load(str(tmp_path / name)).transform(frame))
-    with pytest.raises(RunDirectoryError, match="no longer there: .* is missing"):
+    with pytest.raises(RunDirectoryError, match="missing"):
         built.save(str(tmp_path / "three"))
     assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
 
@@ -366,11 +369,11 @@ def test_damaged_stages_are_told(run: str, spark: Any, tmp_path: Path) -> None:
         TFTransformer.from_run(run).save(str(tmp_path / name))
         return tmp_path / name
 
-    with pytest.raises(RunDirectoryError, match="holds no saved stage: .*metadata is missing"):
+    with pytest.raises(RunDirectoryError, match="metadata"):
         TFTransformer.load(str(tmp_path / "nothing"))
     for file, message in (
-        ("model.keras", "model.keras is damaged"),
-        ("signature.json", "signature.json cannot be read"),
+        ("model.keras", "model.keras(?!/)"),
+        ("signature.json", "signature.json(?!/)"),
     ):
         place = saved(file)
         damage(place / "model" / file)
@@ -378,31 +381,30 @@ def test_damaged_stages_are_told(run: str, spark: Any, tmp_path: Path) -> None:
             TFTransformer.load(str(place))
     place = saved("archive missing")
     (place / "model" / "model.keras").unlink()
-    with pytest.raises(RunDirectoryError, match="model.keras is missing"):
+    with pytest.raises(RunDirectoryError, match="model.keras"):
         TFTransformer.load(str(place))
     path, metadata = metadata_of(saved("other params"))
     metadata["defaultParamMap"]["predictBatchSize"] = 7
     path.write_text(json.dumps(metadata))
-    with pytest.raises(RunDirectoryError, match="metadata is damaged: its SHA-256"):
+    with pytest.raises(RunDirectoryError, match="metadata.*SHA-256"):
         TFTransformer.load(str(tmp_path / "other params"))
     path.write_text("{")
-    with pytest.raises(RunDirectoryError, match="metadata is damaged: JSONDecodeError"):
+    with pytest.raises(RunDirectoryError, match="metadata.*JSON"):
         TFTransformer.load(str(tmp_path / "other params"))
     path, metadata = metadata_of(saved("newer"))
     metadata["horovod_spark_runner"].update(format=FORMAT + 1, version="9.0")
     path.write_text(json.dumps(metadata))
-    with pytest.raises(
-        RunDirectoryError, match=rf"by horovod_spark_runner 9.0 in format {FORMAT + 1}"
-    ):
+    with pytest.raises(RunDirectoryError, match=f"horovod_spark_runner 9.0.*format {FORMAT + 1}"):
         TFTransformer.load(str(tmp_path / "newer"))
     mixed, other = saved("mixed"), tmp_path / "run"
     save_run(other, summing(), COLUMNS)
     shutil.rmtree(mixed / "model")
     shutil.copytree(other / "model", mixed / "model")
-    with pytest.raises(RunDirectoryError, match="model of another transformer"):
+    with pytest.raises(RunDirectoryError, match="model.*transformer"):
         TFTransformer.load(str(mixed))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["weights.npz", "sample.npz"])
 @pytest.mark.parametrize("how", ["flip", "cut", "lose"])
 def test_damaged_weights_never_predict(
@@ -417,7 +419,7 @@ def test_damaged_weights_never_predict(
         file.write_bytes(file.read_bytes()[:-20])
     else:
         file.unlink()
-    with pytest.raises(RunDirectoryError, match=rf"{name} is (damaged|missing)"):
+    with pytest.raises(RunDirectoryError, match=name):
         TFTransformer.read().modelFn(summing).load(str(tmp_path / "stage"))
     loaded = TFTransformer.load(str(tmp_path / "stage"))
     if how == "flip":
@@ -431,7 +433,7 @@ def test_other_stages_are_told(spark: Any, tmp_path: Path) -> None:
     from pyspark.ml.feature import VectorAssembler
 
     VectorAssembler(inputCols=["n"], outputCol="v").save(str(tmp_path / "assembler"))
-    with pytest.raises(RunDirectoryError, match="a stage of class org.apache.*VectorAssembler"):
+    with pytest.raises(RunDirectoryError, match="org.apache.*VectorAssembler"):
         TFTransformer.load(str(tmp_path / "assembler"))
 
 
@@ -449,6 +451,7 @@ def own_model() -> Any:
     return model, Twice
 
 
+@pytest.mark.thorough
 def test_the_users_own_classes_are_given_again(
     frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -461,13 +464,12 @@ def test_the_users_own_classes_are_given_again(
     place, pipeline = str(tmp_path / "stage"), str(tmp_path / "pipeline")
     with caplog.at_level(logging.WARNING):
         transformer.save(place)
-    assert "does not load by itself" in caplog.text
-    assert "'Twice' in layer" in caplog.text
+    assert "'Twice'" in caplog.text
     assert "TFTransformer.read().customObjects(" in caplog.text
     PipelineModel([transformer]).save(pipeline)
-    with pytest.raises(RunDirectoryError, match=r"'Twice' in layer.*read\(\)\.customObjects"):
+    with pytest.raises(RunDirectoryError, match=r"'Twice'.*read\(\)\.customObjects"):
         TFTransformer.load(place)
-    with pytest.raises(RunDirectoryError, match=r"with TFTransformer\.loading\("):
+    with pytest.raises(RunDirectoryError, match=r"TFTransformer\.loading\("):
         PipelineModel.load(pipeline)
     given = TFTransformer.read().customObjects(objects).load(place)
     with TFTransformer.loading(custom_objects=objects):
@@ -480,6 +482,7 @@ def test_the_users_own_classes_are_given_again(
         PipelineModel.load(pipeline)
 
 
+@pytest.mark.thorough
 def test_transforms_are_given_again(
     frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -491,10 +494,11 @@ def test_transforms_are_given_again(
     transformer = TFTransformer.from_run(tmp_path / "run", transforms=transforms)
     with caplog.at_level(logging.WARNING):
         transformer.save(str(tmp_path / "stage"))
-    assert "trained with transforms of column 'x'" in caplog.text
-    with pytest.raises(DataError, match=r"transforms of column 'x'.*\.transforms\("):
+    assert "transforms" in caplog.text
+    assert "'x'" in caplog.text
+    with pytest.raises(DataError, match=r"transforms.*'x'.*\.transforms\("):
         TFTransformer.load(str(tmp_path / "stage"))
-    with pytest.raises(InvalidInputError, match="transforms names 'n', which .* without a transf"):
+    with pytest.raises(InvalidInputError, match="transforms.*'n'"):
         TFTransformer.from_run(tmp_path / "run", transforms={**transforms, "n": half})
     # In a pipeline it may be of another stage.
     reader = TFTransformer.read().transforms({**transforms, "n": half})
@@ -506,6 +510,7 @@ def test_transforms_are_given_again(
 # -- other models than a finished run's ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
     from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
     from horovod_spark_runner.rundir.directory import RunDirectory
@@ -532,20 +537,21 @@ def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
     assert earlier.getModel().layers[1].kernel.numpy().tolist() == [[2.0]] * 3
     # Saved, and the run deleted: still the checkpoint's, not the archive's.
     earlier.save(str(tmp_path / "one"))
-    with pytest.raises(RunDirectoryError, match="step-00000005.*after these steps: 4, 8"):
+    with pytest.raises(RunDirectoryError, match=r"step-00000005.*\b4\b.*\b8"):
         TFTransformer.from_run(place, checkpoint=5)
     shutil.rmtree(place)
     loaded = TFTransformer.load(str(tmp_path / "one"))
     check_factor(loaded, 2.0)
     shutil.copytree(tmp_path / "one", tmp_path / "damaged")
     damage(tmp_path / "damaged" / "model" / "weights.npz")
-    with pytest.raises(RunDirectoryError, match=r"weights\.npz is damaged"):
+    with pytest.raises(RunDirectoryError, match=r"weights\.npz"):
         TFTransformer.load(str(tmp_path / "damaged"))
     shutil.rmtree(tmp_path / "one")
     loaded.save(str(tmp_path / "two"))
     check_factor(TFTransformer.load(str(tmp_path / "two")), 2.0)
 
 
+@pytest.mark.thorough
 def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_path: Path) -> None:
     model = summing()
     model.save(tmp_path / "model.keras")
@@ -558,12 +564,13 @@ def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_pa
     assert rows
     assert all(row.prediction == pytest.approx(sum(row.a) + row.b) for row in rows)
     assert not named.hasSummary
-    with pytest.raises(InvalidInputError, match="no summary"):
+    with pytest.raises(InvalidInputError, match="summary"):
         named.summary  # noqa: B018
     transformer.save(str(tmp_path / "stage"))
     check(TFTransformer.load(str(tmp_path / "stage")).transform(frame))
 
 
+@pytest.mark.thorough
 def test_a_saved_model_that_another_program_wrote(frame: Any, tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -592,15 +599,16 @@ def test_a_saved_model_that_another_program_wrote(frame: Any, tmp_path: Path) ->
 def test_saved_models_that_cannot_be_taken(tmp_path: Path) -> None:
     summing().export(str(tmp_path / "exported"), verbose=False)
     for place, columns, signature, message in (
-        (tmp_path, None, "serving_default", "holds no SavedModel"),
-        (tmp_path / "exported", None, "predict", "no signature 'predict'; it has .*serving_def"),
-        (tmp_path / "exported", ["x", "n"], "serving_default", "say which column feeds each"),
-        (tmp_path / "exported", {"x": "x"}, "serving_default", "takes 'n', 'x'"),
+        (tmp_path, None, "serving_default", "SavedModel"),
+        (tmp_path / "exported", None, "predict", "'predict'.*serving_def"),
+        (tmp_path / "exported", ["x", "n"], "serving_default", "column"),
+        (tmp_path / "exported", {"x": "x"}, "serving_default", "'n'.*'x'"),
     ):
         with pytest.raises(ModelError, match=message):
             TFTransformer.from_saved_model(place, columns, signature=signature)
 
 
+@pytest.mark.thorough
 def test_vectors_and_joined_columns_of_a_keras_model(spark: Any) -> None:
     import keras
     from pyspark.ml.feature import VectorAssembler
@@ -616,6 +624,7 @@ def test_vectors_and_joined_columns_of_a_keras_model(spark: Any) -> None:
         assert [row.prediction for row in transformer.transform(rows).collect()] == [3.0, 7.0]
 
 
+@pytest.mark.thorough
 def test_a_keras_model_with_the_users_own_layer(frame: Any, tmp_path: Path) -> None:
     model, twice = own_model()
     transformer = TFTransformer.from_keras(model, ["x"])
@@ -639,16 +648,16 @@ def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
         [keras.Input(batch_shape=(2, 3, 1)), keras.layers.GRU(1, stateful=True)]
     )
     for given, columns, message in (
-        (Subclass(), None, "inputs of the model 'subclass.*' are not known"),
-        (open_ended, None, r"takes float32 of shape \(None,\)"),
-        (summing(), ["x"], "the model's inputs are 'n'.*the feature columns are 'x'"),
-        (summing(), {"x": ["a", "b"], "n": "n"}, r"shape \(3,\), which are not 2 columns"),
-        (summing(), {"x": "a", "n": "a"}, "feeds several inputs that take different values"),
-        (mean, ["x"], r"cannot predict: ModelError: output 'prediction' has the shape \(\) for 2"),
-        (carrying, ["x"], "layer 'gru.*' is stateful: .* Spark's rows have no order"),
-        (lambda: None, None, "takes a keras.Model"),
-        (tmp_path / "none.keras", None, "does not exist"),
-        (tmp_path / "model.h5", None, "must end in .keras"),
+        (Subclass(), None, "inputs.*'subclass"),
+        (open_ended, None, r"float32.*\(None,\)"),
+        (summing(), ["x"], "inputs.*'n'.*columns.*'x'"),
+        (summing(), {"x": ["a", "b"], "n": "n"}, r"\(3,\).*\b2\b"),
+        (summing(), {"x": "a", "n": "a"}, "inputs"),
+        (mean, ["x"], r"'prediction'.*\(\)"),
+        (carrying, ["x"], "'gru.*stateful"),
+        (lambda: None, None, "keras.Model"),
+        (tmp_path / "none.keras", None, "exist"),
+        (tmp_path / "model.h5", None, ".keras"),
     ):
         with pytest.raises(ModelError, match=message):
             TFTransformer.from_keras(given, columns)
@@ -663,7 +672,26 @@ def test_paths_mean_what_spark_means(spark: Any, tmp_path: Path) -> None:
         assert str(location_of(spark, "/a/b")) == "hdfs://name:8020/a/b"
         assert str(location_of(spark, "file:///a/b")) == "/a/b"
         assert str(location_of(spark, "s3a://bucket/b")) == "s3a://bucket/b"
-        with pytest.raises(InvalidInputError, match="'b' is relative, .*hdfs://name:8020"):
+        with pytest.raises(InvalidInputError, match="'b'.*hdfs://name:8020"):
             location_of(spark, "b")
     finally:
         configuration.set("fs.defaultFS", before)
+
+
+def test_a_run_of_a_stranger_writes_and_deletes_nothing_elsewhere(run: str, tmp_path: Path) -> None:
+    victim, place = tmp_path / "victim.txt", tmp_path / "deep" / "run"
+    victim.write_text("precious")
+    (tmp_path / "deep").mkdir()
+    shutil.copytree(run, place)
+    (tmp_path / "deep" / "planted.txt").write_text("planted")
+    record = place / "model" / "signature.json"
+    facts = unsealed(record.read_text())
+    for name in (str(victim), "../../planted.txt"):
+        sums = {**facts["sums"], name: sum_of(b"planted")}
+        record.write_text(sealed(json.dumps({**facts, "sums": sums})))
+        with pytest.raises(RunDirectoryError, match="signature.json.*name of a file"):
+            TFTransformer.from_run(str(place)).write().save(str(tmp_path / "a" / "b" / "stage"))
+    assert victim.read_text() == "precious"
+    assert [str(path) for path in tmp_path.rglob("planted*")] == [
+        str(tmp_path / "deep" / "planted.txt")
+    ]

@@ -70,6 +70,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ten", "ten scores"])
 def test_classes_of_ten(name: str, models: Any, labelled: Any, digits: Any) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
@@ -101,6 +102,7 @@ def test_classes_of_ten(name: str, models: Any, labelled: Any, digits: Any) -> N
     assert evaluator.evaluate(predicted) == pytest.approx(loss, rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["two", "two scores"])
 def test_classes_of_two(name: str, models: Any, labelled: Any, digits: Any) -> None:
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
@@ -152,12 +154,12 @@ def test_the_model_is_called_once_for_all_columns(models: Any, labelled: Any) ->
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("ten scores", {"probability_col": "p"}, "last activation is 'linear'.*raw_prediction_col"),
-        ("ten", {"raw_prediction_col": "r"}, "last activation is 'softmax': it is probabilities"),
-        ("two", {"raw_prediction_col": "r"}, "last activation is 'sigmoid': it is probabilities"),
-        ("ten", {"probability_col": {"digit": "p"}}, "names the output 'digit'.*'prediction'"),
-        ("ten", {"probability_col": "p", "output_form": "struct"}, "probability_col out"),
-        ("ten", {"prediction_col": ["a"], "output_form": "struct"}, "makes one column"),
+        ("ten scores", {"probability_col": "p"}, "activation.*'linear'.*raw_prediction_col"),
+        ("ten", {"raw_prediction_col": "r"}, "activation.*'softmax'.*probabilities"),
+        ("two", {"raw_prediction_col": "r"}, "activation.*'sigmoid'.*probabilities"),
+        ("ten", {"probability_col": {"digit": "p"}}, "'digit'.*'prediction'"),
+        ("ten", {"probability_col": "p", "output_form": "struct"}, "probability_col"),
+        ("ten", {"prediction_col": ["a"], "output_form": "struct"}, "column"),
     ],
 )
 def test_what_the_model_is_not_is_refused_on_the_driver(
@@ -169,13 +171,13 @@ def test_what_the_model_is_not_is_refused_on_the_driver(
 
 def test_scores_that_are_none_are_refused_when_they_are_asked_for(models: Any) -> None:
     place = models["ten"][0]
-    message = "raw_prediction_col says .* last activation is 'softmax': it is probabilities"
+    message = "raw_prediction_col.*activation.*'softmax'.*probabilities"
     with pytest.raises(InvalidInputError, match=message):
         TFTransformer.from_run(place, raw_prediction_col="r")
     transformer = TFTransformer.from_run(place, probability_col="p")
     with pytest.raises(InvalidInputError, match=message):
         transformer.setRawPredictionCol("r")
-    with pytest.raises(InvalidInputError, match="probability_col names the output 'digit'"):
+    with pytest.raises(InvalidInputError, match="probability_col.*'digit'"):
         transformer.setProbabilityCol({"digit": "q"})
     assert transformer.getRawPredictionCol() is None
     assert transformer.getProbabilityCol() == "p"
@@ -203,6 +205,7 @@ def save_unknown(place: Path, values: Any, **run: Any) -> str:
     return str(place)
 
 
+@pytest.mark.thorough
 def test_probabilities_are_checked_in_every_row(spark: Any, tmp_path: Path) -> None:
     place = save_unknown(tmp_path, lambda x: x * 1.0)
     right = [(0, [0.5, 0.25, 0.25]), (1, [0.0, 1.0, 0.0]), (2, [0.4, 0.2, 0.4])]
@@ -212,14 +215,15 @@ def test_probabilities_are_checked_in_every_row(spark: Any, tmp_path: Path) -> N
     for wrong in ([0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [0.5, 0.5, float("nan")]):
         both = frame.union(spark.createDataFrame([(3, wrong)], "id int, x array<float>"))
         for column in ("prediction", "p"):
-            with pytest.raises(Exception, match="'prediction' of the model is no probabilities"):
+            with pytest.raises(Exception, match="'prediction'.*probabilities"):
                 transformer.transform(both).select(column).collect()
     scores = TFTransformer.from_run(place, raw_prediction_col="r")
     nan = spark.createDataFrame([(3, [0.5, 0.5, float("nan")])], "id int, x array<float>")
-    with pytest.raises(Exception, match="scores that are no numbers"):
+    with pytest.raises(Exception, match="scores.*numbers"):
         scores.transform(nan).select("prediction").collect()
 
 
+@pytest.mark.thorough
 def test_scores_so_large_that_their_powers_are_infinite(spark: Any, tmp_path: Path) -> None:
     place = save_unknown(tmp_path, lambda x: x * 1.0)
     frame = spark.createDataFrame([(0, [1e4, -1e4, 1e4])], "id int, x array<float>")
@@ -248,6 +252,7 @@ def frame(spark: Any) -> Any:
     return spark.createDataFrame(rows, "id int, x array<float>, n int").coalesce(1).cache()
 
 
+@pytest.mark.thorough
 def test_vectors_numbers_and_classes_of_several_outputs(pair: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(
         pair, output_form="vector", handle_invalid="keep", probability_col={"kind": "shares"}
@@ -261,9 +266,9 @@ def test_vectors_numbers_and_classes_of_several_outputs(pair: str, frame: Any) -
     assert list(rows[2])[3:] == [None] * 4
     transformer.setHandleInvalid("skip")
     assert transformer.transform(frame).count() == 2
-    with pytest.raises(InvalidInputError, match=r"which output it is of.*\{'twice': 'p'\}"):
+    with pytest.raises(InvalidInputError, match=r"\{'twice': 'p'\}"):
         transformer.setProbabilityCol("p").transform(frame)
-    with pytest.raises(InvalidInputError, match="'kind' is scores of classes, but .*'softmax'"):
+    with pytest.raises(InvalidInputError, match="'kind'.*'softmax'"):
         transformer.setProbabilityCol(None).setRawPredictionCol({"kind": "r"}).transform(frame)
 
 
@@ -277,22 +282,23 @@ def test_all_outputs_in_a_struct(pair: str, frame: Any) -> None:
     assert rows[2] is None
 
 
+@pytest.mark.thorough
 def test_other_columns_may_feed_the_model(pair: str, frame: Any) -> None:
     other = frame.filter("id < 2").withColumnsRenamed({"x": "vector", "n": "number"})
     transformer = TFTransformer.from_run(pair)
-    with pytest.raises(DataError, match="no column 'x', 'n'"):
+    with pytest.raises(DataError, match="'x', 'n'"):
         transformer.transform(other)
     for given in (["vector", "number"], {"n": "number", "x": "vector"}, [["vector"], ["number"]]):
         predicted = transformer.setFeatureCols(given).transform(other)
         assert sorted(row["sum"] for row in predicted.collect()) == [10.0, 11.0]
     for wrong in (["vector"], {"x": "vector"}, [["vector", "number"]], {"a": "x", "b": "n"}):
-        with pytest.raises(InvalidInputError, match="feature_cols=.*takes 'x', 'n', in this order"):
+        with pytest.raises(InvalidInputError, match="feature_cols=.*'x', 'n'"):
             transformer.setFeatureCols(wrong).transform(other)
-    with pytest.raises(InvalidInputError, match="featuresCol='x' and featureCols="):
+    with pytest.raises(InvalidInputError, match="featuresCol='x'.*featureCols="):
         transformer.setFeaturesCol("x").transform(frame)
     broken = frame.withColumnsRenamed({"x": "vector"})
     named = TFTransformer.from_run(pair, feature_cols=["vector", "n"])
-    with pytest.raises(Exception, match="column 'vector' is null"):
+    with pytest.raises(Exception, match="'vector'.*null"):
         named.transform(broken).collect()
 
 

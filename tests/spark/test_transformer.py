@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,12 +70,21 @@ def expected(row: Any) -> float:
     return float(sum(row.x) + row.n)
 
 
+def test_what_is_taken_for_a_dataframe(one: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(one)
+    for data, advice in ((frame.toPandas(), "createDataFrame"), (frame.pandas_api(), "to_spark")):
+        for call in (transformer.transform, transformer.evaluate):
+            with pytest.raises(DataError, match=rf"Spark DataFrame.*\.{advice}\("):
+                call(data)
+
+
 def check(rows: list[Any], name: str = "prediction") -> None:
     assert len(rows) == len(ROWS)
     for row in rows:
         assert row[name] == pytest.approx(expected(row))
 
 
+@pytest.mark.thorough
 def test_copies_predict_after_transform_was_called(one: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(one)
     check(transformer.transform(frame).collect())
@@ -99,7 +109,7 @@ def test_a_dataframe_outlives_its_transformer(one: str, frame: Any) -> None:
 
 def test_names_of_one_output(one: str, frame: Any) -> None:
     taken = frame.withColumnRenamed("id", "Prediction")
-    with pytest.raises(DataError, match=r"already has a column 'Prediction'.*prediction_col="):
+    with pytest.raises(DataError, match="'Prediction'.*prediction_col="):
         TFTransformer.from_run(one).transform(taken)
     named = TFTransformer.from_run(one, prediction_col="a `b.c`")
     predicted = named.transform(taken)
@@ -123,10 +133,10 @@ def test_names_of_several_outputs(two: str, frame: Any) -> None:
         assert predicted.columns == ["TOTAL", "x", "n", *names]
     check(predicted.collect(), "u")
     transformer.setPredictionCol({"totl": "sum"})
-    with pytest.raises(InvalidInputError, match="names the output 'totl'.*'total', 'Twice'"):
+    with pytest.raises(InvalidInputError, match="'totl'.*'total', 'Twice'"):
         transformer.transform(labelled)
     transformer.setPredictionCol(["a", "A"])
-    with pytest.raises(DataError, match="several predictions would be called 'A'"):
+    with pytest.raises(DataError, match="'A'"):
         transformer.transform(labelled)
 
 
@@ -143,19 +153,19 @@ def test_columns_with_backticks_and_columns_of_one_name_stay(two: str, frame: An
 
 
 def test_feature_columns_that_spark_cannot_tell_apart(one: str, frame: Any) -> None:
-    with pytest.raises(DataError, match="columns 'x', 'X', which Spark does not tell apart"):
+    with pytest.raises(DataError, match="'x'.*'X'"):
         TFTransformer.from_run(one).transform(frame.selectExpr("*", "x as X"))
     nested = frame.selectExpr("struct(x) as s")
-    with pytest.raises(DataError, match=r"no column 's.x', .*add it with df.withColumn\("):
+    with pytest.raises(DataError, match=r"'s.x'.*df.withColumn\("):
         TFTransformer.from_run(one).setFeatureCols(["s.x", "n"]).transform(nested)
 
 
 BROKEN = [
-    (100, None, 1, "column 'x' is null"),
-    (101, [1.0, 2.0], 1, "'x' holds an array of 2 elements, not 3"),
-    (102, [1.0, None, 2.0], 1, "'x' holds an array with null elements"),
-    (103, [1.0, 2.0, 3.0], None, "column 'n' is null, or too large for int32,"),
-    (104, [1.0, 2.0, 3.0], 2**40, "column 'n' is null, or too large for int32,"),
+    (100, None, 1, "'x'.{0,12}null"),
+    (101, [1.0, 2.0], 1, r"'x'.*array.*\b2\b.*\b3"),
+    (102, [1.0, None, 2.0], 1, "'x'.*array.*null"),
+    (103, [1.0, 2.0, 3.0], None, "'n'.*null.*int32"),
+    (104, [1.0, 2.0, 3.0], 2**40, "'n'.*null.*int32"),
 ]
 
 
@@ -187,6 +197,7 @@ def test_invalid_rows_are_kept_or_left_out(
     check(keep.transform(holes).collect(), name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pandas", [False, True])
 def test_whole_numbers_beside_a_null_stay_exact(
     pandas: bool, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +218,7 @@ def test_whole_numbers_beside_a_null_stay_exact(
     assert predicted == {0: [large + 1, large + 1, 1 - large], 1: None, 2: None, 3: [8, 9, 10]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pandas", [False, True])
 def test_nan_is_no_null(
     pandas: bool, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +245,7 @@ def test_nan_is_no_null(
     assert (found[4].twice, found[4].whole, found[4].nans) == (3.0, 2**53 + 1, [False, True])
     assert all(list(found[number])[3:] == [None] * 3 for number in (1, 2, 3))
     named = TFTransformer.from_run(str(tmp_path))
-    with pytest.raises(Exception, match="'a' holds an array with null elements in row 1 of a"):
+    with pytest.raises(Exception, match="'a'.*array.*null.*row 1"):
         named.transform(frame.filter("id in (0, 2)")).collect()
 
 
@@ -242,23 +254,23 @@ def test_an_invalid_row_is_named(broken: Any, one: str, holes: Any) -> None:
     some = holes.filter(f"id < 20 or id = {broken[0]}")
     with pytest.raises(Exception, match=broken[3]) as caught:
         TFTransformer.from_run(one).transform(some).collect()
-    assert "in row 20 of a batch of 21" in str(caught.value)
+    assert re.search(r"row 20\b.*batch.*\b21", str(caught.value))
     assert "handle_invalid='skip'" in str(caught.value)
 
 
 def test_settings_are_checked(one: str) -> None:
-    with pytest.raises(InvalidInputError, match="handle_invalid must be one of error, skip, keep"):
+    with pytest.raises(InvalidInputError, match="handle_invalid.*error.*skip.*keep"):
         TFTransformer.from_run(one, handle_invalid="drop")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="prediction_col must be"):
+    with pytest.raises(InvalidInputError, match="prediction_col"):
         TFTransformer.from_run(one, prediction_col=5)  # type: ignore[arg-type]
     transformer = TFTransformer.from_run(one)
-    with pytest.raises(InvalidInputError, match="predictBatchSize .* at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match=r"predictBatchSize.*\b1\b.* 0"):
         transformer.setPredictBatchSize(0)
 
 
 def test_types_that_would_be_cut_are_refused(one: str, frame: Any) -> None:
     transformer = TFTransformer.from_run(one)
-    with pytest.raises(DataError, match=r"'n' holds real numbers \(double\).*int32"):
+    with pytest.raises(DataError, match="'n'.*double.*int32"):
         transformer.transform(frame.withColumn("n", frame.n / 2))
     check(transformer.transform(frame.withColumn("n", frame.n.cast("bigint"))).collect())
 
@@ -305,7 +317,7 @@ def test_a_model_that_cannot_be_called_is_told_on_the_driver(frame: Any, tmp_pat
     model = Silent()
     model.compile("sgd", "mse")
     save_run(tmp_path, model, COLUMNS)
-    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+    with pytest.raises(ModelError, match="NotImplementedError"):
         TFTransformer.from_run(str(tmp_path)).transform(frame)
 
 
@@ -320,6 +332,7 @@ def test_nothing_stays_in_the_temporary_directory(one: str, frame: Any) -> None:
     assert {p.name for p in after - before if "autograph" in p.name or p.suffix == ".py"} == set()
 
 
+@pytest.mark.thorough
 def test_a_transformer_outlives_its_session(one: str) -> None:
     script = Path(__file__).with_name("restarted_session.py")
     run = subprocess.run(
@@ -343,16 +356,14 @@ def test_model_fn_must_build_the_model_that_was_trained(frame: Any, tmp_path: Pa
     place = str(tmp_path)
     right = TFTransformer.from_run(place, model_fn=small)
     assert [list(row.prediction) for row in right.transform(frame).collect()] == [[1.0, 1.0]] * 40
-    with pytest.raises(ModelError, match="builds another model .* although its weights fit"):
+    with pytest.raises(ModelError, match="model.*weights"):
         TFTransformer.from_run(place, model_fn=lambda: small(3.0)).transform(frame)
-    with pytest.raises(
-        ModelError, match=r"another model than was trained: weight 0 of shape \(3, 4"
-    ):
+    with pytest.raises(ModelError, match=r"model.*weight 0.*\(3, 4"):
         TFTransformer.from_run(place, model_fn=lambda: small(units=4)).transform(frame)
 
 
 def test_only_dataframes_are_transformed(one: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"takes a Spark DataFrame, got \[1\]"):
+    with pytest.raises(InvalidInputError, match="Spark DataFrame.*list"):
         TFTransformer.from_run(one).transform([1])
 
 
@@ -377,9 +388,9 @@ def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
     model = silent(called=False)
     model.compile("sgd", "mse")
     save_run(tmp_path, model, COLUMNS, inputs=Binding(("x", "n"), ("x", "n")))
-    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+    with pytest.raises(ModelError, match="NotImplementedError"):
         TFTransformer.from_run(str(tmp_path)).transform(frame)
-    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+    with pytest.raises(ModelError, match="NotImplementedError"):
         TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(False)).transform(frame)
     given = TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(True))
     rows = given.transform(frame).collect()

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .models import Pair
-
 lightning: Any = pytest.importorskip("lightning")
 torchmetrics: Any = pytest.importorskip("torchmetrics")
 
@@ -38,7 +36,6 @@ class Digits(lightning.LightningModule):
         output = self(image)
         loss = nn.functional.cross_entropy(output, digit)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
-        self.log("last_loss", loss)
         if batch_idx < 2:
             self.log("early", loss, on_step=False, on_epoch=True)
         self.right(output, digit)
@@ -58,54 +55,14 @@ class Digits(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.log("epochs", float(self.current_epoch + 1))
 
-    def on_after_backward(self) -> None:
-        (last,) = [p for name, p in self.named_parameters() if name == "net.2.bias"]
-        self.log("gradient", last.grad.norm(), on_step=False, on_epoch=True)
-
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.SGD(self.net.parameters(), lr=self.rate, momentum=0.9)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 2},
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-
-class Adversaries(lightning.LightningModule):
-    """Two optimizers, of which one steps every other batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.pair = Pair()
-
-    def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.pair(image)
-        return found
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        of_judge, of_generator = self.optimizers()
-        fake = self.pair.generator(batch[:, :8] - batch[:, 8:16])
-        loss = nn.functional.binary_cross_entropy_with_logits
-        ones, zeros = torch.ones(len(batch), 1), torch.zeros(len(batch), 1)
-        of_judge.zero_grad()
-        if batch_idx % 2 == 0:
-            of_generator.zero_grad()
-            # The judge is left alone: what it gets next is added to nothing.
-            inputs = list(self.pair.generator.parameters())
-            self.manual_backward(loss(self.pair.judge(fake), ones), inputs=inputs)
-            of_generator.step()
-            self.lr_schedulers().step()
-        value = loss(self.pair.judge(batch), ones) + loss(self.pair.judge(fake.detach()), zeros)
-        self.manual_backward(value)
-        of_judge.step()
-        self.log("judge", value, on_step=False, on_epoch=True)
-
-    def configure_optimizers(self) -> Any:
-        judge = torch.optim.Adam(self.pair.judge.parameters(), lr=0.01)
-        generator = torch.optim.Adam(self.pair.generator.parameters(), lr=0.01)
-        return [judge, generator], [torch.optim.lr_scheduler.ExponentialLR(generator, 0.9)]
 
 
 class Particular(lightning.LightningModule):
@@ -158,8 +115,6 @@ class Particular(lightning.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.right.reset()
         self.log("val_begun", float(self.current_epoch))
-
-    def on_validation_start(self) -> None:
         self.log("val_mode", float(any(each.training for each in self.modules())))
 
     @torch.no_grad()

@@ -17,12 +17,10 @@ from horovod_spark_runner.training.torch.feeding import input_feed
 from ..runs import spec_of
 
 
-def save_run(
-    place: Path, module: nn.Module, columns: Sequence[Column], autocast: str = "", **fields: Any
-) -> None:
+def save_run(place: Path, module: nn.Module, columns: Sequence[Column], **fields: Any) -> None:
     """Leave ``module`` in a run directory as a training does."""
     directory = RunDirectory(str(place))
     spec = spec_of(columns, **fields)
     feed = input_feed(module, spec.inputs, {column.name: column for column in columns})
-    save_module(directory, module, ModelInputs.of_training(spec), feed, autocast)
+    save_module(directory, module, ModelInputs.of_training(spec), feed)
     directory.write_metrics([{"loss": 1.0}])

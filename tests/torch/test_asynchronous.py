@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from horovod_spark_runner import AsyncServer, CheckpointOptions, TorchModel
 from tests.trainings import train
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # Of 12 global batches both ranks have rows, of the last one only one has.
 ROWS, BATCH, PARTS, EPOCHS = 193, 8, 25, 2

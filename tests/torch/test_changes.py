@@ -37,7 +37,7 @@ def test_another_learning_rate_is_warned_of_each_time(scheduler: Any) -> None:
     asked = described(rate=0.2, scheduler=scheduler)
     changes = compare(then, asked, in_epoch=True)
     (text,) = changes.warnings
-    assert "lr of optimizer SGD is 0.2 now, the run was begun with 0.1" in text
+    assert re.search("lr.*SGD.*0.2.*0.1", text)
     again = compare(changes.record, asked, in_epoch=True)
     assert (again.refusal, again.warnings) == (None, changes.warnings)
     assert compare(changes.record, then, in_epoch=True).warnings == ()
@@ -59,35 +59,36 @@ def scaled(output: Tensor, label: Tensor, by: float) -> Tensor:
 @pytest.mark.parametrize(
     ("then", "now", "shown"),
     [
-        ({}, {"loss": nn.MSELoss(reduction="sum")}, "loss is MSELoss(reduction='sum') now"),
-        ({}, {"loss": nn.L1Loss()}, "loss is L1Loss(reduction='mean') now"),
-        ({"loss": Focal(1.0)}, {"loss": Focal(2.0)}, "loss is Focal(gamma=2) now"),
+        ({}, {"loss": nn.MSELoss(reduction="sum")}, "MSELoss(reduction='sum')"),
+        ({}, {"loss": nn.L1Loss()}, "L1Loss(reduction='mean')"),
+        ({"loss": Focal(1.0)}, {"loss": Focal(2.0)}, "Focal(gamma=2)"),
         (
             {"loss": functools.partial(scaled, by=1.0)},
             {"loss": functools.partial(scaled, by=2.0)},
-            "loss is scaled(by=2) now",
+            "scaled(by=2)",
         ),
         (
             {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))},
             {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]))},
-            "loss is BCEWithLogitsLoss(reduction='mean', pos_weight=[3.0]) now",
+            "BCEWithLogitsLoss(reduction='mean', pos_weight=[3.0])",
         ),
-        ({}, {"train_step": scaled}, "train_step is 'scaled' now"),
-        ({"metrics": ["mae"]}, {"metrics": {"mae": scaled}}, "metrics is {'mae': 'scaled'} now"),
+        ({}, {"train_step": scaled}, "'scaled'"),
+        ({"metrics": ["mae"]}, {"metrics": {"mae": scaled}}, "{'mae': 'scaled'}"),
     ],
 )
 def test_another_loss_step_or_metric(then: Any, now: Any, shown: str) -> None:
     kept, asked = described(**then), described(**now)
     within = compare(kept, asked, in_epoch=True).refusal
     assert within is not None
-    wanted = re.escape(shown) + ", the checkpoint was taken with .*, within an epoch"
-    assert re.match(wanted, within), within
+    (setting,) = now
+    wanted = f"{setting}.*{re.escape(shown)}"
+    assert re.search(f"{wanted}.*checkpoint.*epoch", within), within
     between = compare(kept, asked, in_epoch=False)
     assert between.refusal is None
     assert len(between.warnings) == ("metrics" not in now)
     for text in between.warnings:
-        assert text.startswith(shown), text
-        assert text.endswith("what is left is trained with the new one"), text
+        assert re.search(wanted, text), text
+        assert "new" in text, text
     # Once told, it is the run's own.
     again = compare(between.record, asked, in_epoch=True)
     assert (again.refusal, again.warnings) == (None, ())
@@ -111,7 +112,7 @@ def test_what_is_the_same_is_not_told() -> None:
     # What is no part of the sums may change at any step.
     clipped = compare(described(), described(clip_norm=1.0), in_epoch=True)
     (text,) = clipped.warnings
-    assert text.startswith("clip_norm is 1 now, the checkpoint was taken with None")
+    assert re.search(r"clip_norm.*\b1\b.*None", text)
 
 
 def test_checkpoints_that_say_nothing_of_the_model_are_gone_on_with() -> None:

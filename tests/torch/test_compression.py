@@ -94,6 +94,7 @@ def expected_weights(place: Path, ranks: int) -> np.ndarray:
     return flat_weights(module)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_train_what_the_paper_says(frame: Any, tmp_path: Path, ranks: int) -> None:
     way = TopK(ratio=RATIO, momentum=MOMENTUM)
@@ -103,6 +104,7 @@ def test_ranks_train_what_the_paper_says(frame: Any, tmp_path: Path, ranks: int)
     np.testing.assert_allclose(flat_weights(trained.getModel()), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_all_entries_of_two_optimizers_are_plain_allreduce(frame: Any, tmp_path: Path) -> None:
     given = {"label_cols": None}
     plain = run(frame, tmp_path / "plain", "none", adversaries, **given)
@@ -120,6 +122,7 @@ def in_buckets() -> TorchModel:
     return TorchModel(module, "CrossEntropyLoss", adam, metrics=["accuracy"], clip_norm=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "way", [PowerSGD(rank=2), TopK(ratio=0.01, warmup_steps=3)], ids=["power_sgd", "top_k"]
 )
@@ -147,5 +150,5 @@ def test_momentum_twice_is_refused(frame: Any, tmp_path: Path) -> None:
         sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         return TorchModel(digits_net(), "CrossEntropyLoss", sgd)
 
-    with pytest.raises(ModelError, match=r"optimizer \(SGD\) would see sums of momentum"):
+    with pytest.raises(ModelError, match="SGD.*momentum"):
         run(frame, tmp_path, TopK(ratio=0.1, momentum=0.9), model)

@@ -16,7 +16,7 @@ from torch import nn
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK, TorchModel
 from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.training.sync.wire import MpiWire
-from horovod_spark_runner.training.torch.collectives import TensorCollectives, like
+from horovod_spark_runner.training.torch.collectives import TensorCollectives
 from horovod_spark_runner.training.torch.exchange import GradientExchange
 from horovod_spark_runner.training.torch.step import Steps
 from tests.torch.models import digits_net
@@ -65,14 +65,6 @@ def test_parameters_that_a_step_does_not_use_are_no_others(way: Any, usual: bool
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient)
         assert exchange.counts == [0.0, 1.0]
-
-
-def test_a_complex_sum_lies_after_any_number_of_real_ones() -> None:
-    flat = torch.arange(8.0)
-    for before in (1, 2):
-        found = like(flat[before : before + 6].view(3, 2), torch.zeros(3, dtype=torch.cfloat))
-        expected = [complex(before + n, before + n + 1) for n in (0, 2, 4)]
-        assert found.tolist() == expected
 
 
 def test_one_rank_goes_on_with_what_several_have_kept() -> None:
@@ -135,7 +127,7 @@ def test_closures_are_refused_on_one_rank_where_they_come_too_late(
 
     if refused:
         for given in ({}, {"closure": closure}):
-            with pytest.raises(ModelError, match="a closure.*call backward.. before step"):
+            with pytest.raises(ModelError, match="closure.*backward.*step"):
                 optimizer.step(*[] if given else [closure], **given)
         assert not losses
     else:
@@ -144,8 +136,9 @@ def test_closures_are_refused_on_one_rank_where_they_come_too_late(
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_closures_are_refused_where_ranks_step_together(digits_df: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="a closure.*call backward.. before step"):
+    with pytest.raises(ModelError, match="closure.*backward.*step"):
         recorded(digits_df.limit(64), tmp_path, of_closures, 2)

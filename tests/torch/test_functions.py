@@ -15,7 +15,6 @@ from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.torch.batches import Batches
 from horovod_spark_runner.training.torch.losses import Losses
 from horovod_spark_runner.training.torch.metrics import Metrics, Sums
-from horovod_spark_runner.training.torch.probe import check_means
 from tests.runs import spec_of
 
 CPU = torch.device("cpu")
@@ -47,7 +46,7 @@ SQUARES = [
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("function", SQUARES)
 def test_a_function_that_compares_each_row_with_all_labels_is_refused(function: Any) -> None:
-    message = r"'.*' compares each row with the labels of all: .*\(9, 1\) and labels \(9,\)"
+    message = r"'.*'.*labels.*\(9, 1\).*\(9,\)"
     with pytest.raises(ModelError, match=message):
         loss_of(function, OUTPUT, LABEL)
     with pytest.raises(ModelError, match=message):
@@ -87,19 +86,8 @@ def test_numbers_of_any_kind_are_metrics(value: Any, expected: float) -> None:
     "value", [(OUTPUT, LABEL), (1.0, None), "0.5", LABEL[:4], torch.tensor([])]
 )
 def test_what_is_no_metric_is_named(value: Any) -> None:
-    with pytest.raises(
-        ModelError, match=r"metric 'it' must return one value per row, .* for 9 rows"
-    ):
+    with pytest.raises(ModelError, match=r"'it'.*\b9 rows"):
         metric_of(lambda o, y: value, OUTPUT, LABEL)
-
-
-@pytest.mark.parametrize("kind", [float, np.float32, lambda total: total.reshape(1)])
-def test_a_sum_over_rows_is_refused_of_any_kind_of_number(kind: Any) -> None:
-    def total(output: Tensor, label: Tensor) -> Any:
-        return kind((output.squeeze(1) - label).abs().sum())
-
-    with pytest.raises(ModelError, match="'total' is a sum over the rows"):
-        list(check_means([("total", total)], OUTPUT, LABEL))
 
 
 def test_hinge_loss_compares_row_by_row() -> None:
@@ -130,17 +118,21 @@ def test_accuracy_is_told_by_the_loss() -> None:
     assert metric_of("accuracy", logits, truth, "BCEWithLogitsLoss") == 0.75
     assert metric_of("accuracy", logits.sigmoid(), truth, nn.BCELoss()) == 0.75
     assert metric_of("accuracy", torch.full((4, 1), 0.3), truth, "BCELoss") == 0.25
-    with pytest.raises(ModelError, match="one number per row, and no loss says"):
+    with pytest.raises(ModelError, match="row.*loss"):
         metric_of("accuracy", logits, truth, "MSELoss")
 
 
 @pytest.mark.parametrize(
     ("column", "module", "message"),
     [
-        (Column("x", "int32", (3,)), nn.Linear(3, 1), r"fed x \(int32\), .* weights are float32"),
+        (Column("x", "int32", (3,)), nn.Linear(3, 1), r"\bx\b.*int32.*float32"),
         (Column("x", "float32", (3,)), nn.Linear(3, 1).double(), r"dtypes=\{'x': 'float64'\}"),
-        (Column("x", "float32"), nn.Linear(1, 4), r"fed x \(2,\)\. .*one dimension: x\[:, None\]"),
-        (Column("x", "float32", (3,)), nn.Linear(2, 4), r"fed x \(2, 3\) \(PyTorch says"),
+        (Column("x", "float32"), nn.Linear(1, 4), r"\bx\b.*\(2,\).*x\[:, None\]"),
+        (
+            Column("x", "float32", (3,)),
+            nn.Linear(2, 4),
+            r"\bx\b.*\(2, 3\)(?!.*x\[:).*PyTorch",
+        ),
     ],
 )
 def test_columns_of_another_type_or_shape_than_the_weights(

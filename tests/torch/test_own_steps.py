@@ -135,6 +135,7 @@ def frame(digits_df: Any) -> Any:
     return digits_df.filter("id < 115").cache()
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 @pytest.mark.parametrize("move", [clipped, in_parts, twice])
@@ -147,6 +148,7 @@ def test_what_a_step_does_with_gradients_is_done_with_those_of_all_ranks(
         np.testing.assert_allclose(ours[-1], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 @pytest.mark.parametrize(
@@ -155,11 +157,11 @@ def test_what_a_step_does_with_gradients_is_done_with_those_of_all_ranks(
         (
             clipped_alone,
             2,
-            r"were changed between backward\(\) .* step\.synchronize\(\)",
+            r"backward\(\).*step\.synchronize\(\)",
         ),
-        (accumulated, 1, "ended with gradients that its optimizer has not stepped with"),
-        (late, 2, r"a backward pass after synchronize\(\)"),
-        (each_row, 1, r"train_step reports 'own' with shape \(24,\); report one number"),
+        (accumulated, 1, "ended.*gradients.*optimizer"),
+        (late, 2, r"backward pass.*synchronize\(\)"),
+        (each_row, 1, r"train_step.*'own'.*\(24,\)"),
     ],
 )
 def test_what_would_be_done_with_those_of_one_rank_is_refused(
@@ -188,6 +190,7 @@ def slow_on_the_second_rank() -> TorchModel:
     return TorchModel(module, train_step=train_step, optimizer=SGD, sync_batch_norm=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path)
 def test_one_rank_may_clip_as_it_likes() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 1, kept=False, instead="")
+    gradients = OwnGradients({"": optimizer}, 1)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     nn.utils.clip_grad_value_(module.parameters(), 0.1)
@@ -230,13 +233,13 @@ def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more:
     """Also where another backward pass adds to them."""
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="call synchronize()")
+    gradients = OwnGradients({"": optimizer}, 2)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     change(module.weight)
     if more:
         module(torch.ones(3, 2)).sum().backward()
-    message = r"were changed between backward\(\) and step\(\), .*; call synchronize\(\)"
+    message = r"backward\(\).*step\(\).*step\.synchronize\(\)"
     with pytest.raises(ModelError, match=message):
         gradients.stepping(optimizer)
 
@@ -244,7 +247,7 @@ def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more:
 def test_what_all_ranks_have_may_be_stepped_with_again() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="")
+    gradients = OwnGradients({"": optimizer}, 2)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     for parameter in module.parameters():  # cleared in place, and computed anew
@@ -273,7 +276,7 @@ class InPlace(torch.autograd.Function):
 def test_a_new_gradient_may_lie_where_the_last_one_was() -> None:
     weight, memory = nn.Parameter(torch.ones(8)), np.zeros(8, np.float32)
     optimizer = SGD([weight])
-    gradients = OwnGradients({"": optimizer}, 2, kept=True, instead="")
+    gradients = OwnGradients({"": optimizer}, 2)
     for _ in range(2):
         gradients.begin()
         optimizer.zero_grad()
@@ -289,7 +292,7 @@ def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: b
     """As a generator has them while only its judge steps."""
     judge, generator = nn.Linear(1, 1), nn.Linear(2, 1)
     optimizers = {"judge": SGD(judge.parameters()), "generator": SGD(generator.parameters())}
-    gradients = OwnGradients(optimizers, 2, kept=False, instead="")
+    gradients = OwnGradients(optimizers, 2)
 
     def judged() -> None:
         gradients.begin()
@@ -310,5 +313,5 @@ def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: b
         gradients.end()
     judged()
     gradients.begin()
-    with pytest.raises(ModelError, match="'generator' steps with gradients of an earlier"):
+    with pytest.raises(ModelError, match="'generator'.*gradients"):
         generated()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from torch.optim.optimizer import (
 from horovod_spark_runner import (
     Allreduce,
     DiLoCo,
-    EnvironmentProblem,
     InvalidInputError,
     LocalSGD,
     ModelError,
@@ -39,19 +39,18 @@ from horovod_spark_runner.training.rank_state import RankState, capture_rank, re
 from horovod_spark_runner.training.spec import Binding, WarmStart
 from horovod_spark_runner.training.state import broadcast
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.training.torch.batch_norm import synchronise_norms
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.hooks import made_callbacks
 from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
 from horovod_spark_runner.training.torch.losses import Losses
-from horovod_spark_runner.training.torch.onnx_file import onnx_contents
 from horovod_spark_runner.training.torch.optimizers import (
     check_complex,
     check_gradients,
     make_optimizers,
     settings_of,
 )
-from horovod_spark_runner.training.torch.probe import check_means
 from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
 from horovod_spark_runner.training.torch.source import check_given_callbacks, model_source
 from horovod_spark_runner.training.torch.targets import CLASSES, ELEMENTS
@@ -81,7 +80,7 @@ def test_a_function_says_that_it_is_for_pytorch() -> None:
     given = (*functions, lambda: TorchModel(NET, "MSELoss", "SGD"), digits_model(), NET)
     assert {engine_of(each) for each in given} == {TORCH}
     assert {engine_of(each) for each in (other, lambda: other(), "model.keras", None)} == {KERAS}
-    with pytest.raises(ModelError, match=r"a Linear, a module without loss and optimizer"):
+    with pytest.raises(ModelError, match="Linear.*loss.*optimizer"):
         model_source(NET)
     assert model_source(digits_model()).engine == TORCH
 
@@ -89,10 +88,10 @@ def test_a_function_says_that_it_is_for_pytorch() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"optimizer": "SGD"}, "needs a loss"),
-        ({"loss": "MSELoss"}, "needs an optimizer"),
-        ({"loss": "MSELoss", "optimizer": "SGD", "clip_norm": 0}, "clip_norm must be a positive"),
-        ({"loss": "MSELoss", "optimizer": "SGD", "autocast": "float16"}, "must be one of bfloat16"),
+        ({"optimizer": "SGD"}, "loss"),
+        ({"loss": "MSELoss"}, "optimizer"),
+        ({"loss": "MSELoss", "optimizer": "SGD", "clip_norm": 0}, "clip_norm"),
+        ({"loss": "MSELoss", "optimizer": "SGD", "autocast": "float16"}, "bfloat16"),
     ],
 )
 def test_what_a_torch_model_must_have(fields: Any, message: str) -> None:
@@ -104,7 +103,7 @@ def test_loss_and_optimizer_in_the_wrong_order_are_refused() -> None:
     loss, optimizer = torch.nn.MSELoss(), torch.optim.SGD(NET.parameters(), lr=0.1)
     TorchModel(NET, loss, optimizer)
     for given in ((optimizer, loss), (optimizer, "MSELoss"), ("SGD", loss)):
-        with pytest.raises(ModelError, match=r"the order is TorchModel\(module, loss, optimizer"):
+        with pytest.raises(ModelError, match=r"TorchModel\(module, loss, optimizer"):
             TorchModel(NET, *given)
 
 
@@ -121,7 +120,7 @@ class Lightning(TorchCallback):
 
 
 def test_hooks_that_nobody_would_call_are_refused() -> None:
-    told = r"has a hook {}, which is never called; those of TorchCallback are on_train_begin, on_"
+    told = "{}.*TorchCallback.*on_train_begin.*on_"
     for callback, name in ((Keras(), "on_train_batch_end"), (Lightning(), "on_train_epoch_start")):
         for given in (callback, [TorchEarlyStopping(), callback]):
             with pytest.raises(InvalidInputError, match=told.format(name)):
@@ -132,24 +131,14 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
             made_callbacks(lambda: [callback])  # noqa: B023
 
 
-class Sharp(torch.optim.SGD):
-    def step(self, closure: Any) -> Any:  # type: ignore[override]
-        return super().step(closure)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("Sgd", r"'Sgd' is no optimizer of torch\.optim; there are .*Adam"),
-        (lambda p: torch.optim.LBFGS(p), "computes gradients several times a step"),
-        (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), "are not the module's"),
-        (lambda p: 3, "must be a torch.optim.Optimizer, got 3"),
-        (lambda p: Sharp(p), r"optimizer Sharp .* step\(\) must be given a closure"),
-        ({"a": torch.optim.SGD(NET.parameters(), lr=1.0)}, "several optimizers need a train_step"),
-        (
-            functools.partial(torch.optim.Adam, lr=torch.tensor(0.1), foreach=True),
-            "optimizer Adam cannot be made with what it is given: .*foreach",
-        ),
+        ("Sgd", r"'Sgd'.*torch\.optim.*Adam"),
+        (lambda p: torch.optim.LBFGS(p), "gradients.*step"),
+        (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), "module"),
+        (lambda p: 3, r"torch.optim.Optimizer.*\b3"),
+        ({"a": torch.optim.SGD(NET.parameters(), lr=1.0)}, "optimizers.*train_step"),
     ],
 )
 def test_optimizers_that_cannot_be_used(optimizer: Any, message: str) -> None:
@@ -158,26 +147,42 @@ def test_optimizers_that_cannot_be_used(optimizer: Any, message: str) -> None:
 
 
 def test_modules_that_cannot_be_kept() -> None:
-    with pytest.raises(ModelError, match=r"compiled by torch\.compile"):
+    with pytest.raises(ModelError, match=r"torch\.compile"):
         check_module(torch.compile(NET))  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="has no shape yet"):
+    with pytest.raises(ModelError, match="shape"):
         check_module(nn.LazyLinear(3))
-    with pytest.raises(ModelError, match="'weight' of Linear is on the device 'meta'"):
-        check_module(nn.Linear(2, 1, device="meta"))
 
 
 def test_weights_that_ranks_would_change_or_send_otherwise() -> None:
     scaling = nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))
-    check_gradients(scaling, ranks=1)
-    with pytest.raises(ModelError, match=r"layer '0' has max_norm=1: .* ranks would hold other"):
-        check_gradients(scaling, ranks=2)
-    with pytest.raises(ModelError, match=r"layer '0' has max_norm=1, .* sync=AsyncServer"):
-        check_gradients(scaling, ranks=1, in_step=False)
+    check_gradients(scaling, alone=True)
+    with pytest.raises(ModelError, match=r"layer '0'.*max_norm=1\b.*ranks"):
+        check_gradients(scaling, alone=False)
     turning = nn.Linear(2, 1, dtype=torch.complex64)
-    check_complex(turning, Allreduce())
-    for sync in (Allreduce(compression="fp16"), LocalSGD(every=2)):
-        with pytest.raises(ModelError, match="weight 'weight' is complex, which sync="):
-            check_complex(turning, sync)
+    check_complex(turning, Allreduce(), 1)
+    ways: list[tuple[Any, int]] = [
+        (Allreduce(), 2),
+        (Allreduce(compression="fp16"), 1),
+        (LocalSGD(every=2), 2),
+    ]
+    for sync, ranks in ways:
+        with pytest.raises(ModelError, match="'weight'.*complex.*view_as_real"):
+            check_complex(turning, sync, ranks)
+
+
+class Scaled(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_not_synchronised() -> None:
+    wrapped = nn.BatchNorm1d(2)
+    wrapped.forward = functools.partial(wrapped.forward)  # type: ignore[method-assign]
+    for layer in (Scaled(2), wrapped):
+        with pytest.raises(ModelError, match="'1'.*forward.*sync_batch_norm"):
+            synchronise_norms(
+                nn.Sequential(nn.Linear(3, 2), layer), lambda: 1.0, contextlib.nullcontext
+            )
 
 
 COLUMNS = {
@@ -190,11 +195,11 @@ COLUMNS = {
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        (Binding(("image",)), r"takes image, group, but feature_cols feeds 1"),
-        (Binding(("group", "width"), ("group", "shade")), "no parameter 'shade'"),
-        (Binding(("image",), ("image",)), "nothing feeds 'group'"),
-        (Binding(("group", "width")), "'group' is called as an input, but stands where another"),
-        (Binding(("image", "word")), "'word' holds strings"),
+        (Binding(("image",)), r"image, group.*feature_cols.*\b1"),
+        (Binding(("group", "width"), ("group", "shade")), "'shade'"),
+        (Binding(("image",), ("image",)), "'group'"),
+        (Binding(("group", "width")), "'group'.*input"),
+        (Binding(("image", "word")), "'word'.*string"),
     ],
 )
 def test_columns_that_do_not_feed_a_module(binding: Binding, message: str) -> None:
@@ -258,17 +263,35 @@ def test_a_loss_of_probabilities_of_all_classes(shape: tuple[int, ...]) -> None:
         assert loss_of(loss, scores, label, torch.ones(2)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_weights_to_begin_with_may_be_a_part_of_what_a_file_holds(whole: bool) -> None:
-    """As those of Lightning's checkpoints are."""
-    given, file = nn.Linear(3, 2), io.BytesIO()
-    held = {"epoch": 3, "optimizer_states": [{}], "state_dict": given.state_dict()}
-    torch.save(held if whole else given.state_dict(), file)
+def weights_file(held: object, *, skip_mismatch: bool = False) -> WarmStart:
+    file = io.BytesIO()
+    torch.save(held, file)
+    contents = {"last.pt": Contents(file.getvalue())}
+    return WarmStart("last.pt", "weights", contents, skip_mismatch=skip_mismatch)
+
+
+@pytest.mark.parametrize("key", ["", "state_dict", "model_state_dict"])
+def test_weights_to_begin_with_may_be_a_part_of_what_a_file_holds(key: str) -> None:
+    """As those of Lightning's checkpoints are, and of PyTorch's tutorials."""
+    given = nn.Linear(3, 2)
+    held = {"epoch": 3, "optimizer_states": [{}], key: given.state_dict()}
     taken = nn.Linear(3, 2)
-    start = WarmStart("last.ckpt.pt", "weights", {"last.pt": Contents(file.getvalue())})
-    load_initial_weights(taken, start)
+    load_initial_weights(taken, weights_file(held if key else given.state_dict()))
     assert torch.equal(taken.weight, given.weight)
     assert torch.equal(taken.bias, given.bias)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "other."])
+def test_names_of_weights_that_do_not_fit_are_told(prefix: str, skip: bool) -> None:
+    named = {f"{prefix}{name}": value for name, value in nn.Linear(3, 2).state_dict().items()}
+    with pytest.raises(ModelError) as raised:
+        load_initial_weights(nn.Linear(3, 2), weights_file(named, skip_mismatch=skip))
+    told = str(raised.value)
+    assert f"'{prefix}weight' (2, 3)" in told
+    assert "'weight' (2, 3)" in told
+    assert (f"removeprefix('{prefix}')" in told) == (prefix != "other.")
+    assert "skip_mismatch" not in told
 
 
 def test_values_of_one_type_are_given_to_tensors_of_another() -> None:
@@ -304,27 +327,16 @@ def test_an_early_end_comes_when_keras_would_end() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"min_delta": -0.1}, "min_delta must be a number, at least 0, got -0.1"),
-        ({"min_delta": "0.1"}, "min_delta must be a number, at least 0, got '0.1'"),
-        ({"monitor": 3}, "monitor must be the name of a result, .* got 3"),
-        ({"patience": -1}, "patience must be a whole number of at least 0"),
-        ({"mode": "auto"}, "mode must be one of min, max"),
+        ({"min_delta": -0.1}, "min_delta.*-0.1"),
+        ({"min_delta": "0.1"}, "min_delta.*'0.1'"),
+        ({"monitor": 3}, r"monitor.*\b3"),
+        ({"patience": -1}, r"patience.*\b0"),
+        ({"mode": "auto"}, r"mode.*\bmin\b.*\bmax"),
     ],
 )
 def test_an_early_end_says_what_it_cannot_be_given(given: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         TorchEarlyStopping(**given)
-
-
-def test_an_onnx_file_that_is_refused_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise EnvironmentProblem("onnxruntime is of another version")
-
-    monkeypatch.setattr(torch.onnx, "export", refuse)
-    program: Any = SimpleNamespace(state_dict={})
-    recipe: Any = None
-    with pytest.raises(EnvironmentProblem, match="^onnxruntime is of another version$"):
-        onnx_contents(program, recipe, [], [], {}, dict)
 
 
 def test_losses_are_those_of_pytorch() -> None:
@@ -357,14 +369,12 @@ def test_losses_are_those_of_pytorch() -> None:
 @pytest.mark.parametrize(
     ("given", "output", "label", "message"),
     [
-        ("MseLoss", (2, 1), torch.zeros(2), "is no loss of an output and a label"),
-        ("MSELoss", (2, 3), torch.zeros(2), r"rows of shape \(3,\) and the label rows of shape \("),
-        ("CrossEntropyLoss", (2, 3), torch.tensor([0.5, 1.0]), "holds fractions such as 0.5"),
-        ("CrossEntropyLoss", (2, 3), torch.tensor([0, 3]), "label 3, but the output has 3 classes"),
-        (nn.GaussianNLLLoss(), (2, 3), torch.zeros(2), "GaussianNLL.* must be given 3 things"),
-        (lambda o, y: 3.0, (2, 3), torch.zeros(2), "must return a tensor"),
-        (lambda o, y=None: o, (2, 3), torch.zeros(2), "outputs alone, and which is meant does not"),
-        (lambda o, y: o[:1, 0], (2, 3), torch.zeros(2), r"returned shape \(1,\) for 2 rows"),
+        ("MseLoss", (2, 1), torch.zeros(2), "loss"),
+        ("MSELoss", (2, 3), torch.zeros(2), r"\(3,\).*label"),
+        ("CrossEntropyLoss", (2, 3), torch.tensor([0.5, 1.0]), "0.5"),
+        (lambda o, y: 3.0, (2, 3), torch.zeros(2), "tensor"),
+        (lambda o, y=None: o, (2, 3), torch.zeros(2), "outputs"),
+        (lambda o, y: o[:1, 0], (2, 3), torch.zeros(2), r"\(1,\).*\b2 rows"),
     ],
 )
 def test_losses_that_cannot_be_computed(
@@ -372,35 +382,6 @@ def test_losses_that_cannot_be_computed(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         loss_of(given, torch.zeros(output), label)
-
-
-class Scored(NamedTuple):
-    score: Tensor
-    other: Tensor
-
-
-def test_a_sum_over_rows_is_refused_and_what_is_no_mean_is_told() -> None:
-    output, label = torch.arange(6.0), torch.zeros(6)
-    functions = [("total", lambda o, y: (o - y).sum())]
-    with pytest.raises(ModelError, match="'total' is a sum over the rows"):
-        list(check_means(functions, output, label))
-    told = list(check_means([("top", lambda o, y: (o - y).max())], output, label))
-    assert len(told) == 1
-    assert "'top' is no mean" in told[0]
-    assert not list(check_means([("mean", lambda o, y: (o - y).mean())], output, label))
-    # A module whose last layer begins with zeros gives the same for each row.
-    functions = [("spread", lambda o, y: o["score"].std()), ("kept", lambda o, y: o["id"].max())]
-    given = {"score": torch.zeros(6), "id": torch.ones(6, dtype=torch.int64)}
-    (text,) = check_means(functions, given, label)
-    assert "'spread' is no mean" in text
-    named = Scored(torch.zeros(6), output)
-    (text,) = check_means([("spread", lambda o, y: o.score.std())], named, label)
-    assert "'spread' is no mean" in text
-    # What the function cannot be given, or makes nothing of, tells nothing.
-    at_least_one = [("grows", lambda o, y: torch.acosh(o).mean())]
-    assert not list(check_means(at_least_one, torch.ones(6), label))
-    sparse = torch.eye(6).to_sparse()
-    assert not list(check_means([("mean", lambda o, y: o.to_dense().mean())], sparse, label))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax"])
@@ -541,7 +522,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
     optimizer, schedulers, begun = made()
     for _ in range(2):
         optimizer.step()
-        schedulers.after_epoch(0, {"loss": 1.0})
+        schedulers.after_epoch({"loss": 1.0})
     kept = json.loads(json.dumps([begun, settings_of(optimizer), schedulers.capture()]))
     again, others, _ = made()
     restore_settings(again, kept[0], kept[1])
@@ -549,7 +530,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
     for loss in (1.0, 0.5, 0.5, 0.5):
         for one, each in ((optimizer, schedulers), (again, others)):
             one.step()
-            each.after_epoch(0, {"loss": loss})
+            each.after_epoch({"loss": loss})
         assert settings_of(again) == settings_of(optimizer)
 
 

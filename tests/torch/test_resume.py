@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +64,10 @@ class NoTensorFlow(TorchCallback):
         assert not found, found
 
 
-@pytest.mark.parametrize(("step", "kind"), [(10, "kill"), (18, "terminate")])
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [pytest.param(10, "kill", marks=pytest.mark.thorough), (18, "terminate")],
+)
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
     frame: Any, whole: Any, tmp_path: Path, step: int, kind: Any
 ) -> None:
@@ -89,6 +93,7 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
     assert curves_in(place / "events" / "train")["learning_rate"] == rates
 
 
+@pytest.mark.thorough
 def test_what_a_call_that_goes_on_may_change(
     frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,10 +106,7 @@ def test_what_a_call_that_goes_on_may_change(
 
     # On three ranks, with another rate, which the checkpoint's takes the place of.
     run = train(frame, place, model_fn=faster, num_workers=3, batch_size=8, epochs=2)
-    told = (
-        "lr of optimizer SGD is 0.7 now, the run was begun with 0.1: the checkpoint's value is kept"
-    )
-    assert told in caplog.text
+    assert re.search("lr.*SGD.*0.7.*0.1.*checkpoint", caplog.text)
     newest = read_info(Location(max((place / "checkpoints").iterdir())))
     (group,) = newest.model["optimizers"][""]["groups"]
     assert group["lr"] == 0.1  # as the next call that goes on is told
@@ -116,7 +118,7 @@ def test_what_a_call_that_goes_on_may_change(
     def adam() -> TorchModel:
         return TorchModel(digits_net(), "CrossEntropyLoss", torch.optim.Adam)
 
-    with pytest.raises(RunDirectoryError, match=r"optimizer is 'Adam' now, .* begun with 'SGD'"):
+    with pytest.raises(RunDirectoryError, match="optimizer.*'Adam'.*'SGD'"):
         train(frame, place, model_fn=adam, **given)
 
 
@@ -126,6 +128,7 @@ def sgd(rate: float) -> Any:
     return functools.partial(torch.optim.SGD, lr=rate, momentum=0.9, weight_decay=1e-3)
 
 
+@pytest.mark.thorough
 def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
     started = digits_net()
     with torch.no_grad():
@@ -168,24 +171,25 @@ def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
     def wider() -> TorchModel:
         return TorchModel(nn.Linear(64, 10), "CrossEntropyLoss", "SGD")
 
-    with pytest.raises(ModelError, match=r"'0\.weight' has shape|'weight' has no such weight"):
+    with pytest.raises(ModelError, match=r"'0\.weight'|'weight'"):
         train(frame, tmp_path / "no", model_fn=wider, initial_weights=str(tmp_path / "run"))
 
 
 def test_a_run_of_a_module_is_none_of_a_keras_model(frame: Any, whole: Any, tmp_path: Path) -> None:
     run = whole.summary.run_dir
-    with pytest.raises(RunDirectoryError, match="the run of a PyTorch module, but a Keras model"):
+    with pytest.raises(RunDirectoryError, match="run.*PyTorch.*Keras"):
         train(frame, run, model_fn=keras_model)
-    with pytest.raises(ModelError, match="the weights of a PyTorch module, but a Keras model"):
+    with pytest.raises(ModelError, match="weights.*PyTorch.*Keras"):
         train(frame, tmp_path / "new", model_fn=keras_model, initial_weights=run)
 
 
 def test_a_saved_model_is_none_of_a_module(frame: Any, tmp_path: Path) -> None:
     wanted = CheckpointOptions(saved_model=True)
-    with pytest.raises(InvalidInputError, match=r"saved_model=True\) is for Keras models"):
+    with pytest.raises(InvalidInputError, match="saved_model=True.*Keras"):
         train(frame, tmp_path / "new", model_fn=random_model, checkpoints=wanted)
 
 
+@pytest.mark.thorough
 def test_faults_of_users_tests(frame: Any, tmp_path: Path) -> None:
     """One happens in the second epoch, once: the same call goes on behind it."""
     faults = [Fault(12, kind="raise")]
@@ -199,7 +203,7 @@ def test_faults_of_users_tests(frame: Any, tmp_path: Path) -> None:
         train(frame, tmp_path / "run", **given)
     history = train(frame, tmp_path / "run", **given).summary.history
     assert len(history) == 2
-    with pytest.raises(InvalidInputError, match="callbacks holds 3, which is no TorchCallback"):
+    with pytest.raises(InvalidInputError, match=r"callbacks.*\b3\b.*TorchCallback"):
         with_faults(faults, tmp_path / "notes", [3], framework="torch")
 
 

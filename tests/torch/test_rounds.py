@@ -17,7 +17,7 @@ from horovod_spark_runner.data.read.sharding import plan_epoch
 from tests.torch.models import digits_model, flat_weights
 from tests.trainings import train
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # Four global batches of 24 rows and one row more: in an epoch's last step, rank 1 has none.
 GLOBAL_BATCH, ROWS, EPOCHS, STEPS = 24, 97, 2, 5

@@ -16,6 +16,7 @@ from horovod_spark_runner import (
     CheckpointOptions,
     ModelError,
     RestartOptions,
+    RunDirectoryError,
     TorchModel,
     TorchTransformer,
 )
@@ -107,7 +108,11 @@ def test_parts_of_the_rows_are_merged_by_a_metrics_own_reductions(name: str) -> 
     expected = alone.compute().tolist()
     for given in (parts, [joined]):
         np.testing.assert_allclose(result.computed(given)["it"], expected, rtol=1e-4)
-    # What one rank holds for others goes on with rows of its own.
+    # One rank goes on with what three have seen.
+    if name == "PearsonCorrCoef":  # whose moments of each rank are stacked
+        with pytest.raises(RunDirectoryError, match=r"\b3 ranks.*PearsonCorrCoef"):
+            result.states.assign(np.concatenate(parts[:3]))
+        return
     result.states.assign(np.concatenate(parts[:3]))
     for part in fives[3]:
         result.update(Sums(CPU), outputs[part], labels[part])
@@ -123,11 +128,9 @@ def test_collections_and_what_cannot_be_merged() -> None:
     assert metrics.of_objects == ["my_MulticlassAccuracy", "my_MulticlassF1Score"]
     metrics.update(Sums(CPU), *some("Accuracy", 8))
     assert set(metrics.computed([metrics.states.numpy()])) == set(metrics.of_objects)
-    with pytest.raises(ModelError, match="MinMaxMetric, which keeps its states in other metrics"):
+    with pytest.raises(ModelError, match="MinMaxMetric.*state"):
         Metrics([torchmetrics.MinMaxMetric(torchmetrics.Accuracy(**CLASSES))], CPU)
-    with pytest.raises(
-        ModelError, match=r"'a' \(MulticlassAccuracy\) cannot take outputs of shape"
-    ):
+    with pytest.raises(ModelError, match=r"'a'.*MulticlassAccuracy.*shape"):
         Metrics({"a": torchmetrics.Accuracy(**CLASSES)}, CPU).update(
             Sums(CPU), torch.zeros(3, 4), torch.zeros(3)
         )
@@ -147,6 +150,7 @@ def still() -> TorchModel:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_a_training_and_an_evaluation_tell_what_one_process_does(

@@ -11,7 +11,7 @@ from horovod_spark_runner import TorchModel, TorchTransformer
 from horovod_spark_runner.tune import choice, tune
 from tests.mpi import tune_cases
 
-pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 
 def build(params: dict[str, Any]) -> TorchModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +43,11 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    allreduce = AllreduceSynchroniser("none", TensorCollectives())
-    return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
+    way: Any = fields.get("sync")
+    shared = TensorCollectives()
+    rounds = isinstance(way, LocalSGD | DiLoCo)
+    sync: Any = RoundsSynchroniser(way, shared) if rounds else AllreduceSynchroniser("none", shared)
+    return BuiltModel(spec, MPI.COMM_WORLD, sync, share_logs=False)
 
 
 def constrained() -> keras.Model:
@@ -56,8 +58,8 @@ def constrained() -> keras.Model:
 @pytest.mark.parametrize(
     ("model", "steps", "message"),
     [
-        (constrained, 1, r"weight '[^']*kernel' has a constraint.*sync=Allreduce\(\)"),
-        (lambda: keras.Sequential([layers.Input((3,))]), 4, "steps_per_execution=4: .* compile"),
+        (constrained, 1, r"'[^']*kernel'.*constraint.*sync=Allreduce\(\)"),
+        (lambda: keras.Sequential([layers.Input((3,))]), 4, "steps_per_execution=4"),
     ],
     ids=["constraint", "steps_per_execution"],
 )
@@ -75,24 +77,13 @@ def test_what_ranks_that_step_by_themselves_cannot_do_is_refused(
     check_between_meetings(made, [made.optimizer], allreduce, Allreduce())
 
 
-@pytest.mark.parametrize(
-    ("constraint", "way", "message"),
-    [
-        (keras.constraints.NonNeg(), LocalSGD(every=2), None),
-        (keras.constraints.UnitNorm(), LocalSGD(every=2), "UnitNorm, .* the mean that"),
-        (keras.constraints.NonNeg(), DiLoCo(every=2), "NonNeg, .* outer step of sync=DiLoCo"),
-    ],
-    ids=["mean", "no_mean", "outer"],
-)
-def test_constraints_that_a_meeting_would_break_are_refused(
-    constraint: Any, way: Any, message: str | None
-) -> None:
+@pytest.mark.parametrize("way", [LocalSGD(every=2), DiLoCo(every=2)], ids=str)
+def test_constraints_that_a_meeting_would_break_are_refused(way: Any) -> None:
     hvd.init()
-    made = keras.Sequential([layers.Input((3,)), layers.Dense(1, kernel_constraint=constraint)])
+    made = constrained()
     made.compile("sgd", "mse")
     rounds = RoundsSynchroniser(way, TensorCollectives())
-    refused = pytest.raises(ModelError, match=message) if message else contextlib.nullcontext()
-    with refused:
+    with pytest.raises(ModelError, match=f"kernel'.*NonNeg.*sync={type(way).__name__}"):
         check_between_meetings(made, [made.optimizer], rounds, way)
 
 
@@ -103,7 +94,7 @@ def test_one_rank_makes_an_outer_step_too() -> None:
         return made
 
     build(model, sync=LocalSGD(every=2))
-    with pytest.raises(ModelError, match="outer step of sync=DiLoCo"):
+    with pytest.raises(ModelError, match="sync=DiLoCo"):
         build(model, sync=DiLoCo(every=2))
 
 
@@ -114,7 +105,7 @@ def test_loss_scales_of_ranks_have_no_mean(average: bool) -> None:
     made.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
     way = LocalSGD(every=2, average_optimizer=average)
     rounds = RoundsSynchroniser(way, TensorCollectives())
-    message = "scales the loss .* without average_optimizer"
+    message = "average_optimizer.*loss scale"
     refused = pytest.raises(ModelError, match=message) if average else contextlib.nullcontext()
     with refused:
         check_between_meetings(made, [made.optimizer], rounds, way)
@@ -231,17 +222,12 @@ def test_optimizers_made_in_the_first_step_are_known() -> None:
     assert built.optimizers[1].built
 
 
-@pytest.mark.parametrize(("given", "told"), [("auto", False), (True, True)])
-def test_xla_is_switched_off_and_told_of_where_it_was_asked_for(
-    given: Any, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("given", ["auto", True])
+def test_xla_is_switched_off(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from keras.src.trainers import trainer
 
     monkeypatch.setattr(trainer, "model_supports_jit", lambda model: True)
-    with caplog.at_level(logging.WARNING):
-        built = build(lambda: sequential((3,), jit_compile=given))
-    assert built.model.jit_compile is False
-    assert ("jit_compile=True; it is trained without" in caplog.text) == told
+    assert build(lambda: sequential((3,), jit_compile=given)).model.jit_compile is False
 
 
 def under_a_strategy() -> Any:
@@ -263,14 +249,14 @@ def stateful() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (under_a_strategy, "built under a tf.distribute strategy"),
-        (lambda: overriding("fit"), r"Own overrides fit\(\)"),
-        (lambda: overriding("evaluate"), r"Own overrides evaluate\(\)"),
-        (lambda: overriding("make_train_function"), r"Own overrides make_train_function\(\)"),
-        (stateful, "is stateful: it carries its state"),
+        (under_a_strategy, "tf.distribute"),
+        (lambda: overriding("fit"), r"Own.*\bfit\(\)"),
+        (lambda: overriding("evaluate"), r"Own.*\bevaluate\(\)"),
+        (lambda: overriding("make_train_function"), r"Own.*make_train_function\(\)"),
+        (stateful, "stateful"),
         (
             lambda: compiled(keras.Sequential([keras.Input(batch_shape=(8, 3)), layers.Dense(1)])),
-            "exactly 8 rows, but batch_size is 4",
+            r"\b8 rows.*batch_size.*\b4",
         ),
     ],
 )
@@ -280,14 +266,14 @@ def test_what_cannot_be_trained_is_refused_by_name(make: Any, message: str) -> N
 
 
 def test_strings_for_numbers_are_refused() -> None:
-    with pytest.raises(ModelError, match="column 'word' holds string; build the model with keras"):
+    with pytest.raises(ModelError, match="'word'.*string.*keras"):
         build(lambda: sequential((1,)), Binding(("word",)))
 
     def of_words() -> Any:
         words = keras.Input((), dtype="string")
         return compiled(keras.Model(words, layers.StringLookup(vocabulary=["a"])(words)))
 
-    with pytest.raises(ModelError, match="takes string, but column 'y'.*a column of strings"):
+    with pytest.raises(ModelError, match="string.*'y'.*string"):
         build(of_words, Binding(("y",)), Binding(("z",)))
 
 
@@ -309,7 +295,7 @@ def test_unnamed_inputs_take_columns_in_their_order() -> None:
 
 
 def test_a_dictionary_of_inputs_is_bound_by_keys_or_names_but_not_by_order() -> None:
-    with pytest.raises(ModelError, match=r"the keys \['first', 'second'\], which have no order"):
+    with pytest.raises(ModelError, match=r"keys.*\['first', 'second'\]"):
         build(lambda: two_inputs(True, True), Binding(("b", "a")))
     for names in (("second", "first"), ("q_layer", "p_layer")):
         built = build(lambda: two_inputs(True, True), Binding(("b", "a"), names))
@@ -354,7 +340,7 @@ BOTH = {"reg": "mse", "cls": "mae"}
 
 
 def test_a_dictionary_of_outputs_learns_each_its_own_label() -> None:
-    with pytest.raises(ModelError, match=r"the keys \['cls', 'reg'\], which have no order"):
+    with pytest.raises(ModelError, match=r"keys.*\['cls', 'reg'\]"):
         build(lambda: two_outputs(BOTH), labels=Binding(("y", "z")))
     built = build(lambda: two_outputs(BOTH), labels=Binding(("y", "z"), ("reg", "cls")))
     _, labels = built.batches.data(rows())
@@ -375,7 +361,7 @@ def test_outputs_by_layer_names() -> None:
 def test_an_output_without_a_loss_needs_no_label() -> None:
     built = build(lambda: two_outputs({"reg": "mse"}), labels=Binding(("y",), ("reg",)))
     assert values(built.batches.data(rows())[1])["reg"] == 2.0
-    with pytest.raises(ModelError, match="output 'cls' has no label column, but the model is"):
+    with pytest.raises(ModelError, match="'cls'.*label"):
         build(lambda: two_outputs(BOTH), labels=Binding(("y",), ("reg",)))
 
 
@@ -393,7 +379,7 @@ def test_one_label_may_stand_for_two_outputs_and_be_a_feature() -> None:
 
 
 def test_no_label_is_refused_where_there_is_a_loss_to_compare_it() -> None:
-    with pytest.raises(ModelError, match="label_cols names no column, but model .* with a loss"):
+    with pytest.raises(ModelError, match="label_cols.*loss"):
         build(lambda: sequential((3,)), labels=Binding(()))
     built = build(lambda: compiled(Callless(), None), labels=Binding(()))
     assert tuple(built.batches.data(rows()).shape) == (4, 3)  # as fit passes it on
@@ -418,9 +404,7 @@ def test_columns_that_the_only_input_cannot_take_one_by_one() -> None:
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(
-        ModelError, match=r"feature_cols gives 2; join .*=\[\['a', 'b'\]\], or with"
-    ):
+    with pytest.raises(ModelError, match=r"feature_cols.*\b2\b.*=\[\['a', 'b'\]\]"):
         build(dense, Binding(("a", "b")))
     assert build(lambda: dense(layers.Concatenate()), Binding(("a", "b"))).model.built
 
@@ -504,7 +488,7 @@ class Losing(Dense):
 def test_what_a_step_changes_is_known_to_keras_or_refused() -> None:
     for model in (Keeping, Tracking, Around):
         build(lambda model=model: compiled(model(), metrics=["mae"]))
-    named = ", ".join(f"attribute '{name}' of 'losing'" for name in ("centre", "kept", "noise"))
-    named += ", variable 'of_no_model/count', variable 'of_no_model/total'"
-    with pytest.raises(ModelError, match=f"changes {named}, which Keras .*add_weight"):
+    named = ".*".join(f"'{name}'.*'losing'" for name in ("centre", "noise"))
+    named += ".*'Variable'.*'of_no_model/count'.*'of_no_model/total'"
+    with pytest.raises(ModelError, match=f"{named}.*Keras.*add_weight"):
         build(lambda: compiled(Losing()))

@@ -91,6 +91,7 @@ def of_unknown_shape(gradients: list[Any]) -> list[Any]:
 WAYS = ["none", "bf16", TopK(ratio=0.1), Threshold(), PowerSGD()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("built", [True, False])
 def test_gradients_whose_shape_only_the_step_knows_have_that_of_their_variable(
@@ -128,7 +129,7 @@ def test_gradients_whose_shape_only_the_step_knows_have_that_of_their_variable(
 )
 def test_gradients_of_no_variable_are_refused(teach: Any) -> None:
     exchange = GradientExchange(Taught(teach), Noting())
-    with pytest.raises(ModelError, match=r"\d gradients for \d variables.*where it is not built"):
+    with pytest.raises(ModelError, match=r"\d gradients.*\d variables"):
         exchange.step(tf.constant(WORDS), NOTHING)
 
 

@@ -109,12 +109,6 @@ IMAGES = [
     encoded("JPEG", quality=50),
     encoded("JPEG", "L"),
 ]
-JPEGS = [
-    encoded("JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
-    for quality in (10, 75, 95)
-    for subsampling in (0, 1, 2)
-    for progressive in (False, True)
-]
 
 
 @dataclass(frozen=True)
@@ -195,8 +189,7 @@ def leave(place: Path, model: Any, case: Case) -> None:
     """Leave a model in a run directory as a training does."""
     spec = spec_of(case.columns, **case.binding)
     bind = InputBinding(model, spec.inputs, spec.train)
-    example = bind({column.name: column.blank() for column in case.columns})
-    save_model(RunDirectory(str(place)), model, ModelInputs.of_training(spec), example)
+    save_model(RunDirectory(str(place)), model, ModelInputs.of_training(spec), bind)
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         renamed = dict(
             zip((c.name for c in columns), case.params.get("feature_cols", ()), strict=False)
         )
-        given = {renamed.get(n, n): values for n, values in case.values.items()}
+        given: dict[str, Any] = {renamed.get(n, n): values for n, values in arrays(case).items()}
         np.savez(f"{made.folder(name)}.in.npz", **given)
     asked = json.dumps([[str(made.folder(name)), "serving_default"] for name in CASES])
     run = subprocess.run(
@@ -236,17 +229,20 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     return made
 
 
-def predicted(place: Path, case: Case) -> list[Any]:
-    """Return what the body of `transform` gives."""
-    recipe = read_finished_run(RunDirectory(str(place))).recipe
-    decode = RowDecoder(recipe.columns, {}, allow_nan=True)
+def arrays(case: Case) -> dict[str, np.ndarray]:
+    """Return the rows of a case as arrays, decoded."""
     values = {
         c.name: np.stack([np.frombuffer(r, c.dtype).reshape(c.shape) for r in case.values[c.name]])
         if c.encoding == "raw"
         else case.values[c.name]
         for c in case.columns
     }
-    return load_model(recipe)(decode(values))
+    return RowDecoder(case.columns, {}, allow_nan=True)(values)
+
+
+def predicted(place: Path, case: Case) -> list[Any]:
+    """Return what the body of `transform` gives."""
+    return load_model(read_finished_run(RunDirectory(str(place))).recipe)(arrays(case))
 
 
 def called(name: str) -> list[str]:
@@ -256,6 +252,7 @@ def called(name: str) -> list[str]:
     return ["p é.q" if name == "scalars joined" else "prediction"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_it_scores_with_tensorflow_alone_as_transform_does(exports: Exports, name: str) -> None:
     found, expected = exports.outputs(name), predicted(exports.place / name, CASES[name])
@@ -286,60 +283,16 @@ def score(place: Path, signature: str = "serving_default", **given: Any) -> dict
     return {name: value.numpy() for name, value in call(**given).items()}
 
 
-def copies(column: Column, files: list[bytes], place: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images as a graph decodes them, and as they are decoded for training."""
-    x = keras.Input(column.shape)
-    case = Case(
-        lambda: keras.Model(x, layers.Identity()(x)), [column], {column.name: objects(files)}
-    )
-    leave(place, case.make(), case)
-    TFTransformer.from_run(place).export(place / "out")
-    given: dict[str, Any] = {column.name: files}
-    (found,) = score(place / "out", **given).values()
-    (expected,) = predicted(place, case)
-    return found, expected
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_images_are_decoded_to_the_very_values(tmp_path: Path, channels: int) -> None:
-    column = Column("i", "uint8", (8, 6, channels), "image")
-    files = [*IMAGES, *JPEGS]
-    if channels == 4:
-        files = [data for data in files if data[:4] != b"\x89PNG" or data[24] == 8]
-    found, expected = copies(column, files, tmp_path)
-    np.testing.assert_array_equal(found, expected)
-    assert np.ptp(found, axis=0).min() > 0
-
-
-def test_images_that_a_graph_cannot_decode_alike_are_refused(exports: Exports) -> None:
+def test_bytes_of_an_encoded_column_are_refused(exports: Exports) -> None:
     import tensorflow as tf
 
-    deep = io.BytesIO()
-    Image.fromarray(np.zeros((8, 6), np.uint16)).save(deep, "PNG")
-    for data, told in (
-        (encoded("PNG", size=(7, 8)), r"not of size 8 x 6.*Pillow.*signature decoded"),
-        (encoded("GIF", "P"), "other than PNG and JPEG.*signature decoded"),
-        (encoded("JPEG", "CMYK"), "four colours"),
-        (deep.getvalue(), "not of 8 bits per channel"),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){told}"):
-            score(exports.folder("image"), picture=[data])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must hold 16 bytes"):
-        score(exports.folder("raw bytes"), r=[b"12345678" * 4, b"12345678" * 4])
+    for name in ("image", "raw bytes"):
+        ((column, values),) = CASES[name].values.items()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="string"):
+            score(exports.folder(name), **{column: tf.constant(values.tolist())})
 
 
-@pytest.mark.parametrize("name", ["image", "raw bytes"])
-def test_decoded_values_are_taken_by_a_second_signature(exports: Exports, name: str) -> None:
-    case = CASES[name]
-    (column,) = case.columns
-    values = RowDecoder(case.columns, {}, allow_nan=True)(case.values)[column.name]
-    if column.encoding == "raw":
-        values = np.stack([np.frombuffer(row, column.dtype) for row in values])
-    given = {column.name: values.reshape(ROWS, *column.shape)}
-    found = score(exports.folder(name), "decoded", **given)
-    np.testing.assert_allclose(found["prediction"], exports.outputs(name)["prediction"], atol=1e-6)
-
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_read_back_with_its_columns(exports: Exports, name: str) -> None:
     read = TFTransformer.from_saved_model(exports.folder(name))
@@ -363,14 +316,14 @@ def test_damage_is_told(exports: Exports, tmp_path: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(ModelError, match=f"{weights.name} is damaged"):
+    with pytest.raises(ModelError, match=weights.name):
         TFTransformer.from_saved_model(folder)
     weights.unlink()
-    with pytest.raises(ModelError, match=f"{weights.name} is missing"):
+    with pytest.raises(ModelError, match=weights.name):
         TFTransformer.from_saved_model(folder)
     facts = folder / "columns.json"
     facts.write_text(facts.read_text().replace("float32", "float64"))
-    with pytest.raises(ModelError, match=r"columns\.json cannot be read"):
+    with pytest.raises(ModelError, match=r"columns\.json"):
         TFTransformer.from_saved_model(folder)
 
 
@@ -379,22 +332,21 @@ def test_what_is_there_stays_unless_asked_otherwise(exports: Exports, tmp_path: 
     target.mkdir()
     transformer.export(target)
     (target / "variables" / "old").write_text("")
-    with pytest.raises(RunDirectoryError, match="is there already; mode='overwrite'"):
+    with pytest.raises(RunDirectoryError, match="mode='overwrite'"):
         transformer.export(target)
     transformer.export(target, mode="overwrite")
     assert not (target / "variables" / "old").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(RunDirectoryError, match="something else than an export"):
+    with pytest.raises(RunDirectoryError, match="an export"):
         transformer.export(tmp_path, mode="overwrite")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("column", "told"),
     [
-        (Column("x y", "float32", (3,)), r"'x y': TensorFlow makes it.*setFeatureCols"),
+        (Column("x y", "float32", (3,)), "'x y'.*TensorFlow.*setFeatureCols"),
         (Column("class", "float32", (3,)), r"'class'"),
-        (Column("x", "float32", (3,), "npy"), r"'x': it holds NumPy's npy files"),
-        (Column("x", "uint32", (3,), "raw"), r"'x': TensorFlow makes no uint32 of raw bytes"),
     ],
 )
 def test_columns_that_no_signature_takes_are_refused(
@@ -409,20 +361,16 @@ def test_columns_that_no_signature_takes_are_refused(
 
 def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -> None:
     transformer, target = exports.transformer("one vector"), tmp_path / "out"
-    with pytest.raises(
-        InvalidInputError, match="no format 'onxx'.*there is 'saved_model', 'keras'"
-    ):
+    with pytest.raises(InvalidInputError, match="'onxx'.*'saved_model'.*'keras'"):
         transformer.export(target, format="onxx")
-    with pytest.raises(InvalidInputError, match="mode must be one of error, overwrite"):
+    with pytest.raises(InvalidInputError, match="mode.*error.*overwrite"):
         transformer.export(target, mode="replace")
     classes = transformer.copy({transformer.rawPredictionCol: "raw"})
     for format in ("onnx", "keras"):
-        with pytest.raises(
-            InvalidInputError, match=f"a '{format}' gives .*'prediction', 'raw', whi"
-        ):
+        with pytest.raises(InvalidInputError, match=f"'{format}'.*'prediction'.*'raw'"):
             classes.export(f"{target}.{format}", format=format)
     struct = transformer.copy({transformer.outputForm: "struct"})
-    with pytest.raises(InvalidInputError, match="'struct' puts all outputs into one column"):
+    with pytest.raises(InvalidInputError, match="'struct'"):
         struct.export(target)
     eager = one_vector()
     case = CASES["one vector"]
@@ -434,7 +382,7 @@ def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -
     moved._model._shipped = type(moved._model._shipped)(
         replace(moved._model._shipped.recipe(), transforms={"x": lambda value, rng: value})
     )
-    with pytest.raises(ModelError, match="'x': the model was trained with a transform of it"):
+    with pytest.raises(ModelError, match="'x'.*transform"):
         moved.export(target)
     assert not target.exists()
 

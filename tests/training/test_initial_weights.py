@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def by_path(model: Any) -> dict[str, np.ndarray]:
     return {weight.path.partition("/")[2]: np.array(weight) for weight in model.weights}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_a_new_head_keeps_its_initial_values(
     form: str, tmp_path: Path, told: list[tuple[str, bool]]
@@ -86,7 +88,7 @@ def test_a_new_head_keeps_its_initial_values(
     before, rate = by_path(model), float(model.optimizer.learning_rate)
     model.optimizer.iterations.assign(0)
     model.optimizer.learning_rate = 0.25
-    with pytest.raises(ModelError, match="do not fit the model"):
+    with pytest.raises(ModelError, match="model"):
         load_initial_weights(trained(classes=7), found(tmp_path / form))
     load_initial_weights(model, found(tmp_path / form, skip_mismatch=True))
     for path, value in by_path(model).items():
@@ -94,14 +96,15 @@ def test_a_new_head_keeps_its_initial_values(
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
     ((text, warn),) = told
     assert warn
-    assert f"{len(before) - 2} of {len(before)} weights taken over" in text
-    assert "head/kernel (3, 7)" in text
+    assert re.search(rf"{len(before) - 2}\b.*\b{len(before)} weights", text)
+    assert re.search("head/kernel.*3, 7", text)
     # Weights only: the rate and the steps are the new run's own.
     assert rate == 0.5
     assert float(model.optimizer.learning_rate) == 0.25
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_follow_the_weights_they_are_given(form: str, tmp_path: Path) -> None:
     source, model = trained(), trained()
@@ -114,15 +117,17 @@ def test_layers_follow_the_weights_they_are_given(form: str, tmp_path: Path) -> 
     np.testing.assert_array_equal(model(inputs), source(inputs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_which_none_fits_are_refused(form: str, tmp_path: Path) -> None:
     FORMS[form](trained(), tmp_path / form)
     other = keras.Sequential([layers.Input((5, 2)), layers.Conv1D(1, 1, name="strange")])
     other.compile("sgd", "mse")
-    with pytest.raises(ModelError, match=r"no weight has the path and shape .*strange/kernel"):
+    with pytest.raises(ModelError, match=r"strange/kernel.*there are .* \(4, 3\)"):
         load_initial_weights(other, found(tmp_path / form, skip_mismatch=True))
 
 
+@pytest.mark.thorough
 def test_optimizer_of_a_weights_file_stays_out(tmp_path: Path) -> None:
     source, model = trained(), trained()
     source.save_weights(tmp_path / "a.weights.h5")

@@ -51,7 +51,7 @@ def two_inputs() -> Any:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(None, "is its return statement missing"), ("x", "returned a builtins.str")],
+    [(None, "return statement"), ("x", "builtins.str")],
 )
 def test_what_is_no_model_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
@@ -59,7 +59,7 @@ def test_what_is_no_model_is_refused(value: Any, message: str) -> None:
 
 
 def test_a_model_object_is_refused_on_the_driver() -> None:
-    with pytest.raises(ModelError, match="give the function that builds and compiles it"):
+    with pytest.raises(ModelError, match="function.*build"):
         model_source(sequential())
 
 
@@ -102,7 +102,7 @@ def test_captured_models_are_made_under_the_drivers_settings() -> None:
     policy = keras.dtype_policies.DTypePolicyMap()
     with using_keras_state(before):
         keras.config.set_dtype_policy(policy)
-        with pytest.raises(ModelError, match="has no name by which"):
+        with pytest.raises(ModelError, match="name"):
             model_source(sequential)
         keras.config.set_dtype_policy("float32")
 
@@ -129,7 +129,7 @@ def test_keras_is_as_before_after_it_was_fresh() -> None:
 
 
 def test_uncompiled() -> None:
-    with pytest.raises(ModelError, match="is not compiled"):
+    with pytest.raises(ModelError, match="compiled"):
         check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]), 4)
 
 
@@ -139,23 +139,19 @@ def test_horovods_own_optimizer() -> None:
     hvd.init()
     try:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-        with pytest.raises(ModelError, match="does not average gradients under Keras 3"):
+        with pytest.raises(ModelError, match="DistributedOptimizer.*plain Keras optimizer"):
             check_optimizers(find_optimizers(sequential(optimizer=optimizer)))
     finally:
         hvd.shutdown()
 
 
 def test_input_shape_shows_both() -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match=r"\(4,\).*'x'.*\(5,\)"):
         InputBinding(sequential((4,)), Binding(("x",)), manifest(x=(5,)))
-    assert "takes rows of shape (4,)" in str(caught.value)
-    assert "column 'x' has rows of shape (5,)" in str(caught.value)
 
 
 def test_several_columns_for_one_input_point_to_the_assembler() -> None:
-    with pytest.raises(
-        ModelError, match=r"feature_cols=\[\['x', 'y'\]\], or with .*VectorAssembler"
-    ):
+    with pytest.raises(ModelError, match=r"feature_cols=\[\['x', 'y'\]\].*VectorAssembler"):
         InputBinding(sequential((2,)), Binding(("x", "y")), manifest(x=(), y=()))
 
 
@@ -184,7 +180,7 @@ def test_whole_numbers_that_an_input_cannot_hold(
     binding = InputBinding(keras.Model(x, keras.ops.cast(x, "float64")), Binding(("x",)), made)
     assert binding({"x": np.array(right, column)}).ravel().tolist() == right
     for number in wrong:
-        with pytest.raises(DataError, match=rf"column 'x' holds {number}, .*input 'n' of {taken} "):
+        with pytest.raises(DataError, match=rf"'x'.*{number}\b.*'n'.*{taken}\b"):
             binding({"x": np.array([0, number], column)})
 
 
@@ -211,7 +207,7 @@ def test_inputs_by_column_name() -> None:
 
 
 def test_wrong_input_names() -> None:
-    with pytest.raises(ModelError, match=r"feature_cols names the inputs \['c', 'a'\]"):
+    with pytest.raises(ModelError, match=r"feature_cols.*\['c', 'a'\]"):
         InputBinding(two_inputs(), Binding(("x", "y"), ("c", "a")), manifest(x=(2,), y=(3,)))
 
 
@@ -225,9 +221,9 @@ def test_outputs_in_order_and_by_name() -> None:
 
     assert bound(Binding(("u", "v"))) == [0, 1]
     assert bound(Binding(("v", "u"), ("q", "p"))) == [0, 1]
-    with pytest.raises(ModelError, match="label_cols gives"):
+    with pytest.raises(ModelError, match="label_cols"):
         bound(Binding(("u",)))
-    with pytest.raises(ModelError, match="label_cols gives"):
+    with pytest.raises(ModelError, match="label_cols"):
         bound(Binding(("u", "v"), ("p", "nosuch")))
 
 

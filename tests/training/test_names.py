@@ -76,7 +76,7 @@ def test_the_output_of_a_sequential_model_has_a_name() -> None:
     for name in ("y", "prediction"):
         labels = bind_outputs(model, Binding(["y"], (name,)), manifest, model.outputs[0])
         assert labels({"y": column}) is column
-    with pytest.raises(ModelError, match=r"outputs are \['y'\], but label_cols gives \['z'\]"):
+    with pytest.raises(ModelError, match=r"\['y'\].*label_cols.*\['z'\]"):
         bind_outputs(model, Binding(["y"], ("z",)), manifest, model.outputs[0])
 
 
@@ -88,5 +88,5 @@ def test_names_of_model_files(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_has_no_names() -> None:
-    with pytest.raises(ModelError, match="model_fn returned None"):
+    with pytest.raises(ModelError, match="model_fn.*None"):
         names_of(source(lambda: None))

@@ -66,6 +66,7 @@ def expected(rows: Any) -> list[Any]:
     return [{"output0": [a + n for a in x], "output1": 2 * n} for x, n in rows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
 def test_any_number_of_rows(predictor: Any, batch_size: int) -> None:
     given = [arrays(VALID[:count]) for count in (0, 1, 7, 11)]
@@ -125,7 +126,7 @@ def test_invalid_rows_are_null_and_disturb_no_others(predictor: Any) -> None:
 @pytest.mark.parametrize("row", INVALID)
 def test_an_invalid_row_is_named(predictor: Any, row: Any) -> None:
     name = "n" if row[1] is None else "x"
-    with pytest.raises(DataError, match=f"column '{name}' .* in row 3 of a batch of 5"):
+    with pytest.raises(DataError, match=rf"'{name}'.*row 3\b.*batch.*\b5"):
         list(predictor()(iter([arrays([*VALID[:3], row, *VALID[3:4]])])))
 
 
@@ -145,9 +146,9 @@ def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path: Path) -> 
     good = buffer.getvalue()
     found = joined(predict(iter([(pa.array([good, None, good]),)])))
     assert found == [[7.0] * 12, None, [7.0] * 12]
-    with pytest.raises(DataError, match="row 3 of a batch of 4"):
+    with pytest.raises(DataError, match=r"row 3\b.*batch.*\b4"):
         list(predict(iter([(pa.array([good, None, good, b"broken"]),)])))
-    with pytest.raises(DataError, match="row 1 of a batch of 2"):
+    with pytest.raises(DataError, match=r"row 1\b.*batch.*\b2"):
         list(predict(iter([(pa.array([good]),), (pa.array([None, b"broken"]),)])))
 
 

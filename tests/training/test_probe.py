@@ -1,62 +1,413 @@
-"""What the user wrote, tried on the halves of a batch."""
+"""Steps, losses, layers and metrics that the user wrote, tried on the halves of a few rows."""
 
 from __future__ import annotations
 
+import functools
 import random
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import horovod.tensorflow as hvd
 import keras
+import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops
 
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras import probe
+from horovod_spark_runner.training.keras.collectives import TensorCollectives
 from horovod_spark_runner.training.keras.evaluator import KerasEvaluator
+from horovod_spark_runner.training.keras.exchange import GradientExchange
 from horovod_spark_runner.training.keras.generators import generators
+from horovod_spark_runner.training.keras.metric_state import reduced_by
 from horovod_spark_runner.training.random_state import capture_random
+from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
-X = np.random.default_rng(0).random((7, 3)).astype(np.float32)
-Y = X.sum(1).astype(np.float32)
-DATA = (tf.constant(X), tf.constant(Y))
-
-
-def built(loss: Any = "mse", metrics: Any = None, *layers: Any) -> Any:
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-    model.compile("sgd", loss, metrics=metrics)
-    model.test_on_batch(X, Y)
-    model.reset_metrics()
-    return model
-
-
-@pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    told: list[str] = []
-    monkeypatch.setattr(probe, "notify", lambda text, warn=False: told.append(text))
-    return told
-
-
-def run(model: Any) -> None:
-    probe.Probe(model, DATA).run()
+ROWS = 10
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
+Y = (X.sum(1) + RANDOM.normal(size=ROWS)).astype("float32")
+KIND = RANDOM.integers(0, 3, ROWS)
+TOKENS = RANDOM.integers(0, 9, (ROWS, 5))
+TOKENS[0] = 8  # which counts in `of_sequence`
 
 
 def squares(y: Any, p: Any) -> Any:
-    return ops.square(ops.reshape(p, (-1,)) - ops.reshape(y, (-1,)))
+    y, p = (ops.cast(ops.reshape(each, (-1,)), "float32") for each in (y, p))
+    return ops.square(p - y)
 
 
-class AddsSum(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        self.add_loss(ops.sum(x**2))
+def stepping(loss: Any, *, clip: bool = False) -> Any:
+    """Return a class of models whose ``train_step`` descends a function of labels and outputs."""
+
+    class Stepping(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                value = loss(y, self(x, training=True))
+                scaled = self.optimizer.scale_loss(value)
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            if clip:
+                gradients, _ = tf.clip_by_global_norm(gradients, 0.01)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": value}
+
+    return Stepping
+
+
+def net(*middle: Any, kind: Any = keras.Model, loss: Any = None, last: Any = None) -> Any:
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(8, "relu")(inputs)
+    for layer in middle:
+        hidden = layer(hidden)
+    model = kind(inputs, (last or layers.Dense(1))(hidden))
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+def tried(model: Any, *data: Any) -> list[str]:
+    """Return what is warned of; check that nothing is left of the trial."""
+    hvd.init()
+    given = tuple(tf.constant(each) for each in data or (X, Y))
+    if not model.built:
+        model(given[0])
+    exchange = GradientExchange(model, AllreduceSynchroniser("none", TensorCollectives()))
+    for optimizer in exchange.known:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    if getattr(model, "_compile_loss", None) or model._compile_metrics:
+        model.test_step(given)
+        model.reset_metrics()
+    kept = [v for o in exchange.known for v in o.variables]
+    before = [np.asarray(v).copy() for v in [*model.variables, *kept]]
+    drawn = capture_random(generators())
+    try:
+        return probe.try_model(model, exchange, given, given)
+    finally:
+        for now, then in zip(capture_random(generators()), drawn, strict=True):
+            np.testing.assert_equal(now, then)
+        for value, variable in zip(before, [*model.variables, *kept], strict=True):
+            np.testing.assert_array_equal(np.asarray(variable), value)
+
+
+def mean(y: Any, p: Any) -> Any:
+    return ops.mean(squares(y, p))
+
+
+def total(y: Any, p: Any) -> Any:
+    return ops.sum(squares(y, p))
+
+
+def rooted(y: Any, p: Any) -> Any:
+    return ops.sqrt(mean(y, p))
+
+
+def ranked(y: Any, p: Any) -> Any:
+    """Compare every pair of rows."""
+    order = ops.sign(ops.reshape(y, (-1, 1)) - ops.reshape(y, (1, -1)))
+    return ops.mean(ops.softplus(-order * (ops.reshape(p, (-1, 1)) - ops.reshape(p, (1, -1)))))
+
+
+def contrastive(y: Any, p: Any) -> Any:
+    unit, itself = ops.normalize(p, axis=-1), ops.eye(ops.shape(p)[0])
+    chances = ops.log_softmax(ops.matmul(unit, ops.transpose(unit)) / 0.1 - 1e9 * itself)
+    same = ops.cast((y[:, None] > 0) == (y[None] > 0), "float32") * (1 - itself)
+    return -ops.mean(same * ops.where(same > 0, chances, 0.0))
+
+
+def of_sequence(y: Any, p: Any) -> Any:
+    counts = ops.cast(y > 3, "float32")
+    return ops.sum(counts * keras.losses.sparse_categorical_crossentropy(y, p)) / ops.sum(counts)
+
+
+def ignoring(y: Any, p: Any) -> Any:
+    return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=1)
+
+
+def listed(loss: Any) -> Any:
+    """Return a model that gives a list of one output."""
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, [layers.Dense(1)(inputs)])
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+def noisy(x: Any) -> Any:
+    return x + 0.3 * tf.random.normal(tf.shape(x))
+
+
+class ComputesLoss(keras.Model):
+    reduction: Callable[..., Any] = staticmethod(ops.mean)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        return self.reduction(squares(y, y_pred))
+
+
+class SumsLoss(ComputesLoss):
+    reduction = staticmethod(ops.sum)
+
+
+class InsideFunction(keras.Model):
+    @tf.function
+    def descend(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = total(y, self(x, training=True))
+        gradients = tape.gradient(value, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return value
+
+    def train_step(self, data: Any) -> Any:
+        return {"loss": self.descend(*data)}
+
+
+class Gathers(layers.Layer):
+    """Keeps a number of the rows that it has seen."""
+
+    def __init__(self, change: Any, dtype: str = "float32") -> None:
+        super().__init__()
+        self.change, self.kind = change, dtype
+
+    def build(self, shape: Any) -> None:
+        self.kept = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="kept", dtype=self.kind
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.kept.assign(self.change(self.kept, x))
         return x
 
 
-class AddsMean(keras.layers.Layer):
+class Adds(layers.Layer):
+    def __init__(self, reduction: Any) -> None:
+        super().__init__()
+        self.reduction = reduction
+
     def call(self, x: Any) -> Any:
-        self.add_loss(ops.mean(x**2))
+        self.add_loss(self.reduction(x**2))
         return x
+
+
+class Spread(layers.Layer):
+    """Scales rows by what they have together."""
+
+    def call(self, x: Any) -> Any:
+        return x * ops.mean(ops.std(x, 0))
+
+
+class Rival(keras.Model):
+    """A generator and a judge of what it makes, each with its optimizer."""
+
+    def __init__(self, reduction: Any) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.maker = keras.Sequential(
+            [
+                keras.Input((3,)),
+                layers.Dense(16, "relu"),
+                layers.BatchNormalization(),
+                layers.Dense(6),
+            ]
+        )
+        self.judge = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(16, "relu"), layers.Dropout(0.3), layers.Dense(1)]
+        )
+        self.draw = keras.random.SeedGenerator(3)
+        self.rates = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)]
+
+    def call(self, x: Any) -> Any:
+        return self.judge(x)
+
+    def train_step(self, data: Any) -> Any:
+        x = data[0]
+        for part, optimizer in zip((self.judge, self.maker), self.rates, strict=True):
+            with tf.GradientTape() as tape:
+                made = self.maker(keras.random.normal((ops.shape(x)[0], 3), seed=self.draw))
+                scores = [self.judge(made, training=True)]
+                if part is self.judge:
+                    scores.append(-self.judge(x, training=True))
+                value = self.reduction(ops.softplus(ops.concatenate(scores)))
+            gradients = tape.gradient(value, part.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, part.trainable_variables, strict=True))
+        return {"loss": value}
+
+
+def rival(reduction: Any) -> Any:
+    model = Rival(reduction)
+    model.compile()
+    model.rates[0].build(model.judge.trainable_variables)
+    model.rates[1].build(model.maker.trainable_variables)
+    return model
+
+
+def sequence(loss: Any, kind: Any = None) -> Any:
+    inputs = keras.Input((5,))
+    hidden = layers.Embedding(9, 4, mask_zero=True)(inputs)
+    hidden = layers.LSTM(6, return_sequences=True, dropout=0.2)(hidden)
+    model = (kind or stepping(loss))(inputs, layers.Dense(9, "softmax")(hidden))
+    model.compile(keras.optimizers.Adam(0.01))
+    return model
+
+
+def half(loss: Any) -> Any:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return net(layers.Dense(8), layers.BatchNormalization(), kind=stepping(loss))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def zeros() -> Any:
+    return layers.Dense(1, kernel_initializer="zeros")
+
+
+RANDOM_LAYERS = (
+    layers.BatchNormalization,
+    lambda: layers.GaussianNoise(0.3),
+    lambda: layers.Dropout(0.5),
+    layers.LayerNormalization,
+)
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy()
+MEANS: dict[str, Any] = {
+    "step": lambda: net(kind=stepping(mean)),
+    "random layers": lambda: net(*(layer() for layer in RANDOM_LAYERS), kind=stepping(mean)),
+    "own noise": lambda: net(layers.Lambda(noisy), kind=stepping(mean)),
+    "compute_loss": lambda: net(kind=ComputesLoss),
+    "known sum": lambda: net(
+        kind=stepping(lambda y, p: keras.losses.MeanSquaredError("sum")(y[:, None], p))
+    ),
+    "known mask": lambda: (sequence(lambda y, p: CROSSENTROPY(y, p)), TOKENS, TOKENS),
+    "half precision": lambda: half(mean),
+    "adversaries": lambda: rival(ops.mean),
+    "nothing of the batch": lambda: net(kind=stepping(lambda y, p: 0.0 * ops.sum(p))),
+    "rows": lambda: net(loss=squares),
+    "ignored class": lambda: (
+        net(loss=ignoring, last=layers.Dense(3, "softmax")),
+        X,
+        KIND,
+    ),
+    "list of one output": lambda: listed(squares),
+    "added": lambda: net(Adds(ops.mean), loss="mse"),
+    "moving mean": lambda: net(Gathers(lambda k, x: 0.9 * k + 0.1 * ops.mean(x)), loss="mse"),
+    "count of batches": lambda: net(Gathers(lambda k, x: k + 1.0), loss="mse"),
+    "regularised": lambda: net(layers.Dense(4, kernel_regularizer="l2"), loss=squares),
+}
+SUMS: dict[str, Any] = {
+    "step": (lambda: net(kind=stepping(total)), "train_step"),
+    "random layers": (
+        lambda: net(*(layer() for layer in RANDOM_LAYERS), kind=stepping(total)),
+        "train_step",
+    ),
+    "own noise": (lambda: net(layers.Lambda(noisy), kind=stepping(total)), "train_step"),
+    "compute_loss": (lambda: net(kind=SumsLoss), "compute_loss"),
+    "function": (lambda: net(kind=InsideFunction), "train_step"),
+    "half precision": (lambda: half(total), "train_step"),
+    "adversaries": (lambda: rival(ops.sum), "train_step"),
+    "compiled": (lambda: net(loss=total), "loss 'total'"),
+    "list of one output": (lambda: listed(total), "loss 'total'"),
+    "added": (lambda: net(Adds(ops.sum), loss="mse"), r"loss 0\b.*add_loss"),
+    "count": (
+        lambda: net(Gathers(lambda k, x: k + ops.cast(ops.shape(x)[0], "float32")), loss="mse"),
+        "kept'",
+    ),
+    "whole count": (
+        lambda: net(Gathers(lambda k, x: k + ops.shape(x)[0], "int32"), loss="mse"),
+        "kept'",
+    ),
+}
+NEITHER: dict[str, Any] = {
+    "contrastive step": lambda: net(kind=stepping(contrastive), last=layers.Dense(4)),
+    "mask of its own": lambda: (sequence(of_sequence), TOKENS, TOKENS),
+    "clipping": lambda: net(kind=stepping(mean, clip=True)),
+    "sum beside a mean": lambda: net(kind=stepping(lambda y, p: mean(y, p) + 0.1 * total(y, p))),
+    "sum beside a mean, by chance": lambda: net(
+        layers.Lambda(lambda x: x + 0.05 * tf.random.normal(tf.shape(x))),
+        kind=stepping(lambda y, p: mean(y, p) + 0.03 * total(y, p)),
+    ),
+    "root": lambda: net(loss=rooted),
+    "ratio": lambda: (net(loss=keras.losses.Dice()), X, (Y > 0).astype("float32")[:, None]),
+    "circle": lambda: (net(loss=keras.losses.Circle(), last=layers.Dense(4)), X, KIND),
+    # Rows that are predicted alike, or are equally wrong, hide nothing.
+    "zeros": lambda: net(loss=ranked, last=zeros()),
+    "crossed zeros": lambda: net(loss=lambda y, p: ops.mean((ops.reshape(y, (1, -1)) - p) ** 2)),
+    "layer": lambda: net(Spread(), loss="mse"),
+    "maximum": lambda: net(Gathers(lambda k, x: ops.maximum(k, ops.max(x))), loss="mse"),
+}
+
+
+def found(case: Any) -> list[str]:
+    keras.utils.set_random_seed(1)
+    made = case()
+    return tried(*made) if isinstance(made, tuple) else tried(made)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means_pass(name: str) -> None:
+    assert found(MEANS[name]) == []
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_refused(name: str) -> None:
+    case, message = SUMS[name]
+    with pytest.raises(ModelError, match=rf"{message}.*\bsum.*rows"):
+        found(case)
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_what_is_neither_is_warned_of(name: str) -> None:
+    (warning,) = found(NEITHER[name])
+    assert "batch" in warning
+
+
+def test_clipping_is_told_from_what_compares_rows() -> None:
+    (clipped,), (compared,) = found(NEITHER["clipping"]), found(NEITHER["contrastive step"])
+    assert re.search("gradients.*clipped.*optimizer", clipped)
+    assert "compares" not in clipped
+    assert "compares" in compared
+
+
+def test_a_step_that_takes_no_part_of_a_batch_is_left_alone() -> None:
+    class Fixed(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            tf.ensure_shape(data[0], (ROWS, 6))
+            return super().train_step(data)
+
+    assert found(lambda: net(kind=Fixed, loss="mse")) == []
+    # Nor is a model of Keras' own layers and losses tried.
+    assert not probe._is_to_be_tried(net(layers.Dropout(0.5), loss="mse"))
+
+
+def test_a_loss_that_takes_the_models_own_outputs_alone_is_tried_on_these() -> None:
+    def guarded(y: Any, p: Any) -> Any:
+        tf.debugging.assert_equal(p, tf.zeros_like(p))
+        return total(y, p)
+
+    with pytest.raises(ModelError, match=r"'guarded'.*\bsum.*rows"):
+        found(lambda: net(loss=guarded, last=zeros()))
+
+
+def test_an_evaluation_of_a_loss_that_masks_rows_is_refused() -> None:
+    model = net(last=layers.Dense(3, "softmax"))
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+    model.compile("sgd", loss)
+    evaluator = cast(Any, SimpleNamespace(_model=model))
+    for rows in (slice(0, 1), slice(0, 7)):  # also where no label is ignored
+        with (
+            reduced_by(functools.partial(KerasEvaluator._checking, evaluator)),
+            pytest.raises(ModelError, match="mean.*mask"),
+        ):
+            loss(KIND[rows], model(X[rows]))
 
 
 class Largest(keras.metrics.Metric):
@@ -65,192 +416,93 @@ class Largest(keras.metrics.Metric):
         self.value = self.add_weight(name="value", initializer="zeros")
 
     def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
-        self.value.assign(ops.maximum(self.value, ops.max(p)))
+        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(p))))
 
     def result(self) -> Any:
         return self.value
 
 
-def test_means_pass(warnings: list[str]) -> None:
-    for loss in (squares, lambda y, p: ops.mean(squares(y, p)), "mae", keras.losses.Huber()):
-        run(built(loss, ["mae", lambda y, p: squares(y, p)], AddsMean()))
-    run(built(keras.losses.MeanSquaredError(reduction="sum")))
-    assert warnings == []
+def measured(metric: Any) -> list[str]:
+    def made() -> Any:
+        model = net()
+        model.compile("sgd", "mse", metrics=[metric])
+        return model
+
+    return found(made)
 
 
-def test_a_list_of_one_output_is_that_output(warnings: list[str]) -> None:
-    image = keras.Input((3,))
-    model = keras.Model(image, [keras.layers.Dense(1)(image)])
-    for loss in ("mse", squares):
-        model.compile("sgd", loss)
-        for labels in (DATA[1], (DATA[1],), [DATA[1]]):
-            model.test_on_batch(X, Y)
-            probe.Probe(model, (DATA[0], labels), exact=True).run()
-    assert warnings == []
-    model.compile("sgd", lambda y, p: ops.sum(squares(y, p)))
-    model.test_on_batch(X, Y)
-    with pytest.raises(ModelError, match="is a sum over the rows"):
-        probe.Probe(model, (DATA[0], (DATA[1],))).run()
-
-
-def test_a_sum_is_refused() -> None:
-    with pytest.raises(ModelError, match="loss .* is a sum over the rows"):
-        run(built(lambda y, p: ops.sum(squares(y, p))))
-    with pytest.raises(ModelError, match=r"loss 0 that a layer adds \(add_loss\).* is a sum"):
-        run(built("mse", None, AddsSum()))
-
-
-def test_what_is_neither_is_warned_of(warnings: list[str]) -> None:
-    ratio, pairs = keras.losses.Dice(), keras.losses.Circle()
-    labels = DATA[0], tf.constant([0, 1, 2, 0, 1, 2, 0])
-    run(built(lambda y, p: ops.max(squares(y, p))))
-    run(built(ratio))
-    embedding = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
-    embedding.compile("sgd", pairs)
-    embedding.test_on_batch(*labels)
-    probe.Probe(embedding, labels).run()
-    assert len(warnings) == 3
-    assert all("is no mean over the rows" in warning for warning in warnings)
-    # Over each row's own pixels, it is one.
-    by_row = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "sigmoid")])
-    by_row.compile("sgd", keras.losses.Dice(axis=1))
-    by_row.test_on_batch(X, X)
-    probe.Probe(by_row, (X, X)).run()
-    assert len(warnings) == 3
-
-
-def test_what_a_loss_masks_itself_is_no_matter_of_rows(warnings: list[str]) -> None:
-    labels = np.array([0, 1, 1, 1, 2, 2, 2])
-
-    def own(y: Any, p: Any) -> Any:
-        return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=1)
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
-    model.compile("sgd", own)
-    model.test_on_batch(X, labels)
-    probe.Probe(model, (X, labels)).run()
-    assert warnings == []
-    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
-    call = KerasEvaluator._checking(cast(Any, SimpleNamespace(_model=model)), type(loss).__call__)
-    for rows in (slice(0, 1), slice(0, 7)):  # also where no label is ignored
-        with pytest.raises(ModelError, match="is a mean over what is not masked"):
-            call(loss, labels[rows], model(X[rows]))
-    assert "call" not in vars(loss)
-
-
-def test_functions_as_metrics_are_tried_too(warnings: list[str]) -> None:
-    def rooted(y: Any, p: Any) -> Any:
-        return ops.sqrt(ops.mean(squares(y, p)))
-
+def test_metrics_are_tried_too() -> None:
     def crossed(y: Any, p: Any) -> Any:  # every label with every prediction: a common slip
         return ops.square(ops.reshape(y, (-1,)) - p)
 
-    for number, metric in enumerate((rooted, crossed)):
-        run(built("mse", [metric]))
-        assert len(warnings) == number + 1
-        assert f"metric '{metric.__name__}' of model" in warnings[-1]
-        assert "is no mean over the rows" in warnings[-1]
+    assert measured(squares) == measured(mean) == []
+    for metric in (rooted, crossed):
+        (warning,) = measured(metric)
+        assert f"metric '{metric.__name__}'" in warning
+        assert "mean" in warning
+    with pytest.raises(ModelError, match="'largest'.*'value'.*sum"):
+        measured(Largest())
 
 
-def test_rows_that_are_equally_wrong_hide_nothing(warnings: list[str]) -> None:
-    rows = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-    model = keras.Sequential(
-        [keras.layers.Input((3,)), keras.layers.Dense(1, "linear", True, "ones", "ones")]
-    )
-    model.compile("sgd", lambda y, p: ops.sqrt(ops.mean(squares(y, p))))
-    labels = rows.sum(1, keepdims=True)  # what the model says, less one
-    model.evaluate(rows, labels, verbose=0)
-    probe.Probe(model, (rows, labels)).run()
-    assert len(warnings) == 1
+class Anneals(keras.Model):
+    """Adds a sum whose factor rises by the steps made; counts them in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.penalty = layers.Dense(1), layers.Dense(1)
+        self.beta = self.add_weight(name="beta", trainable=False, initializer="zeros")
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x: Any) -> Any:
+        self.penalty(x)
+        return self.out(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            apart = ops.sum(self.penalty(x) ** 2)
+            loss = mean(y, self(x, training=True)) + self.beta * apart
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.beta.assign_add(0.1)
+        self.seen.update_state(loss)
+        return {"loss": loss, "seen": self.seen.result()}
 
 
-def test_rows_that_are_predicted_alike_hide_nothing(warnings: list[str]) -> None:
-    """A last layer that begins with zeros, and what compares the rows of a batch."""
-
-    def ranked(y: Any, p: Any) -> Any:  # every pair of rows
-        order = ops.sign(ops.reshape(y, (-1, 1)) - ops.reshape(y, (1, -1)))
-        return ops.mean(ops.softplus(-order * (ops.reshape(p, (-1, 1)) - ops.reshape(p, (1, -1)))))
-
-    class Crossed(keras.losses.Loss):
-        def call(self, y: Any, p: Any) -> Any:  # labels (n,) with predictions (n, 1)
-            return ops.mean(ops.square(y - p), axis=-1)
-
-    def spread(y: Any, p: Any) -> Any:
-        return ops.std(p)
-
-    def zeros(activation: str | None = None) -> Any:
-        return keras.layers.Dense(1, activation, kernel_initializer="zeros")
-
-    def guarded(y: Any, p: Any) -> Any:
-        tf.debugging.assert_equal(p, tf.fill(tf.shape(p), 0.5))
-        return squares(y, p)
-
-    def raises(y: Any, p: Any) -> Any:
-        if np.any(np.array(p) != 0.5):
-            raise RuntimeError("scores must be one half")
-        return squares(y, p)
-
-    cases: list[tuple[Any, Any, Any]] = [
-        (ranked, None, zeros()),
-        (Crossed(), None, zeros()),
-        ("mse", [spread], zeros("sigmoid")),
-    ]
-    for number, (loss, metrics, last) in enumerate(cases):
-        model = keras.Sequential([keras.Input((3,)), last])
-        model.compile("sgd", loss, metrics=metrics)
-        model.test_on_batch(X, Y)
-        probe.Probe(model, DATA).run()
-        assert len(warnings) == number + 1, number
-        assert "is no mean over the rows" in warnings[-1]
-    # What takes none but the model's own predictions is tried on those alone.
-    model = keras.Sequential([keras.Input((3,)), zeros("sigmoid")])
-    for refusal in (guarded, raises):
-        model.compile("sgd", refusal, metrics=[refusal], run_eagerly=True)
-        model.test_on_batch(X, Y)
-        probe.Probe(model, DATA).run()
-    assert len(warnings) == len(cases)
-    # What is refused is refused.
-    model = keras.Sequential([keras.Input((3,)), zeros()])
-    model.compile("sgd", lambda y, p: ops.sum(ops.relu(p)))
-    model.test_on_batch(X, Y)
-    with pytest.raises(ModelError, match="is a sum over the rows"):
-        probe.Probe(model, DATA).run()
-    model.compile("sgd", ranked)
-    model.test_on_batch(X, Y)
-    with pytest.raises(ModelError, match="is no mean over the rows"):
-        probe.Probe(model, DATA, exact=True).run()
-    model.compile("sgd", "mse", metrics=[Largest()])
-    model.test_on_batch(X, Y)
-    with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
-        probe.Probe(model, DATA).run()
-
-
-def test_a_metric_that_is_no_sum_is_refused() -> None:
-    with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
-        run(built("mse", [Largest()]))
+def test_a_sum_is_found_once_its_factor_is_above_zero() -> None:
+    keras.utils.set_random_seed(1)
+    model = Anneals()
+    model.compile("adam")
+    assert tried(model) == []
+    model.train_on_batch(X, Y)
+    total_before = float(model.seen.total)
+    assert total_before > 0
+    with pytest.raises(ModelError, match=r"train_step.*\bsum.*rows"):
+        tried(model)
+    assert float(model.seen.total) == total_before, "an epoch's sums are left alone"
 
 
 def test_nothing_is_left_of_it() -> None:
     class Tracks(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.out = keras.layers.Dense(1)
+            self.out = layers.Dense(1)
             self.seen = keras.metrics.Mean(name="seen")
             self.calls = self.add_weight(name="calls", trainable=False, initializer="zeros")
+            self.steps = 0
 
         def call(self, x: Any) -> Any:
             self.seen.update_state(ops.mean(x))
             self.calls.assign_add(1.0)
             return self.out(x + keras.random.normal((1,)) + np.random.normal() + random.random())
 
+        def train_step(self, data: Any) -> Any:
+            self.steps += 1
+            self.since = self.steps
+            return super().train_step(data)
+
     model = Tracks()
-    model.compile("sgd", squares, metrics=[lambda y, p: squares(y, p)])
-    model.test_on_batch(X, Y)
-    before = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
-    drawn = capture_random(generators())
-    run(model)
-    for now, then in zip(capture_random(generators()), drawn, strict=True):
-        np.testing.assert_equal(now, then)
-    after = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
+    model.compile("sgd", squares, metrics=[squares], run_eagerly=True)
+    assert tried(model) == []
+    assert model.steps == 0
+    assert "since" not in vars(model)

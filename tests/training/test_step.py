@@ -28,6 +28,7 @@ def drawing() -> Any:
     return keras.Sequential([keras.Input((3,)), *ends])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -105,16 +105,16 @@ def test_model_fit_takes_a_tf_dataset_again_and_again(tmp_path: Path) -> None:
 
 def test_wrong_tf_datasets_are_refused(tmp_path: Path) -> None:
     data = dataset(tmp_path, [[8]])
-    with pytest.raises(InvalidInputError, match="no column 'q'"):
+    with pytest.raises(InvalidInputError, match="column 'q'"):
         data.tf_dataset("q", "id", rank=0, size=1, batch_size=2)
     for labels in (None, 5, [], ["id", None]):
-        with pytest.raises(InvalidInputError, match="labels must be a column name, or a list"):
+        with pytest.raises(InvalidInputError, match="labels.*column"):
             data.tf_dataset("v", labels, rank=0, size=1, batch_size=2)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="shuffle must be True or False, got 'yes'"):
+    with pytest.raises(InvalidInputError, match="shuffle.*'yes'"):
         data.tf_dataset("v", "id", rank=0, size=1, batch_size=2, shuffle="yes")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="more than the 8"):
+    with pytest.raises(InvalidInputError, match=r"\b8"):
         data.tf_dataset("v", "id", rank=0, size=3, batch_size=4)
-    with pytest.raises(InvalidInputError, match="below size"):
+    with pytest.raises(InvalidInputError, match="size"):
         data.tf_dataset("v", "id", rank=3, size=3, batch_size=2)
 
 

@@ -146,7 +146,7 @@ def test_a_run_is_over_after_its_epochs_or_where_it_was_stopped() -> None:
     assert Progress(epoch=3).is_finished(3)
     assert not Progress(epoch=3).is_finished(4)
     assert Progress(epoch=2, stopped_at=5).is_finished(5)
-    assert not Progress(epoch=2, stopped_at=5).is_finished(6)
+    assert Progress(epoch=2, stopped_at=5).is_finished(6)
 
 
 def test_reading_the_clock_costs_next_to_nothing() -> None:

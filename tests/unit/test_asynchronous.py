@@ -294,7 +294,7 @@ def test_ranks_leave_an_epoch_where_one_asks_for_it_and_go_on_as_others() -> Non
         assert sorted(done + rest) == whole(20, 3)
     epochs: Any = Epochs(20)
     alike: Any = None
-    with pytest.raises(RunDirectoryError, match=r"within epoch 3, .*sync=AsyncServer"):
+    with pytest.raises(RunDirectoryError, match=r"epoch 3\b.*sync=AsyncServer"):
         EqualShares(epochs, alike).restore(kept, Progress(epoch=2, epoch_step=9))
 
 
@@ -366,13 +366,13 @@ def test_each_rank_has_a_batch_to_begin_with() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     def act(wire: Threads) -> None:
-        with pytest.raises(ModelError, match=r"'model/wave' is of complex numbers"):
+        with pytest.raises(ModelError, match="'model/wave'.*complex"):
             Rank(wire, 1, 8, (), **{"model/wave": Value(1j)})
 
     as_ranks(1, act)
     check_servers(AsyncServer(servers=2), 2)
     check_servers(AsyncServer(), 2)
-    with pytest.raises(InvalidInputError, match=r"servers=3\).* the run has 2; give as many"):
+    with pytest.raises(InvalidInputError, match=r"servers=3\).*\b2\b"):
         check_servers(AsyncServer(servers=3), 2)
 
 

@@ -77,11 +77,11 @@ class Cluster:
     ("master", "start_timeout", "ending"),
     [
         # Waiting helps where executors may come, and has not been tried yet.
-        ("spark://h:1", None, r"more executors \(master spark://h:1\); start_timeout=… waits"),
-        ("spark://h:1", 0.1, r"more executors \(master spark://h:1\)$"),
-        ("local[2]", None, r"give master local\[2\] more cores$"),
-        ("local[2]", 0.1, r"give master local\[2\] more cores$"),
-        ("local-cluster[1,2,512]", None, r"more cores$"),
+        ("spark://h:1", None, "executors.*spark://h:1.*start_timeout=…"),
+        ("spark://h:1", 0.1, "executors.*spark://h:1(?!.*start_timeout)"),
+        ("local[2]", None, r"local\[2\].*cores(?!.*(executors|start_timeout))"),
+        ("local[2]", 0.1, r"local\[2\].*cores(?!.*(executors|start_timeout))"),
+        ("local-cluster[1,2,512]", None, "cores(?!.*(executors|start_timeout))"),
     ],
 )
 def test_the_advice_helps(
@@ -89,7 +89,7 @@ def test_the_advice_helps(
 ) -> None:
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     session: Any = Cluster(master, 2)
-    told = f"asked for 3 slots .* found 2: .*Ask for fewer ranks, .*{ending}"
+    told = rf"\b3\b.*\b2\b.*ranks.*{ending}"
     with pytest.raises(NotEnoughSlotsError, match=told):
         check_slots(session, LaunchSettings(start_timeout=start_timeout), 3)
 
@@ -100,8 +100,8 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     monkeypatch.setattr(capacity_module, "REPLACEMENT_SECONDS", 0.1)
     session: Any = Cluster("spark://h:1", 0)
-    asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
-    with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
+    asked = "spark.executor.cores=4.*spark.executor.memory=8g"
+    with pytest.raises(NotEnoughSlotsError, match=rf"\b0\b.*executor.*{asked}"):
         check_slots(session, LaunchSettings(), 2)
 
 
@@ -118,11 +118,11 @@ def test_executors_are_waited_for_where_they_are_to_come() -> None:
 @pytest.mark.parametrize(
     ("master", "slots", "workers", "reason"),
     [
-        ("local[4]", 9, 4, r"master local\[4\] has 4 cores, 1 per task"),
+        ("local[4]", 9, 4, r"local\[4\].*\b4 cores.*\b1\b"),
         # What executors there are may give less than the master's URL says, of GPUs, say.
-        ("local-cluster[2,3,1024]", 6, 6, "executors registered with Spark can run at once"),
-        ("local-cluster[2,3,1024]", 5, 5, "executors registered with Spark can run at once"),
-        ("spark://h:1", 7, 7, "executors registered with Spark can run at once"),
+        ("local-cluster[2,3,1024]", 6, 6, "executors"),
+        ("local-cluster[2,3,1024]", 5, 5, "executors"),
+        ("spark://h:1", 7, 7, "executors"),
     ],
 )
 def test_as_many_as_there_are(
@@ -132,7 +132,7 @@ def test_as_many_as_there_are(
     session: Any = Cluster(master, slots)
     found = check_slots(session, LaunchSettings(), None)
     assert (found.workers, found.slots) == (workers, workers)
-    assert re.search(f"num_workers={workers}, as many as Spark can run.*{reason}", found.describe())
+    assert re.search(rf"num_workers={workers}\b.*{reason}", found.describe())
     assert check_slots(session, LaunchSettings(), 2).workers == 2
 
 
@@ -146,14 +146,14 @@ def test_dynamic_allocation_is_refused_where_there_are_executors(
         if master.startswith("local") and "cluster" not in master:
             assert check_slots(session, LaunchSettings(), 1).workers == 1
             continue
-        with pytest.raises(EnvironmentProblem, match=r"dynamicAllocation.* set it to false"):
+        with pytest.raises(EnvironmentProblem, match="dynamicAllocation.*false"):
             check_slots(session, LaunchSettings(), 1)
 
 
 def test_where_there_are_none_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     session: Any = Cluster("spark://h:1", 0)
-    with pytest.raises(NotEnoughSlotsError, match="asked for 1 slots .* found 0: no executor"):
+    with pytest.raises(NotEnoughSlotsError, match=r"\b1\b.*\b0\b.*executor"):
         check_slots(session, LaunchSettings(start_timeout=0.1), None)
 
 
@@ -172,6 +172,6 @@ def test_executors_that_come_one_by_one_are_all_taken(monkeypatch: pytest.Monkey
 def test_spark_connect_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity_module, "classic_context", lambda session: None)
     session: Any = Cluster("spark://h:1", 3)
-    with pytest.raises(InvalidInputError, match="num_workers is needed with Spark Connect"):
+    with pytest.raises(InvalidInputError, match="num_workers.*Spark Connect"):
         check_slots(session, LaunchSettings(), None)
     assert check_slots(session, LaunchSettings(), 2).workers == 2

@@ -14,8 +14,10 @@ from horovod_spark_runner.launch.shared.channel import (
     MAC_BYTES,
     MAX_BODY_BYTES,
     NONCE_BYTES,
+    PROOF_BYTES,
     Channel,
     ChannelError,
+    Handshake,
 )
 from horovod_spark_runner.launch.shared.messages import (
     INSTRUCTIONS,
@@ -26,7 +28,7 @@ from horovod_spark_runner.launch.shared.messages import (
     Stop,
     Told,
 )
-from horovod_spark_runner.launch.shared.typed_json import MessageError, to_json
+from horovod_spark_runner.typed_json import MessageError, to_json
 
 KEY = b"k" * 32
 HEADER_BYTES = 4
@@ -35,9 +37,14 @@ Client = Channel[Instruction]
 
 
 def pair(key: bytes = KEY, other: bytes = KEY) -> tuple[Server, Client]:
-    server = Channel(key, Told, listened=True)
-    client: Client = Channel(other, *INSTRUCTIONS, listened=False)
-    assert server.feed(client.nonce) == client.feed(server.nonce) == []
+    server, client = handshakes(key, other)
+    return server.channel(Told), client.channel(*INSTRUCTIONS)
+
+
+def handshakes(key: bytes = KEY, other: bytes = KEY) -> tuple[Handshake, Handshake]:
+    server, client = Handshake(key, listened=True), Handshake(other, listened=False)
+    server.derive_keys(client.nonce)
+    client.derive_keys(server.nonce)
     return server, client
 
 
@@ -57,9 +64,8 @@ messages = st.builds(
 @settings(max_examples=50)
 @given(st.lists(messages, max_size=5), st.integers(0, 2**32))
 def test_messages_survive_any_split(messages: list[Told], seed: int) -> None:
-    server, client = Channel(KEY, Told, listened=True), Channel(KEY, Stop, listened=False)
-    client.feed(server.nonce)
-    stream = client.nonce + b"".join(client.encode(message) for message in messages)
+    server, client = pair()
+    stream = b"".join(client.encode(message) for message in messages)
     chance = random.Random(seed)
     received: list[object] = []
     while stream:
@@ -76,18 +82,38 @@ def test_each_side_hears_the_other() -> None:
     assert client.feed(b"".join(map(server.encode, told))) == told
 
 
-def test_a_channel_is_open_once_the_other_side_has_sent_its_bytes() -> None:
-    server, client = Channel(KEY, Told, listened=True), Channel(KEY, Stop, listened=False)
-    client.feed(server.nonce)
-    assert len(client.nonce) == NONCE_BYTES
+def test_each_side_proves_that_it_holds_the_key() -> None:
+    server, client = Handshake(KEY, listened=True), Handshake(KEY, listened=False)
+    assert len(client.nonce) == len(server.nonce) == NONCE_BYTES
     assert client.nonce != server.nonce
-    for byte in client.nonce:
-        assert not server.is_open
-        assert server.feed(bytes([byte])) == []
-    assert server.is_open
+    of_server, of_client = server.derive_keys(client.nonce), client.derive_keys(server.nonce)
+    assert len(of_server) == len(of_client) == PROOF_BYTES
+    server.verify(of_client)
+    client.verify(of_server)
+    for side, proof in ((server, of_server), (client, of_client)):  # sent back
+        with pytest.raises(ChannelError, match="key"):
+            side.verify(proof)
 
 
-def test_a_stranger_is_refused() -> None:
+def test_a_stranger_proves_nothing() -> None:
+    server, client = Handshake(KEY, listened=True), Handshake(b"x" * 32, listened=False)
+    of_server, of_client = server.derive_keys(client.nonce), client.derive_keys(server.nonce)
+    for side, proof in ((server, of_client), (client, of_server)):
+        with pytest.raises(ChannelError, match="key"):
+            side.verify(proof)
+
+
+def test_a_proof_of_another_connection_is_refused() -> None:
+    server, client = Handshake(KEY, listened=True), Handshake(KEY, listened=False)
+    server.derive_keys(client.nonce)
+    captured = client.derive_keys(server.nonce)
+    again = Handshake(KEY, listened=True)
+    again.derive_keys(client.nonce)
+    with pytest.raises(ChannelError, match="key"):
+        again.verify(captured)
+
+
+def test_a_frame_of_a_stranger_is_refused() -> None:
     server, client = pair(other=b"x" * 32)
     with pytest.raises(ChannelError, match="authentication"):
         server.feed(client.encode(log()))
@@ -108,14 +134,6 @@ def test_a_frame_of_another_connection_is_refused() -> None:
         server.feed(client.encode(log()))
 
 
-def test_a_captured_connection_cannot_be_played_again() -> None:
-    _, client = pair()
-    stream = client.nonce + client.encode(log())
-    again = Channel(KEY, Told, listened=True)
-    with pytest.raises(ChannelError, match="authentication"):
-        again.feed(stream)
-
-
 def test_a_reflected_frame_is_refused() -> None:
     server, _ = pair()
     with pytest.raises(ChannelError, match="authentication"):
@@ -125,26 +143,28 @@ def test_a_reflected_frame_is_refused() -> None:
 @pytest.mark.parametrize("listened", [True, False])
 def test_nobody_can_be_made_to_talk_to_himself(listened: bool) -> None:
     """Neither one who is sent back his own bytes, nor two who both listen, or both connect."""
-    alone = Channel(KEY, Told, listened=listened)
-    alone.feed(alone.nonce)
+    alone = Handshake(KEY, listened=listened)
+    own_proof = alone.derive_keys(alone.nonce)
+    with pytest.raises(ChannelError, match="key"):
+        alone.verify(own_proof)
+    one, two = (Handshake(KEY, listened=listened) for _ in range(2))
+    proof = one.derive_keys(two.nonce)
+    two.derive_keys(one.nonce)
+    with pytest.raises(ChannelError, match="key"):
+        two.verify(proof)
     with pytest.raises(ChannelError, match="authentication"):
-        alone.feed(alone.encode(log()))
-    one, two = (Channel(KEY, Told, listened=listened) for _ in range(2))
-    one.feed(two.nonce)
-    two.feed(one.nonce)
-    with pytest.raises(ChannelError, match="authentication"):
-        two.feed(one.encode(log()))
+        two.channel(Told).feed(one.channel(Told).encode(log()))
 
 
 def test_a_huge_length_is_refused_before_it_is_read() -> None:
     server, _ = pair()
-    with pytest.raises(ChannelError, match="announced"):
+    with pytest.raises(ChannelError, match=str(MAX_BODY_BYTES)):
         server.feed(struct.pack("!I", MAX_BODY_BYTES + 1))
 
 
 def test_a_huge_message_is_not_sent() -> None:
     server, _ = pair()
-    with pytest.raises(ChannelError, match="at most 4194304 fit"):
+    with pytest.raises(ChannelError, match="4194304"):
         server.encode(Stop("a" * MAX_BODY_BYTES))
 
 
@@ -222,7 +242,7 @@ def test_any_changed_bit_is_refused(part: str) -> None:
             (length,) = struct.unpack_from("!I", frame)
             more = length - (FRAME - HEADER_BYTES - MAC_BYTES)
             filled = bytes(frame) + bytes(max(0, more) if length <= MAX_BODY_BYTES else 0)
-            with pytest.raises(ChannelError, match="authentication|announced"):
+            with pytest.raises(ChannelError, match="authentication|" + str(MAX_BODY_BYTES)):
                 server.feed(filled)
 
 
@@ -239,15 +259,15 @@ def test_raw_data_are_authenticated_too() -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"[1]", r"expected an object, got \[1\]"),
-        (b"1", "expected an object, got 1"),
-        (b"null", "expected an object, got None"),
-        (b"", "no JSON"),
-        (b"not JSON", "no JSON"),
-        (b"\xff", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b'{"kind":"Stop","reason":"of another direction"}', "kind 'Stop'; expected Told"),
-        (b'{"slot":1,"rank":1,"host":"h","message":{"kind":"Hello"}}', "kind None; expected Told"),
+        (b"[1]", r"object.*\[1\]"),
+        (b"1", r"object.*\b1"),
+        (b"null", "object.*None"),
+        (b"", "JSON"),
+        (b"not JSON", "JSON"),
+        (b"\xff", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"kind":"Stop","reason":"of another direction"}', "'Stop'.*Told"),
+        (b'{"slot":1,"rank":1,"host":"h","message":{"kind":"Hello"}}', "None.*Told"),
     ],
 )
 def test_a_body_that_is_no_message_is_refused_of_a_holder_of_the_key_too(

@@ -111,7 +111,7 @@ def test_momentum_on_what_comes_late_is_told() -> None:
     finally:
         reporting.connect(None)
     (text,) = said
-    assert "Threshold(…, momentum=0.9) with an optimizer without momentum" in text
+    assert "Threshold(…, momentum=0.9)" in text
 
 
 @pytest.mark.parametrize("way", [MOMENTUM, Threshold(start=1.0), PowerSGD()], ids=str)
@@ -148,13 +148,13 @@ def test_other_variables_are_refused_where_something_is_kept(way: Any) -> None:
     if way == "bf16":
         as_ranks(2, act)
         return
-    with pytest.raises(ModelError, match=r"other variables.*\(3,\) instead of \(12, 10\)"):
+    with pytest.raises(ModelError, match=r"\(3,\).*\(12, 10\)"):
         as_ranks(2, act)
 
 
 def test_a_rest_of_other_weights_is_refused() -> None:
     kept = [{"sum/residual/0.0": np.ones(7, np.float32)}] * 2
-    with pytest.raises(RunDirectoryError, match=r"7 entries.*changes 120 now"):
+    with pytest.raises(RunDirectoryError, match=r"7 .*\b120"):
         trained(TOP, kept, range(1))
 
 
@@ -162,7 +162,7 @@ def test_a_rest_of_other_weights_is_refused() -> None:
 def test_places_are_numbers_of_31_bits(monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
     monkeypatch.setattr(compressed, "_MOST_ENTRIES", 120)
     if way in (TOP, Threshold()):
-        with pytest.raises(ModelError, match=r"120 weights.*compression='bf16'.*PowerSGD"):
+        with pytest.raises(ModelError, match="120 .*compression='bf16'.*PowerSGD"):
             kept_by(way)
     else:
         kept_by(way)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import select
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from horovod_spark_runner.launch.driver import peer
 from horovod_spark_runner.launch.driver.control_server import ControlServer
 from horovod_spark_runner.launch.driver.mailbox import Mailbox
 from horovod_spark_runner.launch.programs import shim
+from horovod_spark_runner.launch.shared import listener
 from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, Channel, connect
 from horovod_spark_runner.launch.shared.messages import (
     INSTRUCTIONS,
@@ -51,7 +53,6 @@ from horovod_spark_runner.launch.shared.messages import (
 )
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import Node
-from horovod_spark_runner.launch.shared.typed_json import MessageError, to_json
 from horovod_spark_runner.launch.slot import slot_link
 from horovod_spark_runner.launch.slot.driver_link import DriverLink
 from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
@@ -59,12 +60,13 @@ from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
 from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
 from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.settings.launching import LaunchSettings
+from horovod_spark_runner.typed_json import MessageError, to_json
 from tests.connections import cut
 
 KEY = b"k" * 32
 
 
-def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -87,7 +89,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def serve(door: Any, until_true: Callable[[], Any], seconds: float = 5.0) -> None:
+def serve(door: Any, until_true: Callable[[], Any], seconds: float = 60.0) -> None:
     """Handle a door's events, as a slot's loop does."""
     deadline = time.monotonic() + seconds
     while not until_true():
@@ -127,7 +129,7 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
 
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, b"x" * 32)
+        link = DriverLink(server.address, b"x" * 32, pauses=())
         link.send(told(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
@@ -164,11 +166,12 @@ def test_large_calls_and_results_pass(tmp_path: Path) -> None:
         link.close()
 
 
+@pytest.mark.thorough
 def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         address = server.address
     link = DriverLink(address, KEY)
-    with pytest.raises(LaunchError, match=rf"driver at 127.0.0.1 port {address[1]}"):
+    with pytest.raises(LaunchError, match=f"driver.*127.0.0.1.*{address[1]}"):
         link.fetch(told(2, CallWanted()), tmp_path / "call", 10)
 
 
@@ -176,9 +179,7 @@ def test_a_driver_that_cannot_be_reached_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     link = DriverLink(address, KEY, pauses=())
-    with pytest.raises(
-        LaunchError, match=f"cannot reach the driver at 127.0.0.1 port {address[1]}"
-    ):
+    with pytest.raises(LaunchError, match=f"driver.*127.0.0.1.*{address[1]}"):
         link.check()
 
 
@@ -205,9 +206,9 @@ def test_the_driver_listens_where_it_is_told(free_port: int) -> None:
         assert server.address == ("driver.example", free_port)
         with socket.create_connection(("127.0.0.1", free_port), timeout=5):
             pass
-        with pytest.raises(EnvironmentProblem, match=f"at 127.0.0.1 port {free_port}"):
+        with pytest.raises(EnvironmentProblem, match=f"127.0.0.1.*{free_port}"):
             ControlServer("127.0.0.1", KEY, port=free_port)
-    with pytest.raises(EnvironmentProblem, match=r"at 192.0.2.1 port 0.*bindAddress"):
+    with pytest.raises(EnvironmentProblem, match=r"192.0.2.1.*\b0.*bindAddress"):
         ControlServer("192.0.2.1", KEY)
 
 
@@ -253,7 +254,7 @@ def test_where_the_driver_listens(
 
 def test_a_control_port_that_is_none() -> None:
     spark: Any = SimpleNamespace(conf=Settings(spark_horovod_controlPort="http"))
-    with pytest.raises(InvalidInputError, match="controlPort must be a port, got 'http'"):
+    with pytest.raises(InvalidInputError, match="controlPort.*'http'"):
         driver.control_address(spark)
 
 
@@ -396,13 +397,13 @@ def test_a_slot_that_has_connected_again_is_not_gone() -> None:
 
 
 def test_a_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "PROOF_TIMEOUT", 0.2)
+    monkeypatch.setattr(listener, "PROOF_TIMEOUT", 0.2)
     with (
         ControlServer("127.0.0.1", KEY) as server,
         socket.create_connection(server.address) as silent,
         socket.create_connection(server.address) as half,
     ):
-        half.sendall(bytes(NONCE_BYTES))  # and no frame
+        half.sendall(bytes(NONCE_BYTES))  # and no proof
         for stranger in (silent, half):
             stranger.settimeout(10)
             assert len(stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
@@ -459,6 +460,7 @@ with ControlServer("127.0.0.1", bytes.fromhex(sys.argv[1])) as server:
 """
 
 
+@pytest.mark.thorough
 def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
     command = [sys.executable, "-c", EXHAUSTED_DRIVER, KEY.hex()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -541,19 +543,19 @@ def test_a_nodes_door_believes_slot_0_only() -> None:
 
 def test_an_order_that_is_none_is_named() -> None:
     door = NodeDoor("127.0.0.1", KEY, print)
-    channel: Channel[Instruction] = Channel(KEY, listened=False)
-    connecting = threading.Thread(target=lambda: ended.append(order_of_nothing(door, channel)))
+    connecting = threading.Thread(target=lambda: ended.append(order_of_nothing(door)))
     ended: list[Any] = []
     connecting.start()
-    with pytest.raises(MessageError, match="a message of kind 'Stop'; expected StartDaemon"):
+    with pytest.raises(MessageError, match="'Stop'.*StartDaemon"):
         serve(door, lambda: False)
     door.close()
     connecting.join(5)
     assert ended == [b""]
 
 
-def order_of_nothing(door: NodeDoor, channel: Channel[Instruction]) -> bytes:
-    with connect(("127.0.0.1", door.port), 5, channel) as connection:
+def order_of_nothing(door: NodeDoor) -> bytes:
+    connection, channel = connect(("127.0.0.1", door.port), 5, KEY, *INSTRUCTIONS)
+    with connection:
         connection.sendall(channel.encode(Stop("enough")))
         return connection.recv(1)
 
@@ -561,7 +563,7 @@ def order_of_nothing(door: NodeDoor, channel: Channel[Instruction]) -> bytes:
 def test_a_host_that_cannot_be_reached_is_named() -> None:
     door = NodeDoor("127.0.0.1", KEY, print)
     door.close()
-    with pytest.raises(LaunchError, match=r"cannot reach host h1 at 127.0.0.1 port \d+"):
+    with pytest.raises(LaunchError, match=r"\bh1\b.*127.0.0.1\D+\d"):
         send_to_node(node_of(door), KEY, StartDaemon(()))
 
 
@@ -580,7 +582,7 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
     caller, identity = brought[0]
     assert identity == MpiIdentity({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "7"})
     caller.release(9)
-    assert process.wait(5) == 9
+    assert process.wait(60) == 9
     door.close()
 
 
@@ -622,8 +624,7 @@ def test_a_closed_workspace_is_gone() -> None:
 
 
 def holder_of_the_key(server: ControlServer) -> tuple[socket.socket, Channel[Instruction]]:
-    channel: Channel[Instruction] = Channel(KEY, *INSTRUCTIONS, listened=False)
-    return connect(server.address, 5, channel), channel
+    return connect(server.address, 5, KEY, *INSTRUCTIONS)
 
 
 def test_data_nobody_announced_ends_the_connection() -> None:
@@ -637,9 +638,9 @@ def test_data_nobody_announced_ends_the_connection() -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"no JSON", "no JSON"),
-        (to_json(Hello()).encode(), "a message of kind 'Hello'; expected Told"),
-        (b'{"kind":"Told","slot":0}', "Told with missing or unknown fields: host, message, rank"),
+        (b"no JSON", "JSON"),
+        (to_json(Hello()).encode(), "'Hello'.*Told"),
+        (b'{"kind":"Told","slot":0}', "Told.*host, message, rank"),
     ],
 )
 def test_what_is_no_message_ends_its_connection_and_no_other(
@@ -651,7 +652,7 @@ def test_what_is_no_message_ends_its_connection_and_no_other(
             client.sendall(channel._frame(body))
             assert client.recv(1) == b""
         (warning,) = caplog.messages
-        assert error in warning
+        assert re.search(error, warning)
         link = DriverLink(server.address, KEY)
         link.send(told(3, Hello()))
         assert server.events.get(timeout=20) == told(3, Hello())
@@ -663,6 +664,6 @@ def test_a_program_that_brings_something_else_is_named(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as program:
         program.connect(door.path)
         program.sendall(b'{"host": "hsr-node-1"}\n')
-        with pytest.raises(MessageError, match="RemoteLaunch with missing .* fields: command"):
+        with pytest.raises(MessageError, match="RemoteLaunch.*command"):
             serve(door, lambda: False)
     door.close()

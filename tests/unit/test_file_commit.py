@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -103,6 +104,7 @@ def score(plan: FilesPlan, commit: Commit) -> None:
         commit.told.append((number, *plan.task.score(number, unit, commit.staging)))
 
 
+@pytest.mark.thorough
 def test_attempts_that_were_repeated_count_once(predictor: Predictor, storage: Location) -> None:
     rows = fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
@@ -146,6 +148,7 @@ def test_a_new_folder_appears_whole(predictor: Predictor, tmp_path: Path) -> Non
     assert sorted(path.name for path in target.iterdir())[0] == "_SUCCESS"
 
 
+@pytest.mark.thorough
 def test_what_failed_leaves_nothing(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     storage.join("out").make_folder()
@@ -170,11 +173,11 @@ def test_of_two_calls_at_once_the_second_is_refused(
     with plan_files(request(storage), predictor, 2, by_case=False).committing() as commit:
         for mode in ("error", "overwrite"):
             second = plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
-            named = rf"out is being written by another call .*process {os.getpid()} on .*delete "
+            named = rf"out\b.*another call.*\b{os.getpid()}\b"
             with pytest.raises(InvalidInputError, match=named), second.committing():
                 pass
         score(late, commit)
-    with pytest.raises(InvalidInputError, match="out is not empty"), late.committing():
+    with pytest.raises(InvalidInputError, match=r"out\b.*empty"), late.committing():
         pass
     assert len(read(storage.join("out"))) == rows
     assert [place.name for place in storage.list()] == ["in", "out"]
@@ -198,7 +201,7 @@ def test_a_job_that_tells_of_nothing_replaces_nothing(
     storage.join("out", "old.parquet").write_bytes(b"old")
     plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
     monkeypatch.setattr(files, "TaggedJob", Job)
-    with pytest.raises(RunFailedError, match="/out ended without telling of all files"):
+    with pytest.raises(RunFailedError, match=r"/out\b.*files"):
         score_by_job(plan)
     assert [file.name for file in storage.join("out").files()] == ["old.parquet"]
 
@@ -208,6 +211,7 @@ def score_by_job(plan: FilesPlan) -> None:
         commit.told += files._told(None, plan, commit)
 
 
+@pytest.mark.thorough
 def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
@@ -218,11 +222,12 @@ def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage
             storage.join("out").make_folder()
             storage.join("out", "others.parquet").write_bytes(b"others")
 
-    with pytest.raises(InvalidInputError, match="out is not empty"):
+    with pytest.raises(InvalidInputError, match=r"out\b.*empty"):
         meanwhile()
     assert [file.name for file in storage.join("out").files()] == ["others.parquet"]
 
 
+@pytest.mark.thorough
 def test_a_claim_that_was_taken_over_ends_the_call(predictor: Predictor, storage: Location) -> None:
     """As of a driver that was stopped for a while."""
     fill(storage.join("in"))
@@ -236,7 +241,7 @@ def test_a_claim_that_was_taken_over_ends_the_call(predictor: Predictor, storage
             score(plan, commit)
             storage.join("out", "_claim.json").write_text(other)
 
-    with pytest.raises(InvalidInputError, match="out was taken over by another call"):
+    with pytest.raises(InvalidInputError, match=r"out\b.*taken over"):
         stopped()
     names = [file.name for file in storage.join("out").files()]
     assert names == ["_claim.json", "old.parquet"]
@@ -266,6 +271,7 @@ def test_a_claim_that_is_interrupted_is_given_up(
     assert not place.exists()
 
 
+@pytest.mark.thorough
 def test_claims_of_other_machines_are_watched(
     predictor: Predictor, storage: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +350,7 @@ def test_a_driver_that_is_killed_in_a_new_folder(
         score(plan, commit)
     assert [place.name for place in storage.list()] == ["in", "out"]
     assert len(read(storage.join("out"))) == rows
-    assert caplog.text.count("is of a call that was ended, and is removed") == 1
+    assert caplog.text.count(hidden[1]) == 1
     # Killed while the folder did not exist, which another program has made since.
     kill(storage.join("other"), "error")
     storage.join("other").make_folder()
@@ -360,7 +366,7 @@ def test_a_driver_that_is_killed_while_it_moves_files(predictor: Predictor, tmp_
     storage.join("out", "old.parquet").write_bytes(b"old")
     storage.join("out", "_SUCCESS").write_bytes(b"")
     kill(storage.join("out"), "overwrite")
-    unfinished = r"a part of the files of an earlier call.*no _SUCCESS.*mode='overwrite' replaces"
+    unfinished = "_SUCCESS.*mode='overwrite'"
     for _ in range(2):  # also when it was told already
         with pytest.raises(InvalidInputError, match=unfinished):
             plan_files(request(storage), predictor, 2, by_case=False)
@@ -372,6 +378,7 @@ def test_a_driver_that_is_killed_while_it_moves_files(predictor: Predictor, tmp_
     assert len(read(storage.join("out"))) == rows
 
 
+@pytest.mark.thorough
 def test_storage_that_fails_while_files_are_moved(
     predictor: Predictor, storage: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,7 +401,7 @@ def test_storage_that_fails_while_files_are_moved(
     with pytest.raises(OSError, match="no more quota"):
         fail()
     monkeypatch.setattr(Location, "move_to", move_to)
-    with pytest.raises(InvalidInputError, match="a part of the files of an earlier call"):
+    with pytest.raises(InvalidInputError, match="files.*call"):
         plan_files(request(storage), predictor, 2, by_case=False)
     with plan.committing() as commit:
         score(plan, commit)
@@ -406,12 +413,12 @@ def test_destinations_that_cannot_be_are_named(predictor: Predictor, tmp_path: P
     fill(storage.join("in"))
     storage.join("out").write_bytes(b"text")
     for mode in ("error", "overwrite"):
-        with pytest.raises(InvalidInputError, match="out is a file; name a folder"):
+        with pytest.raises(InvalidInputError, match=r"out\b.*\bfile\b.*folder"):
             plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
     within = storage.join("out", "scored")
     asked = FilesRequest(storage.join("in"), within, None, "error", PredictionSettings())
     plan = plan_files(asked, predictor, 2, by_case=False)
-    named = r"out/scored cannot be written: .*directory"
+    named = "out/scored.*directory"
     with pytest.raises(InvalidInputError, match=named), plan.committing():
         pass
     assert storage.join("out").read_bytes() == b"text"
@@ -429,10 +436,11 @@ def test_a_source_is_known_by_its_other_names(tmp_path: Path) -> None:
         ("s3://bucket/in", "s3n://bucket"),
     ):
         places = Location(source), Location(target)
-        with pytest.raises(InvalidInputError, match="must not be one in the other"):
+        with pytest.raises(InvalidInputError, match=re.escape(str(places[1]))):
             FilesRequest(*places, None, "overwrite", PredictionSettings())
 
 
+@pytest.mark.thorough
 def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
@@ -459,14 +467,15 @@ def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage:
             assert commit.failure() == str(raised.value)
             raise raised.value
 
-    with pytest.raises(DataError, match=r"in/day=1/part\.parquet has vanished since"):
+    with pytest.raises(DataError, match=r"in/day=1/part\.parquet(?!.*\brow)"):
         task(1)
     for day in (2, 0):
-        with pytest.raises(DataError, match=rf"in/day={day}/part\.parquet has other rows than"):
+        with pytest.raises(DataError, match=rf"in/day={day}/part\.parquet.*\brows"):
             task(day)
     assert not storage.join("out").files()
 
 
+@pytest.mark.thorough
 def test_a_damaged_page_is_told_of_with_its_file(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     place = storage.join("in", "day=1", "part.parquet")
@@ -477,7 +486,7 @@ def test_a_damaged_page_is_told_of_with_its_file(predictor: Predictor, storage: 
     plan = plan_files(request(storage), predictor, 2, by_case=False)
     with plan.committing() as commit:
         body = plan.task.over(plan.units, [range(1, 2)], commit.staging)
-        with pytest.raises(DataError, match=r"in/day=1/part\.parquet cannot be read: ") as raised:
+        with pytest.raises(DataError, match=r"in/day=1/part\.parquet.*read") as raised:
             list(body(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
         assert commit.failure() == str(raised.value)
 
@@ -486,10 +495,7 @@ def test_what_would_be_stored_otherwise_is_told() -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us"))}), sink)
     file = pq.ParquetFile(pa.BufferReader(sink.getvalue()))
-    told = (
-        r"'at' of here is stored as INT64 \(Timestamp\(.*\)\) of levels 1 and 0, which would "
-        "become INT96 of levels 1 and 0: name the columns"
-    )
+    told = r"'at'.*\bhere\b.*INT64.*Timestamp\(.*\b1\b.*\b0\b.*INT96.*\b1\b.*\b0\b.*columns"
     options = {"use_deprecated_int96_timestamps": True}
     with pytest.raises(DataError, match=told):
         check_stored_alike(file, file.schema_arrow, ["at"], options, "here")
@@ -500,6 +506,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.thorough
 def test_the_bar_counts_files_that_are_done(predictor: Predictor, tmp_path: Path) -> None:
     """Whatever is written aside meanwhile: what a task notes of a failure, say."""
     storage = Location(tmp_path)
@@ -535,6 +542,7 @@ def test_many_row_groups_are_counted_once() -> None:
     assert len(added) <= 4000
 
 
+@pytest.mark.thorough
 def test_a_row_that_fails_leaves_no_writing_behind(
     predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,7 +566,7 @@ def test_a_row_that_fails_leaves_no_writing_behind(
     with plan.committing() as commit:
         monkeypatch.setattr(pq.ParquetWriter, "write_table", slow)
         monkeypatch.setattr(pq.ParquetWriter, "close", closed)
-        with pytest.raises(DataError, match="some.parquet: column 'x' is null in row 0"):
+        with pytest.raises(DataError, match="some.parquet.*'x'.*null.*row 0"):
             plan.task.score(0, plan.units[0], commit.staging)
     assert written[:2] == ["written", "closed"]
 
@@ -582,6 +590,7 @@ def test_empty_row_groups_give_no_rows(predictor: Predictor, tmp_path: Path) -> 
     assert schema.field("id").type == pa.int16()
 
 
+@pytest.mark.thorough
 def test_small_files_share_a_task(predictor: Predictor, tmp_path: Path) -> None:
     storage = Location(tmp_path)
     storage.join("in").make_folder()
@@ -608,6 +617,7 @@ def test_small_files_share_a_task(predictor: Predictor, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_memory_of_a_worker_stays_flat(predictor: Predictor) -> None:
     """Ten million rows in Arrow batches of all sizes."""
     import psutil

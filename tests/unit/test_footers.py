@@ -45,7 +45,7 @@ def test_every_file_counts_that_is_not_hidden(tmp_path: Path) -> None:
     assert manifest.files == ("1.parquet", "2.pq", "3")
     assert manifest.rows == 6
     (tmp_path / "notes").write_text("rows of May")
-    with pytest.raises(DataError, match=r"notes is no Parquet file.* whose name does not begin"):
+    with pytest.raises(DataError, match=r"notes\b.*Parquet.*\bname"):
         open_parquet(place, REQUEST)
 
 
@@ -71,7 +71,7 @@ def test_what_a_log_tells_of_files_is_not_passed_over(tmp_path: Path, log: str) 
     target = Location(tmp_path / "out")
     request = FilesRequest(Location(source), target, None, "error", PredictionSettings())
     predictor: Any = None  # the files are looked at first
-    with pytest.raises(DataError, match=rf"not all of its files count, {log.partition('/')[0]} "):
+    with pytest.raises(DataError, match=rf"files.*{log.partition('/')[0]}\b"):
         plan_files(request, predictor, 1, by_case=False)
 
 
@@ -103,7 +103,7 @@ def test_numbers_are_not_validated_as_strings() -> None:
     text = Manifest("u", (), (Column("x", "string"),), (), "c")
     numbers = replace(text, columns=(Column("x", "int32"),))
     for ours, theirs in ((numbers, text), (text, numbers)):
-        with pytest.raises(DataError, match="the validation rows have column 'x'"):
+        with pytest.raises(DataError, match="validation.*'x'"):
             like(ours, theirs)
     wider = replace(text, columns=(Column("x", "int64"),))
     assert like(wider, numbers).columns == numbers.columns

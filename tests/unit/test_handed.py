@@ -33,10 +33,10 @@ def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: P
         assert {path.name for path in own.iterdir()} == {"0000", "0001"}
         with (own / "0000").open("r+b") as file:
             file.write(b"x")
-        with pytest.raises(CheckpointError, match="0000, which the driver has left .* is damaged"):
+        with pytest.raises(CheckpointError, match="0000.*damaged"):
             contents_of(first)
         (own / "0001").unlink()
-        with pytest.raises(CheckpointError, match="0001 is missing; the run directory must be a"):
+        with pytest.raises(CheckpointError, match="0001.*missing.*run directory"):
             contents_of(second)
         (tmp_path / "handed" / "other").mkdir()  # of a call that has taken over the lock
     assert [path.name for path in (tmp_path / "handed").iterdir()] == ["other"]
@@ -51,7 +51,7 @@ def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
     assert contents.read() == contents.open().read() == b"head23456789"
     (tmp_path / "file").write_bytes(b"0123456")
     for read in (contents.read, lambda: sum_of(contents), lambda: contents.open().read()):
-        with pytest.raises(OSError, match="is shorter than it was"):
+        with pytest.raises(OSError, match="shorter"):
             read()
 
 
@@ -59,6 +59,6 @@ def test_a_run_directory_that_does_not_take_them(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with (
         handing_over(RunDirectory(str(tmp_path / "run"))) as hand,
-        pytest.raises(CheckpointError, match="does not take the 16,777,217 bytes that the ranks"),
+        pytest.raises(CheckpointError, match="16,777,217 bytes"),
     ):
         hand(Contents(bytes(SMALL_BYTES + 1)))

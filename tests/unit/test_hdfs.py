@@ -21,12 +21,12 @@ def fail(error: Exception) -> None:
 
 
 def test_a_name_node_that_does_not_answer_is_an_error_at_once() -> None:
-    with pytest.raises(UnreachableError, match=r"hdfs://127\.0\.0\.1:9/run: storage cannot be"):
+    with pytest.raises(UnreachableError, match=r"hdfs://127\.0\.0\.1:9/run"):
         Location("hdfs://127.0.0.1:9/run").exists()
 
 
 def test_a_name_service_nobody_knows() -> None:
-    with pytest.raises(InvalidInputError, match="hdfs://nobody/run: storage cannot be reached"):
+    with pytest.raises(InvalidInputError, match="hdfs://nobody/run"):
         Location("hdfs://nobody/run").exists()
 
 

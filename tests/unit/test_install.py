@@ -58,6 +58,13 @@ def test_horovod_is_installed_by_the_command(environment: Path) -> None:
         folder.mkdir()
         (folder / "METADATA").write_text(there.read_text("METADATA") or "")
     assert run(str(environment / "bin/horovod-spark-runner"), "install-horovod") == wheel
+    # It finds Open MPI beside the Python that it is installed for, wherever that is.
+    for library in site.glob("horovod/*/mpi_lib*.so"):
+        assert b"$ORIGIN/../../../.." in library.read_bytes()
+    # And has the modules for Keras 3.
+    own = ROOT / "horovod_spark_runner/commands/horovod_files"
+    for path in own.glob("*/*.py"):
+        assert (site / "horovod" / path.relative_to(own)).read_text() == path.read_text()
     code = "import horovod; print(horovod.__version__, horovod.__file__)"
     told = run(str(environment / "bin/python"), "-c", code).split()
     assert told == ["0.28.1", str(site / "horovod/__init__.py")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -95,9 +96,9 @@ def test_a_callback_that_sets_what_was_there_is_seen_when_it_does_so_again(
         rate.before_step(epoch + 0.5)
         scaled([optimizer], WARMED, 2, rate.state).before_step(epoch + 0.5)  # tells no more
         assert rates([optimizer]) == pytest.approx([0.125 if epoch == 0 else 0.1])
-    told = "set the learning rate from 0.125 to 0.1 after 1.00 epochs"
-    assert caplog.text.count(told) == caplog.text.count("set the learning rate") == 1
-    assert caplog.text.count("and the warm-up ends here") == 1
+    told = r"learning rate.*\b0.125\b.*\b0.1\b.*\b1.00"
+    assert len(re.findall(told, caplog.text)) == caplog.text.count("learning rate") == 1
+    assert caplog.text.count("warm-up") == 1
 
 
 def test_callbacks_find_the_scaled_rate_where_there_is_no_warm_up() -> None:
@@ -127,7 +128,7 @@ def test_a_schedule_is_refused_by_name() -> None:
 
     (plain,) = sgd(0.1)
     second = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), name="second")
-    with pytest.raises(ModelError, match="that of 'second' is a CosineDecay"):
+    with pytest.raises(ModelError, match="'second'.*CosineDecay"):
         scaled([plain, second], FitOptions(lr_scaling="linear"), 2)
     unscaled = LearningRate(None, FitOptions(), 2)
     unscaled.before_step(0.0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from horovod_spark_runner.launch.shared.lines import MAX_LINE_BYTES, LineSplitter
+from horovod_spark_runner.launch.shared.lines import (
+    MAX_LINE_BYTES,
+    AbortNoticeFilter,
+    LineSplitter,
+)
 
 
 def test_characters_cut_between_reads_stay_whole() -> None:
@@ -41,3 +45,24 @@ def test_the_tail_keeps_the_last_lines() -> None:
     splitter = LineSplitter(2)
     splitter.feed(b"a\nb\n\nc\n")
     assert list(splitter.tail) == ["b", "c"]
+
+
+def test_what_mpi_prints_of_the_end_of_another_rank_is_dropped() -> None:
+    notice = [
+        "[host-1:00042] *** An error occurred in PMIx Event Notification",
+        "[host-1:00042] *** reported by process [2678652929,0]",
+        "[host-1:00042] *** on a NULL communicator",
+        "[host-1:00042] *** Unknown error (this should not happen!)",
+        "[host-1:00042] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,",
+        "[host-1:00042] ***    and MPI will try to terminate your MPI job as well)",
+    ]
+    error = [
+        "[host-1:00042] *** An error occurred in MPI_Recv",
+        "[host-1:00042] *** on communicator MPI_COMM_WORLD",
+        "[host-1:00042] *** MPI_ERR_TRUNCATE: message truncated",
+    ]
+    lines = ["[1] *** own stars", *error, "between", *notice, "after", *error]
+    for cut in range(len(lines)):
+        filtering = AbortNoticeFilter()
+        kept = filtering.filter(lines[:cut]) + filtering.filter(lines[cut:])
+        assert kept == ["[1] *** own stars", *error, "between", "after", *error]

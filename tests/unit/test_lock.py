@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def test_the_second_writer_refuses_and_says_who_is_first(directory: RunDirectory) -> None:
     with RunLock(directory) as lock:
         assert holds(directory, lock.token)
-        with pytest.raises(RunDirectoryError, match=r"written by another run \(process \d+ on "):
+        with pytest.raises(RunDirectoryError, match=r"another run.*process \d+"):
             RunLock(directory).__enter__()
     assert not directory.lock.exists()
     with RunLock(directory):
@@ -69,7 +70,7 @@ def test_a_write_that_fails_loses_the_lock_to_nobody(directory: RunDirectory, wh
     with RunLock(directory) as lock:
         first = lock.token
         lock._place = Faulty(directory.lock, when, OSError(5, "Input/output error"))  # type: ignore[assignment]
-        with pytest.raises(CheckpointError, match="cannot be renewed: .* Input/output error"):
+        with pytest.raises(CheckpointError, match="Input/output error"):
             lock.begin_attempt()
         second = lock.begin_attempt()  # that of the restart
         assert first != second == lock.token
@@ -96,8 +97,8 @@ def test_a_lock_that_an_ended_run_of_this_process_left_is_stale(
         left = directory.lock.read_text()
     directory.lock.write_text(left)  # it could not be deleted
     with caplog.at_level(logging.WARNING), RunLock(directory):
-        assert "left by a run of this process that has ended" in caplog.text
-        with pytest.raises(RunDirectoryError, match="being written by another run"):
+        assert "this process" in caplog.text
+        with pytest.raises(RunDirectoryError, match="another run"):
             RunLock(directory).__enter__()
 
 
@@ -115,7 +116,7 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     assert directory.lock.exists()
     with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
         assert holds(directory, lock.token)
-    assert "is stale (process" in caplog.text
+    assert re.search("stale.*process", caplog.text)
     assert not directory.lock.exists()
 
 
@@ -133,7 +134,7 @@ def test_what_a_killed_driver_was_writing_is_swept_by_the_next(
 def test_a_damaged_lock_is_not_taken_for_another_runs(directory: RunDirectory) -> None:
     with RunLock(directory) as lock:
         directory.lock.write_text("{")
-        with pytest.raises(RunDirectoryError, match=r"lock\.json is damaged"):
+        with pytest.raises(RunDirectoryError, match=r"lock\.json.*damaged"):
             lock_module.check_held(directory, lock.token)
 
 
@@ -179,19 +180,21 @@ class Elsewhere:
         self._thread.join()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", [-3600.0, -61.0, 0.0, 61.0, 3600.0])
 def test_a_live_lock_elsewhere_is_respected_whatever_its_clock_says(
     directory: RunDirectory, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = Elsewhere(directory, ahead, monkeypatch)
     try:
-        with pytest.raises(RunDirectoryError, match="written by another run .* on other"):
+        with pytest.raises(RunDirectoryError, match=r"another run.*\bother"):
             RunLock(directory).__enter__()
     finally:
         holder.die()
     assert holds(directory, "t")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 3600.0])
 def test_a_dead_one_elsewhere_is_taken_over_whatever_its_clock_says(
     directory: RunDirectory,
@@ -202,8 +205,9 @@ def test_a_dead_one_elsewhere_is_taken_over_whatever_its_clock_says(
     Elsewhere(directory, ahead, monkeypatch).die()
     with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
         assert holds(directory, lock.token)
-    assert "shows in at most" in caplog.text
-    assert "is stale (other has not renewed it for" in caplog.text
+    waits, takes_over = caplog.messages
+    assert directory.lock.name in waits
+    assert re.search(r"stale.*\bother\b", takes_over)
 
 
 def test_where_files_cannot_be_locked_the_second_still_refuses(
@@ -280,7 +284,7 @@ def test_it_is_renewed_and_not_taken_back(
     monkeypatch.setattr(lock_module, "RENEW_SECONDS", 0.2)
     with RunLock(directory):
         before = json.loads(directory.lock.read_text())["renewed"]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while json.loads(directory.lock.read_text())["renewed"] == before:
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -86,10 +87,10 @@ def test_the_message_names_rank_host_traceback_and_the_others() -> None:
     assert (error.rank, error.host, error.exception_type) == (1, "h1", "KeyError")
     assert error.__cause__ is original
     text = str(error)
-    assert text.startswith("rank 1 on h1 failed: raised at 1.0")
+    assert re.match(r"rank 1\b.*\bh1\b.*raised at 1.0", text)
     assert "Traceback…" in text
-    assert "rank 0 on h0: aborted at 2.0" in text
-    assert "rank 2 on h2: finished" in text
+    assert re.search(r"rank 0\b.*\bh0\b.*aborted at 2.0", text)
+    assert re.search(r"rank 2\b.*\bh2\b.*finished", text)
 
 
 def test_a_killed_ranks_last_lines_are_shown() -> None:
@@ -119,12 +120,12 @@ def test_what_is_not_installed_is_told_as_such_with_its_place() -> None:
     missing = EnvironmentProblem("Pillow is not installed")
     told = failure_error(cause, [cause], missing)
     assert type(told) is EnvironmentProblem
-    assert str(told) == "rank 1 on h1: Pillow is not installed"
+    assert re.fullmatch(r"rank 1\b.*\bh1\b.*Pillow is not installed", str(told))
     assert told.__cause__ is missing
     slot = RankOutcome(2, "h2", failure=Failure(ENVIRONMENT, 1.0, "mpirun was not found"))
     told = failure_error(slot, [slot], None)
     assert type(told) is EnvironmentProblem
-    assert str(told) == "slot 2 on h2: mpirun was not found"
+    assert re.fullmatch(r"slot 2\b.*\bh2\b.*mpirun was not found", str(told))
 
 
 def test_clocks_of_different_hosts_do_not_tell_what_came_first() -> None:
@@ -184,15 +185,14 @@ def test_what_spark_says_begins_with_the_cause() -> None:
         "Job aborted: ExecutorLostFailure (executor 0 exited)\n\tat a.b(c.scala:1)"
     )
     told = str(explain_spark_error(error))
-    assert told.startswith("Spark ended the run: org.apache.spark.SparkException: Job aborted")
+    assert "org.apache.spark.SparkException: Job aborted" in told.splitlines()[0]
     assert "at a.b" not in told
     lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"
     barrier_stage = "Stage failed because barrier task ResultTask(5, 1) finished unsuccessfully."
     told = str(explain_spark_error(RuntimeError(f"Job aborted: {barrier_stage}\n{lost}\n")))
-    assert told.splitlines()[:2] == [
-        f"Spark ended the run: {lost}",
-        f"Job aborted: {barrier_stage}",
-    ]
+    first, second = told.splitlines()[:2]
+    assert first.endswith(lost)
+    assert second == f"Job aborted: {barrier_stage}"
 
 
 def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_an_ordinary_install_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_editable_install_that_tells_no_modules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="thing is installed from file:///src/thing"):
+    with pytest.raises(EnvironmentProblem, match="thing.*file:///src/thing"):
         find_editable(distribution(tmp_path, True, ""))
 
 
@@ -82,7 +82,7 @@ def test_the_files_of_an_editable_install(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_module_that_is_gone() -> None:
-    with pytest.raises(EnvironmentProblem, match="'not_here' of thing"):
+    with pytest.raises(EnvironmentProblem, match="'not_here'.*thing"):
         list(module_files(Editable("thing", (), ("not_here",))))
 
 
@@ -122,10 +122,10 @@ def test_links_out_of_the_environment_are_followed(
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("x.tar", {}, "must end in .tar.gz or .tgz"),
-        ("no/x.tgz", {}, "there is no folder"),
-        ("there.tgz", {}, "exists; use --force"),
-        ("x.tgz", {"compress_level": 10}, "from 0 to 9, got 10"),
+        ("x.tar", {}, ".tar.gz.*.tgz"),
+        ("no/x.tgz", {}, "folder"),
+        ("there.tgz", {}, "--force"),
+        ("x.tgz", {"compress_level": 10}, r"\b0\b.*\b9\b.*\b10"),
     ],
 )
 def test_wrong_arguments(
@@ -139,7 +139,7 @@ def test_wrong_arguments(
 
 def test_no_virtual_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    with pytest.raises(EnvironmentProblem, match="is not in a virtual environment"):
+    with pytest.raises(EnvironmentProblem, match="virtual environment"):
         pack.pack(tmp_path / "x.tgz")
 
 

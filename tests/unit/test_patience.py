@@ -45,7 +45,7 @@ def test_an_error_keeps_nothing_alive_once_it_is_handled() -> None:
         with pytest.raises(OSError, match="Data object"):
             answered(fail, "x")
         del data, fail
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while seen() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert seen() is None
@@ -68,13 +68,13 @@ def test_what_makes_headway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_place_that_does_not_answer_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe that nobody writes to hangs as a server that is away does."""
+    """A pipe that nobody reads hangs as a server that is away does."""
     monkeypatch.setenv(ANSWER_VARIABLE, "0.3")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match=r"pipe: the storage has not answered for 0\.3 s"):
-        Location(str(pipe)).read_bytes()
-    pipe.open("w").close()  # lets the reader go
+    with pytest.raises(OSError, match=r"pipe.*\b0\.3 s"):
+        Location(str(pipe)).write_unseen(b"x")
+    pipe.open("rb").close()  # lets the writer go
 
 
 def test_a_second_try_is_left_out_where_the_first_hung() -> None:
@@ -94,7 +94,7 @@ def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer_seconds() == ANSWER_SECONDS
     for text in ("soon", "0", "-1", "nan"):
         monkeypatch.setenv(ANSWER_VARIABLE, text)
-        with pytest.raises(InvalidInputError, match=f"number of seconds, got '{text}'"):
+        with pytest.raises(InvalidInputError, match=f"seconds.*'{text}'"):
             answer_seconds()
 
 

@@ -68,10 +68,10 @@ def test_files_that_have_changed_places_are_told(tmp_path: Path) -> None:
     second.rename(first)
     (tmp_path / "aside").rename(second)
     reader = PieceReader(manifest, manifest.columns)
-    with pytest.raises(DataError, match=rf"{first} is another file than when the dataset was made"):
+    with pytest.raises(DataError, match=f"{first}.*dataset"):
         reader.read(Piece(0, 0, 5))
     first.write_bytes(b"no Parquet")
-    with pytest.raises(DataError, match=rf"{first} is no Parquet file any more"):
+    with pytest.raises(DataError, match=f"{first}.*Parquet"):
         reader.read(Piece(0, 0, 5))
     reader.close()
 
@@ -102,10 +102,10 @@ def test_storage_that_fails_for_a_moment_or_hangs(
             assert reader.read(piece)["id"].tolist() == [0, 1, 2]
             failures += [5, 5, 5]
             reader.announce([piece] if announced else [])
-            with pytest.raises(CheckpointError, match=r"parquet cannot be read: .*Input/output"):
+            with pytest.raises(CheckpointError, match="parquet.*Input/output"):
                 reader.read(piece)
     monkeypatch.setenv(patience.ANSWER_VARIABLE, "0.1")
-    with pytest.raises(CheckpointError, match=r"parquet: the storage has not answered for 0\.1 s"):
+    with pytest.raises(CheckpointError, match=r"parquet.*\b0\.1 s"):
         reader.read(piece)
     reader.close()  # which does not wait for it, either
     answers.set()
@@ -131,7 +131,7 @@ def test_a_page_that_does_not_decompress_is_told(tmp_path: Path) -> None:
     else:
         pytest.skip("this Arrow tells every damage otherwise")
     reader = PieceReader(manifest, manifest.columns)
-    with pytest.raises(DataError, match=rf"{path} is damaged \("):
+    with pytest.raises(DataError, match=f"{path}.*damaged"):
         reader.read(Piece(0, 0, 5))
     reader.close()
 
@@ -140,7 +140,7 @@ def test_files_that_are_gone_are_told(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, [[3]]).manifest
     next(tmp_path.iterdir()).unlink()
     reader = PieceReader(manifest, manifest.columns)
-    with pytest.raises(DataError, match=r"parquet is gone, which was there when the dataset was"):
+    with pytest.raises(DataError, match="parquet(?!.*footer).*dataset"):
         reader.read(Piece(0, 0, 3))
     reader.close()
 

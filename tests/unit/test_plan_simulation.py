@@ -13,9 +13,9 @@ from horovod_spark_runner.planning.model import (
     Cluster,
     StepTime,
     Workload,
+    expected_maximum,
     predict,
 )
-from horovod_spark_runner.planning.waiting import expected_maximum
 
 INSIDE = Link(2e-6, 8e9)
 NETWORK = Link(50e-6, 1.175e9)
@@ -76,15 +76,13 @@ def workload(seconds: float = 0.1, spread: float = 0.0, size: int = 100_000_000)
         epochs=1,
         passes=1.0,
         batch_size=32,
-        steps={32: {1: StepTime(seconds, seconds, spread)}},
+        steps={1: StepTime(seconds, seconds, spread)},
         gradient_bytes=size,
-        model_bytes=size,
         reader_rows={1: 1e12},
-        reader_cpu_seconds={1.0: 0.0},
+        reader_cpu_seconds=0.0,
         overhead=0.0,
         overlap=0.0,
-        crowding=1.0,
-        kept=False,
+        cached=False,
         inside=INSIDE,
         launch={1: 4.0},
         materialize=10.0,
@@ -101,7 +99,7 @@ def played(work: Workload, cluster: Cluster, ranks: int, steps: int, seed: int) 
     crosses = last_of_host & (ranks > cluster.ranks_per_host)
     latencies = np.where(crosses, cluster.between.latency, INSIDE.latency)
     rates = np.where(crosses, cluster.between.bandwidth, INSIDE.bandwidth)
-    time = work.steps[32][1]
+    time = work.steps[1]
     took = []
     for _ in range(steps):
         ready = random.normal(time.seconds, time.spread, ranks) if time.spread else np.full(
@@ -126,6 +124,7 @@ def test_the_formula_of_the_ring_is_exact(ranks: int) -> None:
     assert found == pytest.approx(ring_seconds(ranks, 1e8, NETWORK), rel=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 4, 16, 64, 512, 4096])
 @pytest.mark.parametrize("size", [1_000_000, 100_000_000])
 def test_predicted_steps_are_those_that_are_played_through(ranks: int, size: int) -> None:
@@ -166,7 +165,7 @@ def test_horovod_s_published_efficiencies_come_in_their_order() -> None:
         work = replace(
             workload(64 / images, 0.01 * 64 / images, int(millions * 4e6)),
             batch_size=64,
-            steps={64: {1: StepTime(64 / images, 64 / images, 0.01 * 64 / images)}},
+            steps={1: StepTime(64 / images, 64 / images, 0.01 * 64 / images)},
         )
         # Whatever part of the backward pass the exchange hides behind.
         least[name] = predict(work, cluster, 512).efficiency

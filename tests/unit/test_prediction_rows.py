@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,26 +99,23 @@ def test_nothing_is_wrong(values: Any, column: Column) -> None:
 def test_faults_are_described() -> None:
     array = pa.array(LISTS, pa.list_(pa.float32()))
     raw = Column("x", "float32", (2,), "raw")
-    assert describe_fault(array, PAIR, 2) == "column 'x' is null"
-    assert describe_fault(array, PAIR, 3) == "column 'x' holds an array of 1 elements, not 2"
-    assert describe_fault(array, PAIR, 4) == "column 'x' holds an array with null elements"
+    only_null = "'x'(?!.*(array|element|float64|string)).*null"
+    assert re.search(only_null, describe_fault(array, PAIR, 2))
+    assert re.search(r"'x'.*\b1\b.*\b2", describe_fault(array, PAIR, 3))
+    assert re.search("'x'.*array.*null element", describe_fault(array, PAIR, 4))
     nested = Column("x", "float32", (1, 2))
-    assert describe_fault(array, nested, 2) == (
-        "column 'x' is null, or holds nested arrays of other sizes,"
-    )
+    assert re.search("'x'.*null.*nested", describe_fault(array, nested, 2))
     whole = Column("x", "int32")
-    assert describe_fault(pa.array([None, 1]), whole, 0) == (
-        "column 'x' is null, or too large for int32,"
-    )
-    assert describe_fault(pa.array([None, 1.0]), Column("x", "float64"), 0) == "column 'x' is null"
-    assert describe_fault(pa.array([[1, None]]), Column("x", "int32", (2,)), 0) == (
-        "column 'x' holds an array with elements that are null or too large for int32"
-    )
-    assert describe_fault(pa.array([b"123"]), raw, 0) == "column 'x' holds 3 bytes, not 8"
+    assert re.search("'x'.*null.*int32", describe_fault(pa.array([None, 1]), whole, 0))
+    real = Column("x", "float64")
+    assert re.search(only_null, describe_fault(pa.array([None, 1.0]), real, 0))
+    pair = Column("x", "int32", (2,))
+    fault = describe_fault(pa.array([[1, None]]), pair, 0)
+    assert re.search("'x'.*array.*element.*null.*int32", fault)
+    assert re.search(r"'x'.*\b3 bytes.*\b8", describe_fault(pa.array([b"123"]), raw, 0))
     assert valid_rows(pa.array([b"123", None]), raw).tolist() == [False, False]  # type: ignore[union-attr]
-    assert describe_fault(pa.array([None], pa.string()), Column("x", "string"), 0) == (
-        "column 'x' is null"
-    )
+    text = Column("x", "string")
+    assert re.search(only_null, describe_fault(pa.array([None], pa.string()), text, 0))
 
 
 @pytest.mark.parametrize("kind", ["number", "list", "struct"])
@@ -146,13 +144,13 @@ def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch
     assert list(joined([])) == []
     output = OutputSpec("mask", (2**30,), "int8")
     values = np.broadcast_to(np.zeros(1, np.int8), (3, 2**30))
-    with pytest.raises(ModelError, match="'mask' has 3221225472 numbers .* predictBatchSize"):
+    with pytest.raises(ModelError, match="'mask'.*3221225472.*predictBatchSize"):
         array_of(values, output)
 
 
 @pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
 def test_what_is_no_column_name(given: Any) -> None:
-    with pytest.raises(InvalidInputError, match="prediction_col must be"):
+    with pytest.raises(InvalidInputError, match="prediction_col"):
         PredictionSettings(prediction_col=given)
 
 
@@ -170,7 +168,7 @@ def test_what_is_no_column_name(given: Any) -> None:
 def test_names(given: Any, one: Any, two: Any) -> None:
     for outputs, expected in ((["prediction"], one), (["u", "v"], two)):
         if expected is None:
-            with pytest.raises(InvalidInputError, match=r"prediction_col .*model's outputs"):
+            with pytest.raises(InvalidInputError, match="prediction_col.*outputs"):
                 added_columns(outputs, given)
         else:
             assert added_columns(outputs, given) == expected
@@ -180,17 +178,17 @@ def test_names_that_are_taken() -> None:
     plain, two = PredictionSettings(), ["u", "U"]
     check_added(["A"], ["a"], plain, by_case=True)
     check_added(two, ["x"], plain, by_case=True, outputs=two)
-    with pytest.raises(DataError, match="already has a column 'a', .*: prediction_col=\"…\"$"):
+    with pytest.raises(DataError, match="'a'.*prediction_col=\"…\"$"):
         check_added(["A"], ["a"], plain, by_case=False)
-    told = "several predictions would be called 'U'.*prediction_col={'u': 'predicted_u', 'U': 'pre"
+    told = "'U'.*prediction_col={'u': 'predicted_u', 'U': 'pre"
     with pytest.raises(DataError, match=told):
         check_added(two, ["x"], plain, by_case=False, outputs=two)
     # What is advised is what names the column.
     of_classes = PredictionSettings(prediction_col="p", probability_col={"out": "P"})
-    with pytest.raises(DataError, match="called 'P'; .*otherwise: probability_col={'out': \"…\"}$"):
+    with pytest.raises(DataError, match="'P'.*probability_col={'out': \"…\"}$"):
         check_added(["p", "P"], ["x"], of_classes, by_case=False)
     in_scores = PredictionSettings(raw_prediction_col="raw")
-    with pytest.raises(DataError, match="a column 'raw', .*: raw_prediction_col=\"…\"$"):
+    with pytest.raises(DataError, match="'raw'.*raw_prediction_col=\"…\"$"):
         check_added(["prediction", "raw"], ["raw"], in_scores, by_case=True, outputs=["o"])
 
 
@@ -199,7 +197,7 @@ def test_classes_that_a_model_cannot_give() -> None:
     asked = PredictionSettings(probability_col="p")
     # Given one after the other, the Params of a model may lack the second yet.
     check_classes([spec], asked)
-    with pytest.raises(InvalidInputError, match="is 'linear': if it is scores .*, give raw_pred"):
+    with pytest.raises(InvalidInputError, match="'linear'.*raw_pred"):
         check_classes([spec], asked, whole=True)
     check_classes([spec], replace(asked, raw_prediction_col="r"), whole=True)
 
@@ -211,7 +209,7 @@ def test_one_label_of_several_outputs_stays_one() -> None:
     for given in (["a", "a"], {"main": "a", "help": "a"}):
         assert choose_targets(trained, given, None) == (trained, ("a",))
     for given in (["a", "b"], {"main": "a", "help": "b"}, {"main": "a"}):
-        with pytest.raises(InvalidInputError, match="'a' and '[by]' where .*outputs, 'y';"):
+        with pytest.raises(InvalidInputError, match="'a'.*'[by]'.*outputs.*'y'"):
             choose_targets(trained, given, None)
 
 
@@ -250,5 +248,5 @@ def test_an_evaluation_decodes_no_more_rows_than_it_computes(
     assert each == [[0.0], *([float(y)] for y in range(2, 9)), None]
     x = pa.array([0, None, 1, 2, 9], pa.float32())
     batch = pa.RecordBatch.from_pydict({"x": x, "y": pa.array(np.arange(5), pa.float32())})
-    with pytest.raises(DataError, match="row 4 of a batch of 5 .*raised ValueError: nine"):
+    with pytest.raises(DataError, match=r"row 4\b.*\b5\b.*ValueError: nine"):
         list(evaluation.add_up(iter([batch])))

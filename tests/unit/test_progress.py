@@ -49,7 +49,7 @@ class Training:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
         progress.history.append({})
         self.epochs.append({"ranks": [0], "seconds": {kind: [1.0] for kind in self.spent}})
-        self.reporter.epoch(progress, STEPS, 1.0)
+        self.reporter.epoch(progress, STEPS, 1.0)()
 
 
 @pytest.fixture

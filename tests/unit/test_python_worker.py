@@ -12,6 +12,8 @@ import pytest
 
 from horovod_spark_runner.spark.python_worker import spare_from_collection
 
+pytestmark = pytest.mark.thorough
+
 
 class Ring:
     """As models do, it holds on to itself."""
@@ -61,10 +63,10 @@ for gpus in sys.argv[1:]:
         (["0,1", "1,0"], ""),
         (
             ["0", "1"],
-            "this task has GPU 1, and .* computed on GPU 0 for an earlier one",
+            "GPU 1.*GPU 0",
         ),
-        (["", "1"], "this task has GPU 1, and .* computed on no GPU"),
-        (["1", ""], "this task has no GPU, and .* computed on GPU 1"),
+        (["", "1"], "GPU 1.*no GPU"),
+        (["1", ""], "no GPU.*GPU 1"),
     ],
 )
 def test_a_worker_that_has_used_one_gpu_does_not_pretend_to_use_another(
@@ -75,4 +77,4 @@ def test_a_worker_that_has_used_one_gpu_does_not_pretend_to_use_another(
     )
     seen = [f"sees {tasks[0] or 'none'}"]
     assert done.stdout.splitlines() == seen * (1 if told else 2)
-    assert re.search(f"EnvironmentProblem: {told}", done.stderr) if told else not done.returncode
+    assert re.search(f"EnvironmentProblem: .*{told}", done.stderr) if told else not done.returncode

@@ -55,7 +55,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Even
         log.write([f"line {number}", "and another"])
     log.close()
     assert time.monotonic() - began < 5
-    assert "does not answer" in log.problem
+    assert TimeoutError.__name__ in log.problem
 
 
 def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
@@ -64,7 +64,7 @@ def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> N
     for number in range(50):
         log.write([f"line {number}"])
     hung.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not log._waiting.empty():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -72,8 +72,8 @@ def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> N
     log.close()
     log._thread.join(10)  # type: ignore[union-attr]
     told = [line for line in lines_of(tmp_path) if line.startswith("line ")]
-    (note,) = [line for line in lines_of(tmp_path) if "lines were dropped" in line]
-    assert int(note.split()[1]) == 50 - len(told)
+    (note,) = [line for line in lines_of(tmp_path) if "dropped" in line]
+    assert f" {50 - len(told)} " in note
     assert lines_of(tmp_path)[-1] == "the last"
 
 
@@ -83,5 +83,5 @@ def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
     log.open(3, "rank 3")
     log.write(["nothing"])
     log.close()
-    assert "cannot be kept in" in log.problem
+    assert str(tmp_path / "file" / "logs") in log.problem
     assert "NotADirectoryError" in log.problem

@@ -25,12 +25,12 @@ from horovod_spark_runner.launch.shared.process_messages import (
     ProcessReport,
 )
 from horovod_spark_runner.launch.shared.processes import GUARD_NAME
-from horovod_spark_runner.launch.shared.typed_json import to_json
 from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
 from horovod_spark_runner.launch.slot.rank_process import RankProcess, WorkerEnd
 from horovod_spark_runner.launch.slot.ready import Asked, Known
 from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import is_stopped, process_start
+from horovod_spark_runner.typed_json import to_json
 
 
 @pytest.fixture
@@ -197,6 +197,7 @@ def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes]
             process.kill()
 
 
+@pytest.mark.thorough
 def test_a_ready_process_that_is_stopped_is_not_waited_for(
     made: Callable[..., RankProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +208,12 @@ def test_a_ready_process_that_is_stopped_is_not_waited_for(
         began = time.monotonic()
         pump(rank, lambda: rank._worker.pid is not None)
         assert time.monotonic() - began < worker_handle.STOPPED_SECONDS + 5
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     assert not known.path.exists()
     assert ready.known_at(known.path) is None
 
 
+@pytest.mark.thorough
 def test_one_that_ranks_of_other_runs_come_from_is_only_not_asked_any_more(
     made: Callable[..., RankProcess], tmp_path: Path
 ) -> None:
@@ -235,7 +237,7 @@ os.read(reading, 1)
         worker.kill()
         wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
         known.send_away()
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
@@ -251,7 +253,8 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
 def test_one_that_is_stopped_ends_with_its_executor(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with subprocess.Popen(["sleep", "600"]) as executor:
+    executor = subprocess.Popen(["sleep", "600"])
+    try:
         monkeypatch.setattr(ready, "_owner", lambda: executor.pid)
         connection = ask()
         assert connection is not None
@@ -261,13 +264,15 @@ def test_one_that_is_stopped_ends_with_its_executor(
         wait_until(lambda: [child.name() for child in family.children()] == [GUARD_NAME])
         (guard,) = family.children()
         process.send_signal(signal.SIGSTOP)
+    finally:
         executor.kill()
-    process.wait(15)
+        executor.wait()
+    process.wait(60)
     wait_until(lambda: not guard.is_running())
     wait_until(lambda: not place.exists())
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 15) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -285,6 +290,7 @@ def finished() -> int:
     return process.pid
 
 
+@pytest.mark.thorough
 def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
     made: Callable[[socket.socket], RankProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +302,7 @@ def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
         pump(process, lambda: process.ended)
         failure = process.outcome().failure
         assert failure is not None
-        assert "its process exited with code 3" in failure.message
+        assert "code 3" in failure.message
 
 
 def test_a_result_is_kept_though_the_exit_code_never_comes(
@@ -326,5 +332,5 @@ def test_a_request_to_end_waits_for_the_process(
         pump(process, lambda: process.ended)
     failure = process.outcome().failure
     assert failure is not None
-    assert "its executor was asked to end, or has ended (SIGTERM)" in failure.message
+    assert "SIGTERM" in failure.message
     other.close()

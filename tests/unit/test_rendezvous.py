@@ -67,7 +67,7 @@ def test_devices_given_twice_are_refused_for_all() -> None:
     assert answers.keys() == {0, 1}
     for answer in answers.values():
         assert isinstance(answer, Refused)
-        assert "both given GPU 0" in answer.reason
+        assert "GPU 0" in answer.reason
 
 
 def test_where_some_do_not_come_spark_carries_it() -> None:
@@ -83,5 +83,5 @@ def test_where_some_do_not_come_spark_carries_it() -> None:
 
 
 def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
-    with pytest.raises(LaunchError, match="slot 1 cannot take part: no such interface"):
+    with pytest.raises(LaunchError, match="slot 1.*no such interface"):
         info_of(CannotJoin(1, "no such interface"))

@@ -96,22 +96,22 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
     now = as_locked(first)
     assert now.checkpoint == info
     assert now.fit.lr_scaling == "sqrt"  # as the run was begun, and checkpoints go on
-    with pytest.raises(RunDirectoryError, match="resume='never', but .* holds a run already"):
+    with pytest.raises(RunDirectoryError, match="resume='never'.*run"):
         as_locked(checked(resume="never"))
     save_checkpoint(directory, replace(info, engine="another"), {})
-    with pytest.raises(RunDirectoryError, match="holds the run of a model of the engine 'another'"):
+    with pytest.raises(RunDirectoryError, match="engine 'another'"):
         as_locked(first)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"run_dir": ""}, "run_dir is empty; give a folder or URL"),
-        ({"run_dir": 3}, "run_dir must be the path or URL of a folder, got 3"),
-        ({"resume": "yes"}, "resume must be one of auto, never, required, got 'yes'"),
-        ({"prediction_col": 3}, "prediction_col must be a column's name"),
-        ({"initial_weights": 3}, "initial_weights must be the path or URL of a run.* got 3"),
-        ({"initial_weights": ""}, "initial_weights must be the path or URL of a run"),
+        ({"run_dir": ""}, "run_dir.*URL"),
+        ({"run_dir": 3}, r"run_dir.*\b3"),
+        ({"resume": "yes"}, "resume.*auto, never, required.*'yes'"),
+        ({"prediction_col": 3}, "prediction_col"),
+        ({"initial_weights": 3}, r"initial_weights.*\b3"),
+        ({"initial_weights": ""}, "initial_weights"),
     ],
 )
 def test_requests_that_cannot_be_meant(given: dict[str, Any], message: str) -> None:
@@ -171,37 +171,37 @@ def test_columns_by_the_models_names(
         (
             ModelNames(),
             "a b",
-            "no column 'features'; the model has no inputs with names .* 'a', 'b'",
+            "'features'.*inputs.*'a', 'b'",
         ),
-        (ModelNames(AB), "a c", "inputs 'a', 'b', 'b' is no column: .* columns are 'a', 'c'"),
+        (ModelNames(AB), "a c", "inputs 'a', 'b'.*'b'.*'a', 'c'"),
         (
             ModelNames((("a", "b"), ("b", "a"))),
             "a b",
-            "inputs are called 'a', 'b' or 'b', 'a', all of which are columns: say in feature_cols",
+            "inputs.*'a', 'b'.*'b', 'a'.*feature_cols",
         ),
         (
             ModelNames(AB, (("y",),)),
             "a b y label",
-            "label_cols is not given, and the columns 'y' or 'label' may each be meant",
+            "label_cols.*'y'.*'label'",
         ),
-        (ModelNames(AB, (("y", "z"),)), "a b y", "outputs 'y', 'z', only 'y' is a column"),
+        (ModelNames(AB, (("y", "z"),)), "a b y", "outputs.*'y', 'z'.*'y'"),
         (
             ModelNames(AB, (("y",),), True),
             "a b",
-            "with a loss, its outputs are 'y', .* 'a', 'b' is called so",
+            "loss.*outputs.*'y'.*'a', 'b'",
         ),
         (
             ModelNames(AB, (), True),
             "a b",
-            "compiled with a loss, and none of the .* 'a', 'b' is called",
+            "loss.*'a', 'b'",
         ),
         # The next value of a series, compared with this one?
-        (ModelNames(AB, (("a",),), True), "a b", "output and input 'a' share a name"),
+        (ModelNames(AB, (("a",),), True), "a b", "output.*input.*'a'"),
         # A column that feeds the model is no label by convention.
         (
             ModelNames((("a", "label"),), (), True),
             "a label",
-            "'a', 'label' is called so, or 'label'",
+            "'a', 'label'.*'label'",
         ),
     ],
 )
@@ -214,13 +214,13 @@ def test_names_that_do_not_tell_for_certain(
 
 @pytest.mark.parametrize("given", [5, "EarlyStopping", None, {1: 2}, {"a"}])
 def test_what_is_no_list_of_callbacks(given: Any) -> None:
-    with pytest.raises(InvalidInputError, match="callbacks must be a list of keras.callbacks"):
+    with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
         check_given_callbacks(given)
 
 
 def test_what_is_no_callback() -> None:
     for wrong in (5, int, "EarlyStopping", list):
-        with pytest.raises(InvalidInputError, match="callbacks holds .*, which is no keras.call"):
+        with pytest.raises(InvalidInputError, match="callbacks.*keras.call"):
             check_given_callbacks([wrong])
 
 
@@ -232,13 +232,13 @@ def test_callbacks_of_keras() -> None:
 
     for given in ((), [], [Own()], (keras.callbacks.Callback(),), Own(), list, Own):
         check_given_callbacks(given)
-    with pytest.raises(InvalidInputError, match="callbacks holds .*EarlyStopping"):
+    with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
         check_given_callbacks([keras.callbacks.EarlyStopping])
 
 
 @pytest.mark.parametrize("given", [[int], int, "int", {1: int}, [("int", int)]])
 def test_what_is_no_dictionary_of_objects(given: Any) -> None:
-    with pytest.raises(InvalidInputError, match="custom_objects must be a dictionary"):
+    with pytest.raises(InvalidInputError, match="custom_objects.*dict"):
         check_objects(given)
 
 

@@ -6,12 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.order import END, LAST_MINUTES, LEFT_OUT, THOROUGH
 from tests.required import MAY_BE_SKIPPED
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +30,9 @@ def test_is_known_to_fail(): assert False
 
 def run_them(folder: Path, environment: dict[str, str], *options: str) -> str:
     """Run the tests above and a module that lacks a package; return what pytest says."""
-    (folder / "conftest.py").write_text("from tests.conftest import pytest_configure\n")
+    (folder / "conftest.py").write_text(
+        "from tests.conftest import pytest_addoption, pytest_configure\n"
+    )
     (folder / "test_some.py").write_text(TESTS)
     (folder / "test_module.py").write_text("import pytest; pytest.importorskip('no_such_package')")
     arguments = ["-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors", ".", *options]
@@ -47,6 +47,7 @@ def run_them(folder: Path, environment: dict[str, str], *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_skips_are_failures_where_all_is_required(tmp_path: Path) -> None:
     output = run_them(tmp_path, {"HSR_REQUIRE_ALL": "1"})
     assert re.search(r"= 1 failed, 1 passed, 1 xfailed, 3 errors in", output), output
@@ -58,17 +59,6 @@ def test_skips_are_failures_where_all_is_required(tmp_path: Path) -> None:
 def test_skips_are_skips_elsewhere(tmp_path: Path) -> None:
     output = run_them(tmp_path, {})
     assert re.search(r"= 1 passed, 4 skipped, 1 xfailed in", output), output
-
-
-def test_what_is_left_out_for_want_of_time_is_told_and_no_failure(tmp_path: Path) -> None:
-    file = tmp_path / THOROUGH[0]
-    file.parent.mkdir(parents=True)
-    file.write_text("def test_one(): pass\ndef test_two(): pass")
-    for seconds, told in ((LAST_MINUTES * 60 + 100, "3 passed"), (100, "1 passed, 2 skipped")):
-        end = {END: str(time.time() + seconds), "HSR_REQUIRE_ALL": "1"}
-        output = run_them(tmp_path, end, "-k", "one or two or passes")
-        assert re.search(f"= {told}, 4 deselected, 1 error in", output), output
-    assert f"{LEFT_OUT}: 2 of {THOROUGH[0]}. ./scripts/test runs them" in output
 
 
 @pytest.mark.parametrize("name", MAY_BE_SKIPPED)

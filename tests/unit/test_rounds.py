@@ -130,7 +130,7 @@ def test_moments_that_only_some_ranks_have_have_no_mean() -> None:
         rounds.before_step(0)
         if wire.rank:
             model.named["optimizer/moment"] = Value(np.zeros(2, np.float32))
-        with pytest.raises(ModelError, match="on some ranks .* without average_optimizer"):
+        with pytest.raises(ModelError, match="ranks.*average_optimizer"):
             rounds.after_step(model, 1, rows=1)
 
     with_rounds(LocalSGD(every=1, average_optimizer=True), 2, act)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,13 @@ def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "progress    2 and 4 steps/5 epochs, 2 ranks" in text
     assert "step-00000024  epoch 2 + 4 steps  val_loss=0.25\n" in text
     assert "step-00000020  epoch 2  val_loss=0.25  best\n" in text
-    assert "step-00000010  cannot be used: variables.npz is damaged" in text
-    assert "attempts, at least 3 steps trained again" in text
-    assert "attempt 1, 2 ranks, 30 s, steps 0 to 13: rank killed or lost: why" in text
-    assert "run python '/a b/t.py' again" in text
-    assert f"run_dir={str(run.location)!r}" in text
-    assert "goes on from step-00000024" in text
+    assert re.search(r"step-00000010\b.*variables.npz.*damaged", text)
+    assert re.search(r"attempts.*\b3 steps", text)
+    assert re.search(r"attempt 1\b.*\b2 ranks.*\b30 s.*\b13\b.*rank killed or lost.*why", text)
+    (resume,) = [line for line in text.splitlines() if line.startswith("resume ")]
+    assert "python '/a b/t.py'" in resume
+    assert f"run_dir={str(run.location)!r}" in resume
+    assert "step-00000024" in resume
 
 
 def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: P
     assert same == second
     assert (told.ending, told.started, told.ended) == ("interrupted", 100.0, 107.0)
     assert (told.first_step, told.last_step) == (0, 64)
-    assert "its driver was killed" in told.cause
+    assert "driver" in told.cause
     (alone,) = as_they_went([first], None, 60, [103.0])
     assert (alone.ending, alone.ended, alone.last_step) == ("interrupted", 103.0, 60)
     (alive,) = as_they_went([first], 150.0, 60, [103.0])
@@ -158,18 +160,18 @@ def test_list_reads_manifests_only_and_show_all(
     assert [line["problem"] for line in run["checkpoints"]] == ["", "", ""]
     main(["runs", "show", str(tmp_path / "run")])
     text = capsys.readouterr().out
-    assert "step-00000024  cannot be used: variables.npz is damaged" in text
+    assert re.search(r"step-00000024\b.*variables.npz.*damaged", text)
     directory.checkpoint(24).join("checkpoint.json").write_text("{}")
     main(["runs", "list", str(tmp_path), "--json"])
     (run,) = json.loads(capsys.readouterr().out)
-    assert "checkpoint.json cannot be read" in run["checkpoints"][0]["problem"]
+    assert "checkpoint.json" in run["checkpoints"][0]["problem"]
 
 
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "show", str(tmp_path)]) == 1
-    assert "is no run directory" in capsys.readouterr().err
+    assert "run directory" in capsys.readouterr().err
     assert main(["runs", "list", str(tmp_path / "none")]) == 1
-    assert "is no folder" in capsys.readouterr().err
+    assert "folder" in capsys.readouterr().err
 
 
 def test_a_finished_run_tells_whether_its_model_is_whole(
@@ -187,5 +189,6 @@ def test_a_finished_run_tells_whether_its_model_is_whole(
     main(["runs", "show", str(tmp_path / "run")])
     text = capsys.readouterr().out
     assert "model       damaged: " in text
-    assert f"{WEIGHTS_FILE} is damaged" in text
-    assert "goes on from step-00000024" in text
+    assert re.search(f"{WEIGHTS_FILE}.*damaged", text)
+    (resume,) = [line for line in text.splitlines() if line.startswith("resume ")]
+    assert "step-00000024" in resume

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,15 +40,15 @@ from horovod_spark_runner.settings.data import DataOptions
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
-        (Roles((), ("y",)), "feature_cols names no column"),
-        (Roles(("a", "a"), ("y",)), "feature_cols names 'a' more than once"),
-        (Roles(("b",), ("y",)), r"no column 'b'; it has 'a', 'y', 'd', 'd', 'Q', 'q'"),
-        (Roles(("a",), ("z",)), "no column 'z'"),
-        (Roles(("a",), ("y",), "w"), "no column 'w'"),
-        (Roles(("A",), ("y",)), "no column 'A'"),
-        (Roles(("a.b",), ("y",)), r"no column 'a.b'.*A field of a struct is not a column"),
-        (Roles(("d",), ("y",)), "several columns named 'd'"),
-        (Roles(("a",), ("q",)), "columns 'Q', 'q', which Spark does not tell apart"),
+        (Roles((), ("y",)), "feature_cols"),
+        (Roles(("a", "a"), ("y",)), "feature_cols.*'a'"),
+        (Roles(("b",), ("y",)), "'b'.*'a', 'y', 'd', 'd', 'Q', 'q'"),
+        (Roles(("a",), ("z",)), "column 'z'"),
+        (Roles(("a",), ("y",), "w"), "column 'w'"),
+        (Roles(("A",), ("y",)), "column 'A'"),
+        (Roles(("a.b",), ("y",)), "'a.b'.*struct"),
+        (Roles(("d",), ("y",)), "columns.*'d'"),
+        (Roles(("a",), ("q",)), "columns.*'Q', 'q'.*Spark"),
     ],
 )
 def test_roles_are_checked(roles: Roles, message: str) -> None:
@@ -79,10 +80,10 @@ def test_layouts() -> None:
 @pytest.mark.parametrize(
     ("facts", "footers", "message"),
     [
-        ({"rows": 0}, {}, "there are no rows"),
-        ({}, {"y": Footer(3)}, "column 'y' has null values; fill them .df.fillna. or leave"),
-        ({}, {"x": Footer(3)}, "column 'x' has null values; leave those rows out .df.dropna."),
-        ({"min0_1": 3}, {}, "column 'x' holds arrays of 3 to 4 elements"),
+        ({"rows": 0}, {}, "no rows"),
+        ({}, {"y": Footer(3)}, "'y'.*null.*df.fillna"),
+        ({}, {"x": Footer(3)}, "'x'.*null(?!.*fillna).*df.dropna"),
+        ({"min0_1": 3}, {}, r"'x'.*\b3\b.*\b4\b"),
     ],
 )
 def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -> None:
@@ -93,9 +94,9 @@ def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -
 @pytest.mark.parametrize(
     ("facts", "footer", "had"),
     [
-        ({}, Footer(3), "3 values that are null, or too large for int64"),
-        ({}, Footer(0, finite=False, infinite=True), "values that are NaN or infinite"),
-        ({"negative1": 2}, Footer(0), "2 negative sample weights"),
+        ({}, Footer(3), "3 .*null.*int64"),
+        ({}, Footer(0, finite=False, infinite=True), "NaN"),
+        ({"negative1": 2}, Footer(0), "2 negative"),
     ],
     ids=["null", "infinite", "negative"],
 )
@@ -104,7 +105,7 @@ def test_faults_are_not_forgotten_where_rows_change(
 ) -> None:
     looked: list[str] = []
     monkeypatch.setattr(checks, "_raise_if_found", lambda *given: looked.append(given[2].title))
-    with pytest.raises(DataError, match=f"column 'y' had {had} .*none when they were"):
+    with pytest.raises(DataError, match=f"'y'.*{had}"):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, "y": footer}, None)
     assert looked
     unknown = {**CLEAN, "y": Footer(0, finite=False)}
@@ -115,15 +116,15 @@ def test_faults_are_not_forgotten_where_rows_change(
 def test_advice_reaches_into_arrays(kind: str) -> None:
     source = Source("v", kind, "double", "float32", int(kind == "array"))
     advice = {fault.title: fault.advice for fault in _faults(source, allow_nan=False)}
-    inside = f"leave those rows out (df.filter) or repair the {kind}s"
-    not_finite = advice["values that are NaN or infinite"]
+    (not_finite,) = [text for title, text in advice.items() if "NaN" in title]
     assert "allow_nan=True" in not_finite
     assert "df.filter" in not_finite
     assert "dropna" not in not_finite
     if kind != "scalar":
-        assert inside in not_finite
+        assert re.search(rf"df\.filter.*{kind}s", not_finite)
     if kind == "array":
-        assert advice["arrays with null elements"] == inside
+        (with_null,) = [text for title, text in advice.items() if "null element" in title]
+        assert re.search(r"df\.filter.*arrays", with_null)
 
 
 def test_a_place_shows_the_row() -> None:
@@ -150,13 +151,13 @@ def test_columns_have_the_shape_of_their_values_or_the_one_asked_for() -> None:
 @pytest.mark.parametrize(
     ("source", "layout", "shape", "message"),
     [
-        (RAW, Layout((25,), "raw"), None, "25 bytes per row, which are no whole number of float32"),
-        (RAW, Layout((24,), "raw"), (5,), "shape .5,. of 5 elements, but its rows hold 6"),
-        (IMAGE, Layout((), "image"), None, "encoded images; give the size"),
-        (IMAGE, Layout((), "image"), (8, 8, 2), "with 1, 3 or 4 channels"),
-        (IMAGE, Layout((), "image"), (8, 8, 3), "an image cannot be decoded"),
-        (IMAGE, Layout((), "npy"), None, "a npy array cannot be decoded"),
-        (SOURCES[0], Layout((0,)), None, "empty arrays only"),
+        (RAW, Layout((25,), "raw"), None, "25 bytes.*float32"),
+        (RAW, Layout((24,), "raw"), (5,), r"shape .5,.*\b5\b.*\b6"),
+        (IMAGE, Layout((), "image"), None, "encoded images.*size"),
+        (IMAGE, Layout((), "image"), (8, 8, 2), "1, 3 or 4 channels"),
+        (IMAGE, Layout((), "image"), (8, 8, 3), "image.*decode"),
+        (IMAGE, Layout((), "npy"), None, "npy array"),
+        (SOURCES[0], Layout((0,)), None, "empty array"),
     ],
 )
 def test_columns_that_cannot_be_read(
@@ -250,9 +251,9 @@ def test_shapes() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"z": (2,)}, "shapes names 'z'"),
-        ({"x": (5, 2)}, r"shape \(5, 2\) of 10 elements, but its rows hold 12 elements"),
-        ({"y": (1,)}, "hold a single number"),
+        ({"z": (2,)}, "shapes.*'z'"),
+        ({"x": (5, 2)}, r"\(5, 2\).*\b10\b.*\b12\b"),
+        ({"y": (1,)}, "single number"),
     ],
 )
 def test_shapes_are_checked(shapes: dict[str, tuple[int, ...]], message: str) -> None:
@@ -276,27 +277,27 @@ def test_options_become_plain() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shapes": {"i": (0, 8, 1)}}, r"'i' the shape \(0, 8, 1\); it must consist of whole"),
-        ({"shapes": {"i": (None, 8, 1)}}, "at least 1, such as .* leave out the rows"),
-        ({"shapes": {"i": (-1, 8)}}, "at least 1"),
-        ({"shapes": {"i": (8.0, 8)}}, "at least 1"),
-        ({"shapes": {"i": "88"}}, "at least 1"),
-        ({"shapes": {"i": None}}, "at least 1"),
-        ({"shapes": [2]}, r"shapes must be a dictionary by column, got \[2\]"),
-        ({"dtypes": {"i": object()}}, "dtypes gives column 'i' the type .*; it must be the name"),
-        ({"dtypes": "float32"}, "dtypes must be a dictionary"),
-        ({"dtypes": {"i": None}}, "'i' the type None; .* left out"),
+        ({"shapes": {"i": (0, 8, 1)}}, r"'i'.*\(0, 8, 1\)"),
+        ({"shapes": {"i": (None, 8, 1)}}, r"\b1\b.*rows"),
+        ({"shapes": {"i": (-1, 8)}}, r"\b1"),
+        ({"shapes": {"i": (8.0, 8)}}, r"\b1"),
+        ({"shapes": {"i": "88"}}, r"\b1"),
+        ({"shapes": {"i": None}}, r"\b1"),
+        ({"shapes": [2]}, r"shapes.*dict.*\[2\]"),
+        ({"dtypes": {"i": object()}}, "dtypes.*'i'.*type"),
+        ({"dtypes": "float32"}, "dtypes.*dict"),
+        ({"dtypes": {"i": None}}, "'i'.*None"),
         (
             {"transforms": {"i": lambda value: value}},
-            r"'i' a function, but it takes \(value\): .*; it must be a function of a value and a",
+            r"'i'.*\(value\)",
         ),
-        ({"transforms": {"i": lambda value, rng, more: value}}, "but it takes .*'more'"),
-        ({"transforms": {"i": lambda *, value, rng: value}}, "but it takes"),
-        ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
-        ({"allow_nan": "no"}, "allow_nan must be True or False, got 'no'"),
-        ({"keep_data": 2}, "keep_data must be True or False, got 2"),
-        ({"data_dir": ""}, "data_dir is empty"),
-        ({"transforms": len}, "transforms must be a dictionary"),
+        ({"transforms": {"i": lambda value, rng, more: value}}, "'more'"),
+        ({"transforms": {"i": lambda *, value, rng: value}}, "takes"),
+        ({"transforms": {"i": 3}}, r"transforms.*'i'.*\b3\b.*function"),
+        ({"allow_nan": "no"}, "allow_nan.*'no'"),
+        ({"keep_data": 2}, r"keep_data.*\b2"),
+        ({"data_dir": ""}, "data_dir"),
+        ({"transforms": len}, "transforms.*dict"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -319,7 +320,7 @@ def test_functions_that_take_two_values_are_transforms() -> None:
 @pytest.mark.parametrize("argument", ["dtypes", "shapes", "transforms"])
 def test_arguments_by_column_name_columns_there_are(argument: str) -> None:
     check_named(argument, {"a": 1}, Roles(("a",), ()))
-    with pytest.raises(DataError, match=f"{argument} names 'z', which is neither feature nor"):
+    with pytest.raises(DataError, match=f"{argument}.*'z'.*feature"):
         check_named(argument, {"z": 1}, Roles(("a",), ("y",)))
-    with pytest.raises(DataError, match=f"{argument} names 'z', .* not among the columns 'a', 'b'"):
+    with pytest.raises(DataError, match=f"{argument}.*'z'.*'a', 'b'"):
         check_named(argument, {"z": 1}, Roles(("a", "b"), (), labelled=False))

@@ -53,13 +53,13 @@ def test_nan_is_a_real_number_also_among_pandas_objects(kind: str) -> None:
 
 def test_infinity_is_no_whole_number() -> None:
     for given in ([1, float("inf")], np.array([1.0, np.inf])):
-        with pytest.raises(DataError, match="column 'x' is inf in row 1.*a whole number"):
+        with pytest.raises(DataError, match=r"'x'.*\binf\b.*row 1.*(whole|integer)"):
             Input("x", "int").convert(given)
 
 
 def test_the_value_that_does_not_fit_is_the_one_named() -> None:
-    for given, told in ([-128, 128], "128 in row 1"), ([0, -129], "-129 in row 1"):
-        with pytest.raises(DataError, match=f"is {told} .*does not fit tinyint"):
+    for given, told in ([-128, 128], "128.*row 1"), ([0, -129], "-129.*row 1"):
+        with pytest.raises(DataError, match=f"{told}.*tinyint"):
             Input("x", "tinyint").convert(np.array(given))
 
 
@@ -68,7 +68,7 @@ def test_an_array_of_another_size_is_null_however_it_is_given(given: Any) -> Non
     valid = Input("x", "array", 4).convert(given).valid
     assert valid is not None
     assert not valid.any()
-    with pytest.raises(DataError, match="5 elements, not 4"):
+    with pytest.raises(DataError, match=r"5\b.*\b4"):
         Input("x", "vector", 4).convert(given)
 
 
@@ -78,7 +78,7 @@ def test_an_array_with_a_masked_element_is_none() -> None:
         column = Input("x", "array", 2).convert(given)
         assert column.value(0) is None
         assert column.value(1).tolist() == [3.0, 4.0]
-        with pytest.raises(DataError, match=r"column 'x' is \[1.0, None\] in row 0"):
+        with pytest.raises(DataError, match=r"'x'.*\[1.0, None\].*row 0"):
             Input("x", "vector", 2).convert(given)
 
 
@@ -91,13 +91,13 @@ def scorer() -> Scorer:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (lambda: {"f": np.ones((3, 2))}, r"column 'f' is array\(\[1., 1.\]\) in row 0.*a number"),
-        (lambda: {"f": np.array(1.0)}, "column 'f' must be a sequence of values"),
-        (lambda: pd.DataFrame([[1.0, 2.0]], columns=["f", "f"]), "several columns called 'f'"),
-        (lambda: pa.table([[1.0], [2.0]], ["f", "f"]), "several columns called 'f'"),
-        (lambda: {"f": np.array(["1.5"])}, "column 'f' is '1.5' in row 0"),
-        (lambda: {"f": [1, 10**400]}, r"column 'f' is 10+ in row 1.*it does not fit double"),
-        (lambda: pd.DataFrame({0: [1.0], "g": [2.0]}), r"'f' is missing.*there is \['0', 'g'\]"),
+        (lambda: {"f": np.ones((3, 2))}, r"'f'.*array\(\[1., 1.\]\).*row 0"),
+        (lambda: {"f": np.array(1.0)}, "'f'.*sequence"),
+        (lambda: pd.DataFrame([[1.0, 2.0]], columns=["f", "f"]), "columns.*'f'"),
+        (lambda: pa.table([[1.0], [2.0]], ["f", "f"]), "columns.*'f'"),
+        (lambda: {"f": np.array(["1.5"])}, "'f'.*'1.5'.*row 0"),
+        (lambda: {"f": [1, 10**400]}, r"'f'.*\b10+\b.*row 1.*double"),
+        (lambda: pd.DataFrame({0: [1.0], "g": [2.0]}), r"'f'.*\['0', 'g'\]"),
     ],
 )
 def test_what_is_no_column_is_named(scorer: Scorer, rows: Callable[[], Any], told: str) -> None:
@@ -117,8 +117,8 @@ def test_columns_of_the_rows_own_come_back_as_they_were(scorer: Scorer) -> None:
 
 def test_a_file_of_a_bundle_is_not_the_bundle(tmp_path: Path) -> None:
     (tmp_path / "pipeline.json").touch()
-    with pytest.raises(RunDirectoryError, match=r"pipeline.json is a file; .* is the folder"):
+    with pytest.raises(RunDirectoryError, match="pipeline.json.*file.*folder"):
         load_pipeline(tmp_path / "pipeline.json")
     (tmp_path / "else" / "pipeline.json").mkdir(parents=True)
-    with pytest.raises(RunDirectoryError, match=r"else cannot be read: .*Is a directory"):
+    with pytest.raises(RunDirectoryError, match="else.*Is a directory"):
         load_pipeline(tmp_path / "else")

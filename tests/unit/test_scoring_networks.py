@@ -20,8 +20,8 @@ from horovod_spark_runner.export.graph.model import onnx_of
 from horovod_spark_runner.scoring.bundle import Bundle
 from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
-from horovod_spark_runner.scoring.onnx_session import BOUNDS, METADATA, NON_FINITE, OnnxSession
 from horovod_spark_runner.scoring.scorer import Scorer
+from horovod_spark_runner.training.onnx_session import BOUNDS, METADATA, OnnxSession
 
 
 def pipeline(
@@ -39,7 +39,7 @@ def pipeline(
     model = helper.make_model(
         helper.make_graph([cast], "network", *ends), ir_version=8, opset_imports=opsets
     )
-    facts = {NON_FINITE: {"blank": []}, BOUNDS: {} if bounds is None else {"column0": bounds}}
+    facts = {BOUNDS: {} if bounds is None else {"column0": bounds}}
     helper.set_model_props(model, {METADATA: json.dumps(facts)})
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -82,7 +82,7 @@ def test_arrays_of_whole_numbers_that_the_network_does_not_hold_are_null(handle:
     if handle == "error":
         assert states[:2] == [0, 0]
         assert min(states[2:]) > 0
-        with pytest.raises(DataError, match=r"column 'x' is array\(\[300.*in row 2"):
+        with pytest.raises(DataError, match=r"'x'.*array\(\[300.*row 2"):
             scorer.score({"x": ARRAYS})
         return
     assert states == [0, 0, *[-1 if handle == "skip" else 0] * 4]
@@ -96,18 +96,19 @@ def test_what_is_no_probability_is_told_with_column_and_row(scores: bool) -> Non
     added = (("share", 0, "probability", scores, False, "float64", "float32"),)
     bundle = Bundle(bundle.inputs, (replace(bundle.stages[0], added=added),))
     values = [[0.5, 0.5], None, [float("nan"), 0.5]]
-    with pytest.raises(DataError, match=r"column 'share' .* in row 2 .*'output0' .*\[nan 0\.5\]"):
+    with pytest.raises(DataError, match=r"'share'.*row 2\b.*'output0'.*\[nan 0\.5\]"):
         Scorer(bundle).score({"x": values})
     session = OnnxSession(onnx_of(bundle))
     made = session(given_of(bundle.inputs, {"x": values}))
     assert made["row_state"].tolist()[:2] == [0, 0]
-    assert session.facts["errors"][made["row_state"][2] - 1].startswith("column 'share': the model")
+    error = session.facts["errors"][made["row_state"][2] - 1]
+    assert "'share'" in error
 
 
 @pytest.mark.parametrize("value", [2.5, float("nan")])
 def test_an_array_of_whole_numbers_holds_no_others(value: float) -> None:
     bundle = pipeline(Input("x", "array", 2), "int32", "float32", "keep")
-    with pytest.raises(DataError, match="column 'x' is .* in row 1.*it must hold whole numbers"):
+    with pytest.raises(DataError, match="'x'.*row 1.*(whole|integer)"):
         Scorer(bundle).score({"x": [[1, 2], [value, 1]]})
     made, states = in_one_file(bundle, [[1, 2], [value, 1]])
     assert made[0] == [1, 2]
@@ -159,7 +160,7 @@ def test_numbers_that_an_input_does_not_hold_are_errors(
     assert np.isnan(np.asarray(made[2:])).all()
     assert np.stack(scorer.score({"x": right})["p"]).tolist() == right
     for value in wrong:
-        with pytest.raises(DataError, match="column 'x' is .* in row 1.*holds 0 to 255"):
+        with pytest.raises(DataError, match=r"'x'.*row 1.*\b0\b.*\b255"):
             scorer.score({"x": [right[0], value]})
     if handle == "keep":  # a row with null is not asked about
         assert scorer.score({"x": [None, right[0]]})["p"][0] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 COMMON = ROOT / "scripts" / "common.sh"
-PROGRAMS = ("bash", "dirname", "head", "sed")
+ENVIRONMENT = ROOT / "scripts" / "environment.py"
+PROGRAMS = ("bash", "dirname", "head", "realpath", "sed")
 
 
 def common(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +49,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3 python3-venv python3-dev",
             "openjdk-17-jre-headless",
             "python3.12-dev",
-            "g++ make",
+            "g++",
         ),
         (
             'ID=debian\nVERSION_ID="13"',
@@ -55,7 +57,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3 python3-venv python3-dev",
             "openjdk-21-jre-headless",
             "python3.12-dev",
-            "g++ make",
+            "g++",
         ),
         (
             'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="22.04"',
@@ -63,7 +65,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3 python3-venv python3-dev",
             "openjdk-17-jre-headless",
             "python3.12-dev",
-            "g++ make",
+            "g++",
         ),
         (
             'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"',
@@ -71,7 +73,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3 python3-venv python3-dev",
             "openjdk-21-jre-headless",
             "python3.12-dev",
-            "g++ make",
+            "g++",
         ),
         (
             'ID="rhel"\nVERSION_ID="9.6"',
@@ -79,7 +81,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3.11 python3.11-devel",
             "java-21-openjdk-headless",
             "python3.12-devel",
-            "gcc-c++ make",
+            "gcc-c++",
         ),
         (
             'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.5"',
@@ -87,7 +89,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3.11 python3.11-devel",
             "java-21-openjdk-headless",
             "python3.12-devel",
-            "gcc-c++ make",
+            "gcc-c++",
         ),
         (
             'ID="rhel"\nVERSION_ID="10.0"',
@@ -95,7 +97,7 @@ def make_program(path: Path, script: str = "") -> None:
             "python3 python3-devel",
             "java-21-openjdk-headless",
             "python3-devel",
-            "gcc-c++ make",
+            "gcc-c++",
         ),
     ],
 )
@@ -104,12 +106,12 @@ def test_what_to_install(
 ) -> None:
     (tmp_path / "os-release").write_text(release)
     make_program(tmp_path / manager)
-    hints = "for what in python java compiler make; do install_hint $what; done"
+    hints = "for what in python java compiler; do install_hint $what; done"
     done = common(
         tmp_path, f"{hints}; install_hint headers 3.12", OS_RELEASE=str(tmp_path / "os-release")
     )
     assert done.stderr == ""
-    expected = [python, java, compiler, "make", headers]
+    expected = [python, java, compiler, headers]
     assert done.stdout.splitlines() == [f"{manager} install {packages}" for packages in expected]
 
 
@@ -147,39 +149,95 @@ def test_java_that_spark_does_not_start_on(
     assert re.search(said, done.stderr)
 
 
-def requirements() -> list[Requirement]:
+def requirements(*extras: str) -> list[Requirement]:
+    """Return what setup.cfg asks for, by itself and for ``extras``."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    wanted = [
-        config["options"]["install_requires"],
-        *dict(config["options.extras_require"]).values(),
-    ]
+    wanted = [config["options"]["install_requires"]]
+    wanted += [config["options.extras_require"][extra] for extra in extras]
     lines = [line for text in wanted for line in text.splitlines()]
-    return [Requirement(line) for line in lines if line and not line.startswith(("#", "%"))]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
-def test_the_floors_are_those_of_setup_cfg() -> None:
-    program = str(ROOT / "scripts" / "floors.py")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
-    found = {r.name: r.specifier for r in map(Requirement, done.stdout.splitlines())}
-    floors = {r.name: s.version for r in requirements() for s in r.specifier if s.operator == ">="}
-    assert {name: str(s) for name, s in found.items()} == {n: f"=={v}" for n, v in floors.items()}
-    assert len(floors) > 20
+def locked(name: str, **machine: str) -> dict[str, str]:
+    """Return the versions in a lock for a machine."""
+    lines = (ROOT / "scripts" / "locks" / f"{name}.txt").read_text().splitlines()
+    found = [Requirement(line) for line in lines if not line.startswith("#")]
+    return {
+        one.name: next(iter(one.specifier)).version
+        for one in found
+        if one.marker is None or one.marker.evaluate(dict(machine))
+    }
 
 
-@pytest.mark.parametrize(
-    ("machine", "package"), [("x86_64", "tensorflow-cpu"), ("aarch64", "tensorflow")]
-)
-def test_tensorflow_for_cpus_is_a_package_that_the_machine_has(
-    tmp_path: Path, machine: str, package: str
-) -> None:
-    """The extra and the setup choose alike."""
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    lines = config["options.extras_require"]["tensorflow-cpu"].splitlines()
-    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    named = {"platform_machine": machine}
-    assert [r.name for r in wanted if r.marker and r.marker.evaluate(named)] == [package]
-    make_program(tmp_path / "uname", f"echo {machine}")
-    done = common(tmp_path, "tensorflow_package")
-    assert (done.stdout, done.stderr) == (f"{package}\n", "")
+@pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.7", "3.13.1"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_locks_hold_what_setup_cfg_asks_for(python: str, machine: str) -> None:
+    here = {
+        "python_full_version": python,
+        "python_version": python.rpartition(".")[0],
+        "platform_machine": machine,
+    }
+    demo, tests = locked("demo", **here), locked("tests", **here)
+    assert demo.items() <= tests.items()
+    wanted = [(demo, ("tensorflow-cpu", "demo")), (tests, ("dev", "torch", "lightning"))]
+    for lock, extras in wanted:
+        for one in requirements(*extras):
+            if one.marker is None or one.marker.evaluate(dict(here)):
+                name = one.name.replace("_", "-").lower()
+                assert one.specifier.contains(lock[name]), one
+    assert not {"torch", "pytest", "ruff"} & demo.keys()
+    assert ("tensorflow-cpu" in demo) == (machine == "x86_64")
+
+
+@pytest.mark.thorough
+def test_dead_package_index_is_named_and_the_next_set_up_starts_again(tmp_path: Path) -> None:
+    index = "http://127.0.0.1:9/simple"
+    environment = {"PIP_INDEX_URL": index, "PIP_NO_CACHE_DIR": "1"}
+    venv = tmp_path / "venv"
+    first = set_up_in(venv, **environment)
+    assert first.returncode == 1
+    assert re.search(rf"index.*{index}(?s:.*)HTTPS_PROXY.*PIP_INDEX_URL", first.stderr)
+    assert "Traceback" not in first.stderr
+    assert set_up_in(venv, "--check", **environment).returncode == 1
+    (venv / "lib" / "half_of_a_package").touch()
+    assert re.search(rf"{venv}.*caches", set_up_in(venv, **environment).stderr)
+    assert not (venv / "lib" / "half_of_a_package").exists()
+
+
+@pytest.mark.parametrize("folder", ["with a blank", "with:colon"])
+def test_folders_that_horovod_cannot_be_built_in_are_refused(tmp_path: Path, folder: str) -> None:
+    done = set_up_in(tmp_path / folder)
+    assert done.returncode == 1
+    assert re.search(rf"{folder}.*HSR_VENV", done.stderr)
+    assert not (tmp_path / folder).exists()
+
+
+def test_a_folder_that_is_somebody_elses_is_refused_and_kept(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis.txt").write_text("years")
+    for _ in range(2):
+        done = set_up_in(theirs)
+        assert done.returncode == 1
+        assert re.search(rf"{theirs} .*HSR_VENV", done.stderr)
+    assert (theirs / "thesis.txt").read_text() == "years"
+
+
+def test_a_python_that_is_named_is_the_one(tmp_path: Path) -> None:
+    other = tmp_path / "some python"
+    make_program(other, "exit 1")
+    done = common(tmp_path, "find_python", HSR_PYTHON=str(other))
+    assert done.returncode == 1
+    assert f"HSR_PYTHON={other}" in done.stderr
+
+
+def set_up_in(venv: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Set up what the demo needs in a folder."""
+    return subprocess.run(
+        [sys.executable, str(ENVIRONMENT), "demo", "--venv", str(venv), *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -33,9 +33,7 @@ def test_a_captured_lock_is_named() -> None:
     def model_fn() -> object:
         return lock
 
-    with pytest.raises(
-        InvalidInputError, match=r"model_fn cannot be sent.*variable 'lock' captured"
-    ):
+    with pytest.raises(InvalidInputError, match="model_fn.*variable 'lock'"):
         check_picklable({"model_fn": model_fn})
 
 
@@ -45,19 +43,34 @@ def test_the_innermost_culprit_is_named() -> None:
             self.fine = 1
             self.handles = {"log": threading.Lock()}
 
-    with pytest.raises(InvalidInputError, match=r"entry 'log' \(a _thread.lock\)"):
+    with pytest.raises(InvalidInputError, match="'log'.*_thread.lock"):
         check_picklable({"callbacks": [Holder()]})
 
 
+LOCK = threading.Lock()
+
+
+def test_a_global_of_an_inner_function_is_named() -> None:
+    def model_fn() -> object:
+        class Callback:
+            def on_epoch_end(self) -> bool:
+                return LOCK.locked()
+
+        return Callback()
+
+    with pytest.raises(InvalidInputError, match="global 'LOCK'.*model_fn"):
+        check_picklable({"model_fn": model_fn})
+
+
 def test_a_bad_argument_is_named() -> None:
-    with pytest.raises(InvalidInputError, match=r"argument 1 cannot be sent"):
+    with pytest.raises(InvalidInputError, match="argument 1"):
         dump_call(print, (1, threading.Lock()), {})
-    with pytest.raises(InvalidInputError, match=r"argument key cannot be sent"):
+    with pytest.raises(InvalidInputError, match="argument key"):
         dump_call(print, (), {"key": threading.Lock()})
 
 
 def test_what_is_not_callable_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="a function is needed, got 3"):
+    with pytest.raises(InvalidInputError, match=r"function.*\b3"):
         dump_call(3, (), {})  # type: ignore[arg-type]
 
 

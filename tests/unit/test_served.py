@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import EnvironmentProblem, LaunchError
-from horovod_spark_runner.launch.shared.channel import NONCE_BYTES
+from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, PROOF_BYTES
 from horovod_spark_runner.training.sync import served
 from horovod_spark_runner.training.sync.served import ServedMemory
 from tests.threads import Threads, as_ranks
@@ -76,13 +77,11 @@ def strange(place: Any) -> Any:
     """Connect as somebody would who does not hold the key; then go on."""
     _, address = place
     if address is not None:
-        # A frame that is longer than what is sent, and one with a wrong code.
-        for frame in (b"\0\0\1\0" + bytes(39), b"\0\0\0\7" + bytes(39)):
-            with socket.create_connection(address, 5) as connection:
-                connection.settimeout(5)
-                connection.sendall(os.urandom(NONCE_BYTES) + frame)
-                assert len(connection.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
-                assert connection.recv(1) == b""  # refused
+        with socket.create_connection(address, 5) as connection:
+            connection.settimeout(60)
+            connection.sendall(os.urandom(NONCE_BYTES + PROOF_BYTES))
+            assert len(connection.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+            assert connection.recv(1) == b""  # refused
     return place
 
 
@@ -119,9 +118,9 @@ def test_a_holder_that_does_not_answer_is_a_clear_error(again: bool) -> None:
 
     _, message = as_ranks(2, act)
     if again:
-        assert "has lost its connection to rank 0 on elsewhere" in message
+        assert re.search(r"connection.*rank 0\b.*\belsewhere", message)
     else:
-        assert "rank 0 on elsewhere did not answer at 127.0.0.1 port" in message
+        assert re.search(r"rank 0\b.*\belsewhere\b.*127.0.0.1", message)
         assert "network_interface" in message
     assert own_threads() == []
 
@@ -150,5 +149,5 @@ def test_a_holder_that_is_gone_is_told_as_what_follows_from_it(
 
     told, _ = as_ranks(2, act)
     for message in told:
-        assert f"rank 0 on {socket.gethostname()} has lost its connection to rank 1 on" in message
+        assert re.search(rf"rank 0\b.*{socket.gethostname()}.*rank 1\b", message)
     assert own_threads() == []

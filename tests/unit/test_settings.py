@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodRunner, runner
+from horovod_spark_runner import HorovodEstimator, HorovodRunner, run_training, runner
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.estimator import sync_of
@@ -39,22 +39,22 @@ from horovod_spark_runner.settings.training import (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_workers": 0}, "num_workers must be a whole number of at least 1, got 0"),
+        ({"num_workers": 0}, r"num_workers.*\b1\b.*\b0"),
         ({"num_workers": -2}, "num_workers"),
         ({"num_workers": 2.0}, "num_workers"),
         ({"num_workers": True}, "num_workers"),
         ({"num_workers": 1, "gpus_per_worker": -1}, "gpus_per_worker"),
         ({"num_workers": 1, "start_timeout": float("nan")}, "start_timeout"),
-        ({"num_workers": 1, "env": {"A": 1}}, r"env must map text to text, got \{'A': int\}"),
-        ({"num_workers": 1, "env": ["A"]}, "env must map text to text, got .* list"),
-        ({"heartbeat_timeout": 14}, "heartbeat_timeout must be at least 15 seconds, got 14"),
-        ({"share_gpus": "no"}, "share_gpus must be True or False, got 'no'"),
-        ({"stream_logs": 2}, "stream_logs must be True or False, got 2"),
-        ({"log_dir": ""}, "log_dir is empty; give a folder or URL"),
-        ({"resources": {"cpus": 0}}, r"resources must map names to amounts above 0, .*0\}"),
+        ({"num_workers": 1, "env": {"A": 1}}, r"env\b.*\{'A': int\}"),
+        ({"num_workers": 1, "env": ["A"]}, r"env\b.*\blist"),
+        ({"heartbeat_timeout": 14}, r"heartbeat_timeout.*\b15\b.*\b14"),
+        ({"share_gpus": "no"}, "share_gpus.*'no'"),
+        ({"stream_logs": 2}, r"stream_logs.*\b2"),
+        ({"log_dir": ""}, "log_dir.*URL"),
+        ({"resources": {"cpus": 0}}, r"resources.*0\}"),
         (
             {"mpi": {"algorithm": "ring"}},
-            r"mpi must be MpiOptions\(…\), got an object of type dict",
+            r"mpi.*MpiOptions\(…\).*\bdict",
         ),
     ],
 )
@@ -70,10 +70,10 @@ def test_launch_options_refuse(arguments: dict[str, Any], message: str) -> None:
         ({"epochs": 0}, "epochs"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32}, "seed"),
-        ({"shuffle": "yes"}, "shuffle must be True or False, got 'yes'"),
-        ({"shuffle": None}, "shuffle must be True or False, got None"),
-        ({"lr_scaling": "linar"}, "lr_scaling must be one of none, linear, sqrt, got 'linar'"),
-        ({"warmup_epochs": 2.0}, "needs lr_scaling"),
+        ({"shuffle": "yes"}, "shuffle.*'yes'"),
+        ({"shuffle": None}, "shuffle.*None"),
+        ({"lr_scaling": "linar"}, "lr_scaling.*none, linear, sqrt.*'linar'"),
+        ({"warmup_epochs": 2.0}, "lr_scaling"),
         ({"warmup_epochs": -1.0, "lr_scaling": "linear"}, "warmup_epochs"),
     ],
 )
@@ -85,11 +85,11 @@ def test_fit_options_refuse(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"algorithm": "Ring"}, "^algorithm must be one of auto, ring"),
-        ({"segment_bytes": 4096}, "applies to algorithm='segmented_ring' only"),
-        ({"cycle_ms": 0}, "cycle_ms must be above 0, got 0"),
-        ({"network_interface": ""}, "network_interface must be a name, got ''"),
-        ({"parameters": {1: "a"}}, r"parameters must map text to text, got \{1: str\}"),
+        ({"algorithm": "Ring"}, "algorithm.*auto, ring"),
+        ({"segment_bytes": 4096}, "algorithm='segmented_ring'"),
+        ({"cycle_ms": 0}, r"cycle_ms.*\b0"),
+        ({"network_interface": ""}, "network_interface.*''"),
+        ({"parameters": {1: "a"}}, r"parameters.*\{1: str\}"),
     ],
 )
 def test_mpi_options_refuse(arguments: dict[str, Any], message: str) -> None:
@@ -98,7 +98,7 @@ def test_mpi_options_refuse(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_compression_is_a_choice() -> None:
-    with pytest.raises(InvalidInputError, match="must be one of none, fp16, bf16, TopK.*'int8"):
+    with pytest.raises(InvalidInputError, match="none, fp16, bf16, TopK.*'int8"):
         Allreduce(compression="int8")  # type: ignore[arg-type]
 
 
@@ -120,32 +120,32 @@ def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"way": "diloco"}, "sync=.* lacks 'every': ranks meet after each step"),
+        ({"way": "diloco"}, "sync=.*'every'"),
         (
             {"way": "gossip"},
-            r"sync\['way'\] must be one of 'allreduce', 'local_sgd', 'dil",
+            r"sync\['way'\].*'allreduce', 'local_sgd', 'dil",
         ),
-        ({"way": ["diloco"]}, r"sync\['way'\] must be one of .*, got \['diloco'\]"),
+        ({"way": ["diloco"]}, r"sync\['way'\].*\['diloco'\]"),
         (
             {"compression": {"way": ["top_k"]}},
-            r"compression\['way'\] must be one of 'top_k', .*, got \['top_k'\]",
+            r"compression\['way'\].*'top_k', .*\['top_k'\]",
         ),
         (
             {"compression": {"way": "threshold", "start": 1e39}},
-            r"start must be from 1e-30 to 1e\+30, got 1e\+39",
+            r"start.*1e-30.*1e\+30.*1e\+39",
         ),
         (
             {"compression": {"way": "threshold", "start": 1e-46}},
-            "start must be from 1e-30 to",
+            "start.*1e-30",
         ),
-        ({"every": 3}, "does not say which way it is of; give 'way', one of 'local_sgd', 'diloco'"),
-        ({"evry": 3}, "sync has no setting 'evry'; there are compression"),
+        ({"every": 3}, "'way'.*'local_sgd', 'diloco'"),
+        ({"evry": 3}, "sync.*'evry'.*compression"),
         (
             {"way": "diloco", "every": 9, "outer_momentum": 1},
-            "outer_momentum must be .* below 1",
+            r"outer_momentum.*\b1",
         ),
-        ({"way": "diloco", "every": 9, "outer_lr": 0}, "outer_lr must be above 0, got 0"),
-        ({"way": "local_sgd", "every": 0}, "every must be"),
+        ({"way": "diloco", "every": 9, "outer_lr": 0}, r"outer_lr.*\b0"),
+        ({"way": "local_sgd", "every": 0}, "every"),
     ],
 )
 def test_a_way_of_synchronising_that_is_none(given: dict[str, Any], message: str) -> None:
@@ -157,7 +157,7 @@ def test_a_way_of_synchronising_is_one_of_ours() -> None:
     assert check_sync("sync", None) == Allreduce()
     assert check_sync("sync", DiLoCo(every=9)) == DiLoCo(every=9)
     with pytest.raises(
-        InvalidInputError, match=r"Allreduce\(…\), LocalSGD\(…\), DiLoCo\(…\) or AsyncServer"
+        InvalidInputError, match=r"Allreduce\(…\).*LocalSGD\(…\).*DiLoCo\(…\).*AsyncServer"
     ):
         check_sync("sync", "local_sgd")
 
@@ -201,7 +201,7 @@ def test_numbers_of_numpy_become_plain() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "batch_size must be a whole number of at least 1, got None"),
+        (None, r"batch_size.*\b1\b.*None"),
         (1.0, "batch_size"),
         ("8", "batch_size"),
         (np.float64(8), "batch_size"),
@@ -216,9 +216,9 @@ def test_what_is_no_whole_number(value: Any, message: str) -> None:
 
 @pytest.mark.parametrize("value", [True, "1", None, float("inf"), -1, 1 + 0j])
 def test_what_is_no_number(value: Any) -> None:
-    with pytest.raises(InvalidInputError, match="warmup_epochs must be a number, at least 0, got"):
+    with pytest.raises(InvalidInputError, match=r"warmup_epochs.*\b0\b"):
         FitOptions(warmup_epochs=value, lr_scaling="sqrt")
-    with pytest.raises(InvalidInputError, match="cycle_ms must be a number of milliseconds"):
+    with pytest.raises(InvalidInputError, match="cycle_ms.*milliseconds"):
         MpiOptions(cycle_ms=value)
 
 
@@ -256,19 +256,19 @@ def test_the_folder_of_logs_is_the_drivers(tmp_path: Path, monkeypatch: pytest.M
 def test_options_are_of_their_own_class() -> None:
     assert check_options("launch", None, LaunchOptions) == LaunchOptions()
     # It says how many ranks, which run_training asks for elsewhere.
-    with pytest.raises(InvalidInputError, match=r"launch must be LaunchOptions\(…\), got .*Runner"):
+    with pytest.raises(InvalidInputError, match=r"launch.*LaunchOptions\(…\).*Runner"):
         check_options("launch", HorovodRunner(3), LaunchOptions)
 
 
 def test_epochs_to_validate_after_may_be_a_range() -> None:
     fit = FitOptions(validation_freq=range(2, 7, 2))
     assert [epoch for epoch in range(7) if fit.validates(epoch)] == [1, 3, 5]
-    with pytest.raises(InvalidInputError, match="validation_freq must be a whole number"):
+    with pytest.raises(InvalidInputError, match="validation_freq"):
         FitOptions(validation_freq="12")  # type: ignore[arg-type]
 
 
 def test_a_session_is_one_of_sparks() -> None:
-    with pytest.raises(InvalidInputError, match="spark must be a SparkSession, got 'local'"):
+    with pytest.raises(InvalidInputError, match="spark.*SparkSession.*'local'"):
         HorovodRunner(1, spark="local")
 
 
@@ -280,3 +280,47 @@ def test_settings_by_column_cannot_be_changed_afterwards() -> None:
     with pytest.raises(TypeError, match="does not support item assignment"):
         options.shapes["image"] = (1,)  # type: ignore[index]
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword", "told"),
+    [
+        (run_training, "shapes", r"data=DataOptions\(shapes="),
+        (run_training, "max_restarts", r"restarts=RestartOptions\(max_restarts="),
+        (run_training, "np", "num_workers="),
+        (run_training, "use_gpu", "gpus_per_worker="),
+        (run_training, "verbose", "stream_logs="),
+        (run_training, "batch", "batch_size="),
+        (run_training, "validation_split", "validation="),
+        (run_training, "optimizer", "model_fn.*compile"),
+        (run_training, "compression", r"sync=Allreduce\(compression="),
+        (run_training, "staleness", r"sync=AsyncServer\(staleness="),
+        (HorovodEstimator, "np", "numWorkers="),
+        (HorovodEstimator, "store", "runDir="),
+        (HorovodEstimator, "model", "modelFn="),
+        (HorovodEstimator, "optimizer", "modelFn.*compile"),
+        (HorovodEstimator, "sample_weight_col", "weightCol="),
+        (HorovodEstimator, "validation", "validationFraction="),
+        (HorovodEstimator, "feature_cols", "featureCols="),
+        (HorovodEstimator, "compression", r"sync=Allreduce\(compression="),
+        (HorovodEstimator, "max_restarts", r"restarts={'max_restarts'"),
+        (HorovodEstimator, "epoch", "'epochs'"),
+        (run_training, "epoch", "'epochs'"),
+        (HorovodRunner, "np", "num_workers="),
+        (HorovodRunner, "num_proc", "num_workers="),
+        (HorovodRunner, "num_processes", "num_workers="),
+        (HorovodRunner, "driver_log_verbosity", "stream_logs="),
+        (HorovodRunner, "local_mode", r"local\[2\]"),
+        (HorovodRunner, "shapes", r"run_training.*data=DataOptions\(shapes="),
+        (HorovodRunner, "batch", "run_training.*batch_size="),
+        (LaunchOptions, "epochs", "run_training.*epochs="),
+        (LaunchOptions, "nothing_like_it", "stall_timeout"),
+    ],
+)
+def test_an_unknown_keyword_is_answered_with_the_right_one(
+    call: Any, keyword: str, told: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=told) as caught:
+        call(**{keyword: 1})
+    assert repr(keyword) in str(caught.value)
+    assert call.__name__ in str(caught.value)

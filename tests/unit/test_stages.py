@@ -16,11 +16,11 @@ from horovod_spark_runner.export.graph.model import STATE, WITHOUT, WRITERS, onn
 from horovod_spark_runner.scoring.bundle import KINDS, Bundle
 from horovod_spark_runner.scoring.categories import StringIndexer
 from horovod_spark_runner.scoring.inputs import Input
-from horovod_spark_runner.scoring.onnx_session import OnnxSession
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.values import Bucketizer, Imputer
 from horovod_spark_runner.scoring.vectors import PolynomialExpansion, VectorSlicer
+from horovod_spark_runner.training.onnx_session import OnnxSession
 
 
 def test_each_stage_has_a_form_in_onnx_or_a_reason_why_not() -> None:
@@ -92,7 +92,7 @@ def test_whole_numbers_are_imputed_up_to_the_largest() -> None:
 
 def test_an_element_that_vectors_do_not_have_is_named() -> None:
     bundle = Bundle((Input("v", "vector", 2),), (VectorSlicer("v", "s", np.array([0, 5])),))
-    told = r"column 'v' holds vectors of 2 elements, and element 5 \(counted from 0\)"
+    told = r"'v'.*\b2 elements.*element 5\b"
     with pytest.raises(DataError, match=told):
         Scorer(bundle).score_row({"v": [1.0, 2.0]})
     with pytest.raises(ModelError, match=told):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,14 +62,14 @@ def test_file_urls_and_relative_paths(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("place", "hint"),
     [
-        (Path("s3://bucket/run"), "write s3://bucket/run as text"),
-        ("gs:/bucket/run", "write gs://bucket/run"),
-        ("hdfs:/runs/1", "write hdfs:///runs/1"),
+        (Path("s3://bucket/run"), "s3://bucket/run"),
+        ("gs:/bucket/run", "gs://bucket/run"),
+        ("hdfs:/runs/1", "hdfs:///runs/1"),
         ("dbfs:/runs/1", "/dbfs/runs/1"),
     ],
 )
 def test_half_a_url_is_no_local_folder(place: Any, hint: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"neither a path nor a whole URL; .*{hint}"):
+    with pytest.raises(InvalidInputError, match=f"URL.*{hint}"):
         Location(place)
 
 
@@ -80,19 +82,19 @@ def test_the_home_folder_is_not_a_folder_called_tilde(
     assert str(Location("~")) == str(tmp_path)
     assert str(Location("./~")) == f"{tmp_path}/~"
     assert str(Location(tmp_path).join("~")) == f"{tmp_path}/~"
-    with pytest.raises(InvalidInputError, match=r"~nosuch/x: ~nosuch is no user.*\./~nosuch"):
+    with pytest.raises(InvalidInputError, match=r"~nosuch/x.*~nosuch.*\./~nosuch"):
         Location("~nosuch/x")
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (None, "must be a path or URL, got None"),
-        ("", "must be a path or URL, got ''"),
-        (3, "must be a path or URL, got 3"),
-        (b"/tmp", "must be a path or URL"),
-        ("file://data/x", "names the host 'data'.*file:///path"),
-        ("s3://half[/x", "is no URL: Invalid IPv6"),
+        (None, "path.*URL.*None"),
+        ("", "path.*URL.*''"),
+        (3, r"path.*URL.*\b3"),
+        (b"/tmp", "path.*URL"),
+        ("file://data/x", "'data'.*file:///path"),
+        ("s3://half[/x", "URL.*Invalid IPv6"),
     ],
 )
 def test_what_is_no_place(place: Any, message: str) -> None:
@@ -156,7 +158,7 @@ def test_what_cannot_be_appended_whole_is_not_appended(
 
 def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"^\S+file/run is not writable"):
+    with pytest.raises(RunDirectoryError, match=r"^\S+file/run\b.*writ"):
         RunDirectory(str(tmp_path / "file" / "run")).check_writable()
 
 
@@ -194,7 +196,7 @@ def test_nothing_is_unpickled() -> None:
 def info(step: int, run_id: str = "r", **more: Any) -> CheckpointInfo:
     history = [{"loss": 1.0 / step}]
     return CheckpointInfo(
-        step, step // 10, history, "abc", [["model/0", "w", [2], "f"]], "e", run_id=run_id, **more
+        step, step // 10, history, "abc", [("model/0", "w", [2], "f")], "e", run_id=run_id, **more
     )
 
 
@@ -307,7 +309,7 @@ def test_a_damaged_checkpoint_is_skipped_loudly(
     assert found is not None
     assert found[0].name == "step-00000010"
     assert found[2]["variables.npz"]["model/0"][0] == 10
-    assert caplog.text.count("step-00000020 is skipped") == 1
+    assert len(re.findall("step-00000020.*skipped", caplog.text)) == 1
 
 
 def test_who_needs_no_arrays_reads_none(
@@ -369,7 +371,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     directory: RunDirectory,
 ) -> None:
     damage_file(save(directory, 10) / "variables.npz", "flip")
-    with pytest.raises(RunDirectoryError, match="none that can be resumed from .*step-00000010"):
+    with pytest.raises(RunDirectoryError, match="resume.*step-00000010"):
         newest_readable(directory, load_checkpoint)
 
 
@@ -384,11 +386,11 @@ class Flaky:
         monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
 
     def _failing(self, read: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def failing(location: Location) -> Any:
+        def failing(location: Location, *given: Any) -> Any:
             if part in str(location) and self.left:
                 self.left -= 1
                 raise OSError(5, "503 Slow Down")
-            return read(location)
+            return read(location, *given)
 
         return failing
 
@@ -411,7 +413,7 @@ def test_storage_that_stays_away_is_an_error(
     save(directory, 10)
     save(directory, 20)
     Flaky(monkeypatch, "step-00000020", times=1000)
-    with pytest.raises(CheckpointError, match="step-00000020 cannot be read: .*503 Slow Down"):
+    with pytest.raises(CheckpointError, match="step-00000020.*503 Slow Down"):
         newest_checkpoint(directory)
     assert directory.checkpoint_steps() == [20, 10]
 
@@ -438,7 +440,7 @@ def test_a_foreign_checkpoint_is_passed_over(
         found = newest_checkpoint(directory, "ours")
     assert found is not None
     assert found[1].step == 10
-    assert "belongs to another run (theirs, not ours)" in caplog.text
+    assert re.search("theirs.*ours", caplog.text)
 
 
 def test_metrics_are_one_object_per_epoch(directory: RunDirectory) -> None:
@@ -462,3 +464,9 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     (tmp_path / "saved_model").mkdir()
     directory.sweep()
     assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]
+
+
+def test_a_name_that_is_not_utf8_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    os.mkdir(os.fsencode(tmp_path) + b"/bad\xff")
+    assert [place.name for place in Location(str(tmp_path)).list()] == ["whole"]

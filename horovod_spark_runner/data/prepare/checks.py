@@ -87,7 +87,7 @@ def observations(sources: Sequence[Source]) -> list[SparkColumn]:
         if source.is_text:  # likewise
             columns.append(F.count_if(_holds_null(source)).alias(f"null{number}"))
         if source.weight:
-            columns.append(F.count_if(column < 0).alias(f"negative{number}"))
+            columns.append(F.count_if(_is_negative(source)).alias(f"negative{number}"))
     return columns
 
 
@@ -302,7 +302,10 @@ def _is_not_finite(source: Source) -> SparkColumn:
 def _is_negative(source: Source) -> SparkColumn:
     from pyspark.sql import functions as F
 
-    return F.col(quoted(source.name)) < 0
+    column = F.col(quoted(source.name))
+    if source.kind == "array":
+        return F.coalesce(F.exists(column, lambda value: value < 0), F.lit(False))
+    return column < 0
 
 
 @dataclass(frozen=True)

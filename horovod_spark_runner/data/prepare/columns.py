@@ -108,8 +108,13 @@ def sources_of(
     types = {field.name: field.dataType for field in frame.schema.fields}
     sources = tuple(_source(name, types[name], asked.get(name)) for name in roles.columns)
     for source in sources:
-        if source.name == roles.weight and (source.kind != "scalar" or source.is_text):
-            raise DataError(f"sample_weight_col {roles.weight!r} must hold one number per row")
+        steps = source.kind == "array" and source.depth == 1
+        numbers = not source.is_text and (source.kind == "scalar" or steps)
+        if source.name == roles.weight and not numbers:
+            raise DataError(
+                f"sample_weight_col {roles.weight!r} must hold one number per row, or an array of "
+                "one for each step of a sequence"
+            )
         if source.name in roles.labels and source.is_text:
             raise DataError(
                 f"column {source.name!r} is of type string, which cannot be a label; {_INDEX}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import DataError, EnvironmentProblem, RunDirectoryError
 from ...settings.data import DataOptions
-from ...spark.session import active_session, classic_context, described
+from ...spark.session import active_session, check_is_frame, classic_context, described
 from ...storage.filesystem import Location
 from ...storage.urls import without_secrets
 from ..manifest import Manifest
@@ -21,9 +21,12 @@ from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS
 from .columns import sources_of
 from .footers import STREAM_LOG, parquet_files, read_metadata
+from .layout import missing_image_shape
+from .matches import name_row
 from .materialize import DataRequest, Materialized, materialize
 from .parquet import open_parquet
-from .schema import Roles, check_named
+from .schema import Roles, check_named, quoted
+from .signatures import encoding_of
 from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
@@ -60,13 +63,11 @@ def session_of(data: Any) -> SparkSession:
     """
     if _is_place(data):
         return active_session()
-    if not hasattr(data, "sparkSession"):
-        kind = f"{type(data).__module__}.{type(data).__qualname__}"
-        advice = "; spark.createDataFrame makes one of it" if kind.startswith("pandas.") else ""
-        raise DataError(
-            "the data must be a Spark DataFrame, or the path or URL of Parquet files (a folder, or "
-            f"one file), got an object of type {kind.removeprefix('builtins.')}{advice}"
-        )
+    check_is_frame(
+        data,
+        "the data must be a Spark DataFrame, or the path or URL of Parquet files (a folder, or one "
+        "file)",
+    )
     return data.sparkSession
 
 
@@ -77,6 +78,7 @@ def frame_of(data: Any) -> DataFrame:
         DataError: there are no such files, or they cannot be read.
     """
     if not _is_place(data):
+        check_is_frame(data, "the data must be a Spark DataFrame")
         return data
     from pyspark.errors import AnalysisException
 
@@ -121,13 +123,23 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
     """Check that Spark's own side has the file system of ``place``; Python's side is another.
 
     Raises:
-        EnvironmentProblem: Spark's side does not have it.
+        EnvironmentProblem: Spark's side does not have it, or cannot name files there.
     """
     context = classic_context(spark)
-    if place.is_local or context is None:  # Spark Connect does not tell
+    if context is None:  # Spark Connect does not tell
         return
     from py4j.protocol import Py4JJavaError
 
+    if place.is_local:
+        try:
+            context._jvm.java.io.File(str(place)).toPath()
+        except Py4JJavaError as error:
+            raise EnvironmentProblem(
+                f"Spark cannot name files in {place}: {error.java_exception.toString()}. Its Java "
+                "knows the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
+                "session is made, or choose a path in ASCII"
+            ) from error
+        return
     try:
         path = context._jvm.org.apache.hadoop.fs.Path(place.spark_url)
         path.getFileSystem(context._jsc.hadoopConfiguration())
@@ -159,6 +171,39 @@ def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = 
     check_named("shapes", options.shapes, roles)
     check_named("transforms", options.transforms, roles)
     check_validation(frame, validation, roles, options.stratify)
+    _check_image_shapes(frame, roles, options)
+
+
+def _check_image_shapes(frame: DataFrame, roles: Roles, options: DataOptions) -> None:
+    """Check, by the first row, that columns of encoded images have a shape."""
+    names = [
+        field.name
+        for field in frame.schema.fields
+        if field.dataType.typeName() == "binary"
+        and field.name in roles.columns
+        and field.name not in options.shapes
+    ]
+    row = frame.select(*map(quoted, names)).first() if names else None
+    first = {} if row is None else row.asDict()
+    for name, value in first.items():
+        if value is not None and encoding_of(bytes(value)) == "image":
+            raise missing_image_shape(name)
+
+
+def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
+    """Add to an error of a rank which row of the data cannot be read.
+
+    Args:
+        error: what the rank told.
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their parts.
+        options: how they were prepared.
+    """
+    if error.row:
+        # Whatever keeps the rows from being computed again, the error itself counts.
+        with contextlib.suppress(Exception):
+            frame = frame_of(data)
+            name_row(error, frame, sources_of(frame, roles, options.dtypes))
 
 
 def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:

@@ -82,12 +82,18 @@ def _fit(name: str, shape: tuple[int, ...] | None, sizes: tuple[int, ...]) -> tu
     return check_shapes({name: shape}, {name: math.prod(sizes) if sizes else 0})[name]
 
 
+def missing_image_shape(name: str) -> DataError:
+    """Return the error for a column of encoded images without a shape."""
+    return DataError(
+        f"column {name!r} holds encoded images; give the size to read them in: "
+        f"data=DataOptions(shapes={{{name!r}: (height, width, channels)}}) for run_training, "
+        f"shapes={{{name!r}: (height, width, channels)}} elsewhere"
+    )
+
+
 def _image_column(source: Source, shape: tuple[int, ...] | None, data: bytes) -> Column:
     if shape is None:
-        raise DataError(
-            f"column {source.name!r} holds encoded images; give the size to read them in, "
-            f"shapes={{{source.name!r}: (height, width, channels)}}"
-        )
+        raise missing_image_shape(source.name)
     image_mode(source.name, shape)
     dtype = source.dtype or image_dtype(source.name, data)
     column = Column(source.name, dtype, shape, "image")

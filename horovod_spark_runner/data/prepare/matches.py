@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ...errors import DataError
+from .columns import SPARK_TYPES, Source, expression
 from .schema import quoted
 
 if TYPE_CHECKING:
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
 # Columns of a row that are shown of it, and characters of each.
 _SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
+# Elements of an array by which a row is found, at most.
+_COMPARED = 4096
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,30 @@ def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
             shown = dict(zip(names, list(part["shown"])[1:], strict=True))
         before += part["rows"]
     return Matches(before, sum(part["count"] for part in parts), row, shown)
+
+
+def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
+    """Add to an error of a stored row which row of the DataFrame that is, if it can be found."""
+    from pyspark.sql import functions as F
+
+    condition = F.lit(True)
+    for source in sources:
+        if source.name not in error.row:  # the model does not take it
+            continue
+        stored, value = expression(source), error.row[source.name]
+        if source.kind == "binary":
+            if isinstance(value, str):
+                condition &= F.md5(stored) == F.lit(value)
+        elif np.size(value) <= _COMPARED:
+            kind = "string" if source.is_text else SPARK_TYPES[source.dtype]
+            wanted = F.lit(value).cast(kind)
+            if isinstance(value, list):
+                wanted = F.lit(np.ravel(value).tolist()).cast(f"array<{kind}>")
+            condition &= stored.eqNullSafe(wanted)
+    found = locate(frame, condition)
+    if found.count:
+        others = f", the first of {found.count} alike" if found.count > 1 else ""
+        error.args = (f"{error}; in the DataFrame it is {found.describe()}{others}",)
 
 
 def _shown_columns(frame: DataFrame) -> list[str]:

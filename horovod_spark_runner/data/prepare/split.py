@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DataError, brief
-from ...spark.session import is_case_sensitive
+from ...errors import DataError
+from ...spark.session import check_is_frame, is_case_sensitive
 from .schema import Roles, check_unambiguous, quoted
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 # Hashes are compared on this scale: fractions are exact to about one in a billion.
 _SCALE = 1 << 30
+# Groups of hashes that rows are counted in, to learn whether they repeat.
+_BUCKETS = 1024
+# Equal rows stay on one side unless the share could be off by more than this part of it.
+_TOLERANCE = 0.01
 # How many calls in threads of this process have frames of a plan kept, which Spark keeps once.
 _users: Counter[int] = Counter()
 _keeping = threading.Lock()
@@ -51,18 +56,18 @@ def check_validation(
     elif fraction:
         if not 0.0 < validation < 1.0:
             raise DataError(f"validation={validation!r}: a fraction must be between 0 and 1")
-    elif hasattr(validation, "schema") and hasattr(validation, "columns"):
+    else:
+        check_is_frame(
+            validation,
+            "validation must be a fraction, the name of a column that is true for validation "
+            "rows, or a Spark DataFrame",
+        )
         missing = [name for name in roles.columns if name not in validation.columns]
         if missing:
             raise DataError(
                 f"the validation DataFrame has no column {', '.join(map(repr, missing))}; it has "
                 + ", ".join(map(repr, validation.columns))
             )
-    else:
-        raise DataError(
-            "validation must be a fraction, the name of a column that is true for validation "
-            f"rows, or a DataFrame, got {brief(validation)}"
-        )
 
 
 def _check_column(frame: DataFrame, name: str, roles: Roles) -> None:
@@ -91,8 +96,9 @@ def split_rows(
     """Yield the training and the validation DataFrame.
 
     A fraction is taken by a hash of the row's values and ``seed``: the same rows on every run and
-    in every partitioning, and equal rows on the same side. With ``stratify``, of each value of
-    that column the same fraction is taken, rounded to whole rows. A frame that is split is cached
+    in every partitioning. Where rows repeat so often that this could miss the fraction, the same
+    fraction is taken of each group of equal rows, within one row. With ``stratify``, the fraction
+    is exact for each value of that column, rounded to whole rows. A frame that is split is cached
     meanwhile, so that both parts come from the same rows even if it is not deterministic.
     """
     if validation is None:
@@ -102,20 +108,23 @@ def split_rows(
         yield frame, validation
         return
     with computed_once(frame) as cached:
-        if stratify is not None:
-            yield _stratified(cached, float(validation), roles, seed, stratify)
-            return
-        chosen = _condition(cached, validation, roles, seed)
-        yield cached.filter(~chosen), cached.filter(chosen)
+        if isinstance(validation, str):
+            chosen = indicator(cached, validation)
+            yield cached.filter(~chosen), cached.filter(chosen)
+        else:
+            yield _fraction(cached, float(validation), roles, seed, stratify)
 
 
-def training_rows(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> DataFrame:
-    """Return the rows that `split_rows` leaves to train on, to be counted or sampled.
+def training_rows(frame: DataFrame, validation: Any, seed: int) -> DataFrame:
+    """Return about as many rows as `split_rows` leaves to train on, to be counted or sampled.
 
-    Nothing is cached, and no column is looked at to stratify by: of a frame that is computed in
-    another way each time they are as many, but others.
+    Nothing is cached: of a fraction, they are rows drawn at random.
     """
-    return frame.filter(~_condition(frame, validation, roles, seed))
+    from pyspark.sql import functions as F
+
+    if isinstance(validation, str):
+        return frame.filter(~indicator(frame, validation))
+    return frame.filter(F.rand(seed) >= validation)
 
 
 @contextlib.contextmanager
@@ -140,15 +149,6 @@ def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
             if ours and not _users[plan]:
                 frame.unpersist()
                 del _users[plan]
-
-
-def _condition(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> SparkColumn:
-    from pyspark.sql import functions as F
-
-    if isinstance(validation, str):
-        return indicator(frame, validation)
-    hashed = _hash(roles, seed)
-    return F.pmod(hashed, F.lit(_SCALE)) < F.lit(int(validation * _SCALE))
 
 
 def indicator(frame: DataFrame, name: str) -> SparkColumn:
@@ -178,27 +178,52 @@ def indicator(frame: DataFrame, name: str) -> SparkColumn:
     return column != F.lit(0)
 
 
-def _hash(roles: Roles, seed: int) -> SparkColumn:
-    from pyspark.sql import functions as F
-
-    return F.xxhash64(F.lit(seed), *(F.col(quoted(name)) for name in roles.columns))
-
-
-def _stratified(
-    frame: DataFrame, fraction: float, roles: Roles, seed: int, stratify: str
+def _fraction(
+    frame: DataFrame, fraction: float, roles: Roles, seed: int, stratify: str | None
 ) -> tuple[DataFrame, DataFrame]:
-    """Return both parts: of each value of ``stratify``, the rows with the smallest hashes."""
+    """Return both parts: rows whose tickets, in [0, 1), are small are for validation.
+
+    The copies of a row that repeats get tickets at equal distances, whatever their order.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(stratify))
-    ranked = frame.withColumn("__hash", _hash(roles, seed))
-    alike = Window.partitionBy(column)
-    # rank() gives equal rows the same rank, so that they stay on one side.
-    rank = F.rank().over(alike.orderBy("__hash"))
-    ranked = ranked.withColumn("__rank", rank).withColumn(
-        "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
-    )
-    chosen = F.col("__rank") <= F.col("__last")
-    helpers = ("__hash", "__rank", "__last")
-    return ranked.filter(~chosen).drop(*helpers), ranked.filter(chosen).drop(*helpers)
+    names = dict.fromkeys([*roles.columns, *([] if stratify is None else [stratify])])
+    values = [F.col(quoted(name)) for name in names]
+    hashed = frame.withColumn("__hash", F.xxhash64(F.lit(seed), *values))
+    key = F.col("__hash")
+    ticket = F.pmod(key, F.lit(_SCALE)) / F.lit(float(_SCALE))
+    if stratify is not None:
+        ticket = key / F.lit(2.0**64) + F.lit(0.5)
+    if _repeats(hashed, fraction):
+        equal = Window.partitionBy(key)
+        # Rows that differ and have the same hash come in the same order in both parts.
+        copy = F.row_number().over(equal.orderBy(F.xxhash64(F.lit(~seed), *values)))
+        ticket = (copy - F.lit(1) + ticket) / F.count(F.lit(1)).over(equal)
+    numbered = hashed.withColumn("__ticket", ticket)
+    chosen = F.col("__ticket") < F.lit(int(fraction * _SCALE) / _SCALE)
+    if stratify is not None:
+        alike = Window.partitionBy(F.col(quoted(stratify)))
+        place = F.row_number().over(alike.orderBy("__ticket", key))
+        wanted = F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
+        numbered = numbered.withColumn("__chosen", place <= wanted)
+        chosen = F.col("__chosen")
+    helpers = ("__hash", "__ticket", "__chosen")
+    return numbered.filter(~chosen).drop(*helpers), numbered.filter(chosen).drop(*helpers)
+
+
+def _repeats(hashed: DataFrame, fraction: float) -> bool:
+    """Return whether rows repeat so often that a fraction of their hashes may be another of them.
+
+    Hashes of distinct rows spread evenly over buckets. The surplus of the sum of squares of the
+    buckets' rows estimates that of the groups of equal rows, within a few percent.
+    """
+    from pyspark.sql import functions as F
+
+    found = hashed.groupBy(F.pmod("__hash", F.lit(_BUCKETS))).count().collect()
+    counts = [row["count"] for row in found]
+    rows = sum(counts)
+    squares = (sum(n * n for n in counts) - rows * rows / _BUCKETS) / (1 - 1 / _BUCKETS)
+    deviation = math.sqrt(max(0.0, fraction * (1 - fraction) * squares))
+    # Up to there, the share is about as by chance for distinct rows.
+    return bool(squares > 1.5 * rows and deviation > _TOLERANCE * fraction * rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -132,6 +133,17 @@ class DatasetReader:
         pieces = contiguous_share(groups, rank, world)
         return _split(_read_ahead(lambda: self._share_chunks(pieces, batch_size)))
 
+    def first_rows(self, count: int, seed: int) -> Arrays:
+        """Return the first rows, no more than ``count``, as they are trained on."""
+        numbers = range(len(self._manifest.row_groups))
+        number = next(n for n in numbers if self._manifest.row_groups[n].rows)
+        piece = Piece(number, 0, min(count, self._manifest.row_groups[number].rows))
+        random = functools.partial(_generator, seed, 0, np.arange(count))
+        try:
+            return self._decode(self._pieces.read(piece), random)
+        except UndecodableRow as error:
+            raise self._row_error(error, piece, error.row) from error
+
     def close(self) -> None:
         self._pieces.close()
         self._decode.close()
@@ -196,7 +208,16 @@ class DatasetReader:
         raise AssertionError("a row that was not asked for") from error
 
     def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
-        return DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
+        told = DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
+        at = piece.start + row
+        stored = self._pieces.read(Piece(piece.row_group, at, at + 1))
+        told.row = {
+            column.name: hashlib.md5(stored[column.name][0], usedforsecurity=False).hexdigest()
+            if column.is_encoded
+            else np.asarray(stored[column.name][0]).tolist()
+            for column in self._columns
+        }
+        return told
 
     def _read_block(self, block: Block) -> Arrays:
         """Return the rows of a block as they are stored."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import zipfile
 from dataclasses import dataclass
@@ -12,15 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from ...scoring.classes import CLASS, PLAIN, PROBABILITY, TOLERANCE, VECTOR
 from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
-from ...scoring.onnx_session import BOUNDS, METADATA, NON_FINITE
 from ...scoring.stage import ERROR, SKIP
-from ...training.onnx_rows import without
+from ...training.class_columns import CLASS, PLAIN, PROBABILITY, TOLERANCE, VECTOR
+from ...training.onnx_session import BOUNDS, METADATA
+from ...typed_json import load_json
 from .builder import TEXT, Rows, Values
-
-# What an error says of rows that the network's file makes no numbers of.
-NOT_FINITE = "it holds NaN or infinity, of which onnxruntime makes something else than the model"
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,6 @@ def network(rows: Rows, stage: Network) -> None:
         rows.keep(valid)
         valid = None
     whole = _model(stage)
-    _check_finite(rows, stage, whole, valid)
     _check_bounds(rows, stage, whole, valid)
     # What is not scored is replaced: it may be nothing that the network takes.
     asked = graph.both(rows.live, valid)
@@ -149,8 +144,15 @@ def _model(stage: Network) -> Any:
         return onnx.load_model_from_string(archive.read(MODEL_FILE))
 
 
-def _check_finite(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
-    """Tell rows with values that the network's file makes no numbers of.
+def _facts(whole: Any) -> dict[str, Any]:
+    """Return what the network's file tells of itself."""
+    known = {one.key: one.value for one in whole.metadata_props}
+    facts: dict[str, Any] = load_json(known[METADATA])
+    return facts
+
+
+def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
+    """Report rows with integers that the network's inputs do not hold.
 
     Args:
         rows: the rows.
@@ -158,28 +160,6 @@ def _check_finite(rows: Rows, stage: Network, whole: Any, valid: str | None) -> 
         whole: its file.
         valid: which rows it predicts on, others get null; ``None`` if it is all that are left.
     """
-    kinds = _facts(whole)[NON_FINITE]["blank"]
-    for name, dtype in zip(stage.inputs, stage.dtypes, strict=True):
-        column = rows.columns[name]
-        if not kinds or dtype == TEXT or np.dtype(dtype).kind != "f":
-            continue
-        graph = rows.graph
-        # What the network is given: another type may have no such value, or make one.
-        data = column.data if column.dtype == dtype else graph.cast(column.data, dtype)
-        dimensions = 0 if column.size is None else 1
-        right = without(graph, data, np.dtype(dtype), dimensions, kinds)
-        rows.check(f"column {name!r}", graph.either_not(right, valid), NOT_FINITE)
-
-
-def _facts(whole: Any) -> dict[str, Any]:
-    """Return what the network's file tells of itself."""
-    known = {one.key: one.value for one in whole.metadata_props}
-    facts: dict[str, Any] = json.loads(known[METADATA])
-    return facts
-
-
-def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
-    """Tell rows with whole numbers that the network's inputs do not hold; see `_check_finite`."""
     graph, bounds = rows.graph, _facts(whole).get(BOUNDS, {})
     for name, argument in zip(stage.inputs, stage.arguments, strict=True):
         if argument not in bounds:

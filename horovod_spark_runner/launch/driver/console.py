@@ -10,7 +10,8 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from ...report.numbers import duration
+from ...errors import one_line
+from ...formatting import duration
 from ..shared.messages import Dropped, Log, Notice, Placed, Progress, Queued, Told
 from ..shared.topology import in_words
 
@@ -52,7 +53,7 @@ class Console:
         task: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name = name
+        self._name = one_line(name)
         self._task = task
         self._clock = clock
         # When what goes on began, a line was shown, the ranks told how far they are, and that was
@@ -78,8 +79,8 @@ class Console:
         match told.message:
             case Notice(text, warn=False):  # of warnings the log tells
                 if told.rank < 0:  # the driver's own
-                    self._begin(text)
-                self._print(text)
+                    self._begin(one_line(text))
+                self._print(one_line(text))
             case Log(lines):
                 for line in lines:
                     self._print(self._prefix(told) + line)
@@ -103,8 +104,8 @@ class Console:
     def say(self, text: str) -> None:
         """Show a line of the driver's own, on what is being done from now on."""
         if not self._quiet:
-            self._begin(text)
-            self._print(text)
+            self._begin(one_line(text))
+            self._print(one_line(text))
 
     def _begin(self, doing: str) -> None:
         self._doing, self._began = doing, self._clock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import resource
 import selectors
@@ -15,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from ...errors import EnvironmentProblem
-from ..shared.channel import ChannelError
+from ...typed_json import MessageError
+from ..shared.channel import Handshake
+from ..shared.listener import MAX_UNPROVEN, RESERVED_DESCRIPTORS, Listener
 from ..shared.messages import CallWanted, Ended, Gone, Instruction, ResultFollows, Silent, Told
-from ..shared.network import family_of
-from ..shared.typed_json import MessageError
 from .mailbox import Mailbox
 from .peer import Incoming, Peer
 
@@ -26,19 +25,18 @@ logger = logging.getLogger(__name__)
 
 # Seconds that the rest of a large result may take once the run has ended.
 RESULT_TIMEOUT = 60.0
-# Seconds between looks at the clock, and before a machine without descriptors is asked again.
+# Seconds between looks at the clock.
 _TICK = 1.0
-_BACKLOG = 4096
 # Descriptors that a driver needs besides its slots' connections.
-_OTHER_DESCRIPTORS = 256
+_OTHER_DESCRIPTORS = 256 + MAX_UNPROVEN
 
 
 class ControlServer:
     """Accepts the slots' connections and puts their messages into ``events``.
 
-    Bound to one address only. A peer that does not show in time that it holds the run's key is
-    dropped. A connection that closes before its slot said ``ended`` makes an event ``gone``. One
-    thread serves all slots, and nothing it does waits for one of them. Use as a context manager.
+    Bound to one address only. A connection that closes before its slot said ``ended`` makes an
+    event ``gone``. One thread serves all slots, and nothing it does waits for one of them. Use as a
+    context manager.
 
     Args:
         bind: address or name of this machine to listen at.
@@ -62,20 +60,17 @@ class ControlServer:
         port: int = 0,
         slots: int = 1,
     ) -> None:
-        self._key = key
         self._payload = memoryview(payload)
         self._host = host
-        _allow_descriptors(slots + _OTHER_DESCRIPTORS)
+        _allow_descriptors(slots)
         try:
-            family = family_of(bind)
-            self._listener = socket.create_server((bind, port), family=family, backlog=_BACKLOG)
+            self._listener = Listener(bind, key, self._admit, port)
         except OSError as error:
             raise EnvironmentProblem(
                 f"the driver cannot listen for its slots at {bind} port {port}: {error}. Give an "
                 "address of this machine in spark.driver.bindAddress (spark.driver.host is where "
                 "executors reach it), and a free port in spark.horovod.controlPort, or none"
             ) from error
-        self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
@@ -84,7 +79,6 @@ class ControlServer:
         self._peers: set[Peer] = set()
         self._slots: dict[int, Peer] = {}
         self._have_more: set[Peer] = set()
-        self._accept_again: float | None = None
         self._closing = False
         self._results: dict[int, Incoming] = {}
         self.events = Mailbox()
@@ -93,7 +87,7 @@ class ControlServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._listener.address
         return self._host or host, port
 
     def __enter__(self) -> ControlServer:
@@ -184,7 +178,7 @@ class ControlServer:
                         self._wake.recv(4096)
                     self._send_queued()
                 elif key.fileobj is self._listener:
-                    self._accept()
+                    self._listener.handle()
                 else:
                     self._handle(key.data, events)
             if time.monotonic() - looked > _TICK:
@@ -199,20 +193,11 @@ class ControlServer:
         if events & selectors.EVENT_WRITE and peer in self._peers:
             self._write(peer)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # Those who wait stay in the queue; without a pause this would go round and round.
-                self._selector.unregister(self._listener)
-                self._accept_again = time.monotonic() + _TICK
-            return
-        peer = Peer(connection, self._key)
+    def _admit(self, connection: socket.socket, handshake: Handshake) -> None:
+        peer = Peer(connection, handshake)
         with self._lock:
             self._peers.add(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
-        self._write(peer)
 
     def _send_queued(self) -> None:
         with self._lock:
@@ -228,8 +213,8 @@ class ControlServer:
                 self._take(peer, told)
         except BlockingIOError:
             return
-        except (OSError, ChannelError):
-            self._part(peer)  # a stranger, or a slot that ended; the outcome comes through Spark
+        except OSError:
+            self._part(peer)  # the slot has ended; its outcome comes through Spark
             return
         except MessageError as error:
             logger.warning("a connection of host %s is closed: %s", peer.host, error)
@@ -253,9 +238,7 @@ class ControlServer:
         for peer in self._current():
             if peer.is_late(now):
                 self._part(peer)
-        if self._accept_again is not None and now >= self._accept_again:
-            self._accept_again = None
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._listener.handle()
 
     def _part(self, peer: Peer) -> None:
         with self._lock:
@@ -303,10 +286,20 @@ class ControlServer:
         self._selector.close()
 
 
-def _allow_descriptors(wanted: int) -> None:
-    """Let this process open more files, as far as the system lets it."""
+def _allow_descriptors(slots: int) -> None:
+    """Let this process open more files, as far as the system lets it.
+
+    Raises:
+        EnvironmentProblem: there are too few for the slots.
+    """
+    wanted = slots + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if allowed < slots + RESERVED_DESCRIPTORS:
+            raise EnvironmentProblem(
+                f"the driver may open {allowed} files (ulimit -Hn), too few for connections of "
+                f"{slots} slots: allow {wanted}"
+            )
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from ...spark.session import (
 from ..shared.messages import Notice, Queued, by_driver
 from ..shared.network import LOOPBACK, route_to
 from ..shared.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
+from ..shared.signals import SignalWatch
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
 from ..shared.topology import RankPlacement, in_words
 from .control_server import ControlServer
@@ -229,14 +231,23 @@ def control_address(spark: SparkSession) -> tuple[str, str, int]:
 
 
 def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
-    """Run the job to its end and return all ranks' outcomes, in rank order; raise if one failed."""
+    """Run the job to its end and return all ranks' outcomes, in rank order; raise if one failed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; at the first one the ranks save and end, at a second one at once.
+    """
     job.start(talk.wake)
-    try:
-        while job.is_alive() and talk.go_on() is not Verdict.GIVE_UP:
-            talk.let_look()
-    finally:
-        _end(job, talk)
-        talk.close()
+    with SignalWatch(signal.SIGINT, once=True) as interrupt:
+        try:
+            while job.is_alive() and talk.go_on() is not Verdict.GIVE_UP:
+                talk.let_look()
+                if interrupt.requested:
+                    talk.preempt()
+        finally:
+            _end(job, talk)
+            talk.close()
+        if interrupt.requested:
+            raise KeyboardInterrupt
     outcomes = job.outcomes()
     if job.error is not None or root_cause(outcomes) is not None or not outcomes:
         raise _explain(job, outcomes, talk.watch)

@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO
 
-from ..shared.channel import MAX_DATA_BYTES, Channel
+from ...typed_json import MessageError
+from ..shared.channel import MAX_DATA_BYTES, Handshake
 from ..shared.messages import Instruction, Told
-from ..shared.typed_json import MessageError
 
-# Seconds in which a peer must show that it holds the key.
-PROOF_TIMEOUT = 10.0
 # Seconds for which a slot may take nothing of what it is sent.
 SEND_TIMEOUT = 5.0
 _RECEIVE_BYTES = 256 * 1024
@@ -38,22 +36,20 @@ class Incoming:
 
 
 class Peer:
-    """One connection, which may be a stranger's until a frame has shown that it is a slot."""
+    """One connection of a slot, which has proven that it holds the run's key."""
 
-    def __init__(self, connection: socket.socket, key: bytes) -> None:
-        connection.setblocking(False)
+    def __init__(self, connection: socket.socket, handshake: Handshake) -> None:
         self.connection = connection
         self.is_writing = False  # waits for room to send
         self.slot: int | None = None
         self.rank = -1
         self.host = "?"
         self.ended = False
-        self._began = self.last_seen = self._last_sent = time.monotonic()
-        self._channel = Channel(key, Told, listened=True)
-        self._proven = False
+        self.last_seen = self._last_sent = time.monotonic()
+        self._channel = handshake.channel(Told)
         self._messages: deque[Instruction] = deque()
         self._data: memoryview | None = None
-        self._outgoing = memoryview(self._channel.nonce)
+        self._outgoing = memoryview(b"")
         self.incoming: Incoming | None = None
 
     @property
@@ -62,9 +58,7 @@ class Peer:
         return bool(self._outgoing or self._messages or self._data)
 
     def is_late(self, now: float) -> bool:
-        """Tell whether it shows no key, or takes nothing of what it is sent, for too long."""
-        if not self._proven:
-            return now - self._began > PROOF_TIMEOUT
+        """Tell whether it takes nothing of what it is sent for too long."""
         return self.is_writing and now - self._last_sent > SEND_TIMEOUT
 
     def queue(self, message: Instruction) -> None:
@@ -91,7 +85,7 @@ class Peer:
 
     def _next_frame(self) -> bool:
         # Frames carry their number: they are made in the order in which they go.
-        if self._outgoing or not self._channel.is_open:
+        if self._outgoing:
             return False
         if self._messages:
             frame = self._channel.encode(self._messages.popleft())
@@ -110,15 +104,14 @@ class Peer:
 
         Raises:
             OSError: the connection has ended.
-            ChannelError: the peer does not hold the key.
-            MessageError: it does, but sends what nobody expects.
+            ChannelError: the stream is damaged.
+            MessageError: the slot sends what nobody expects.
         """
         data = self.connection.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionError("closed by the slot")
         self.last_seen = time.monotonic()
         for message in self._channel.feed(data):
-            self._proven = True
             if not isinstance(message, bytes):
                 yield message  # it may say where the data that follow go
             elif self.incoming is None:

@@ -8,7 +8,7 @@ import queue
 import time
 from typing import Protocol
 
-from ..shared.messages import Notice, Stalled, Stop, Told, by_driver
+from ..shared.messages import Notice, Preempt, Stalled, Stop, Told, by_driver
 from ..shared.rendezvous import Rendezvous
 from ..shared.slot_plan import HEARTBEAT_SECONDS, SlotPlan
 from .control_server import ControlServer
@@ -57,6 +57,7 @@ class Talk:
         self.phases = Phases(plan.slots, plan.workers, time.monotonic())
         self._turned = self._looked = time.monotonic()
         self._taken = 0
+        self._preempting = False
 
     def go_on(self) -> Verdict:
         """Wait a moment for messages, and see what is to be done."""
@@ -97,6 +98,21 @@ class Talk:
     def stop(self) -> None:
         """Ask the slots to end their ranks, and themselves."""
         self._server.broadcast(Stop("ended by the driver"))
+
+    def preempt(self) -> None:
+        """Ask the ranks, once, to save what they have and end.
+
+        Raises:
+            KeyboardInterrupt: they do not run yet.
+        """
+        if self._preempting:
+            return
+        self._preempting = True
+        if not self.watch.is_running:
+            raise KeyboardInterrupt
+        self._server.broadcast(Preempt())
+        text = "interrupted: the ranks are asked to save and end; once more ends them at once"
+        self._observer.on_message(by_driver(Notice(text, warn=False)))
 
     def see_off(self, seconds: float) -> None:
         """Wait, not longer than so, for slots whose executors are to be left to have ended.

@@ -93,6 +93,11 @@ class RunWatch:
         return self._options.heartbeat_timeout
 
     @property
+    def is_running(self) -> bool:
+        """Whether a rank has called the function."""
+        return self._running
+
+    @property
     def stall_reason(self) -> str:
         limit = self._options.stall_timeout
         return (

@@ -1,8 +1,9 @@
 """Authenticated messages over TCP: between the driver and the slots, and between slots.
 
-Handshake, the same for both sides: each sends 32 random bytes at once, and derives a key for each
-direction from the run's key and both. The keys also depend on who listened and who connected, so
-that nobody can be made to talk to himself. Frame: 4-byte length, 32-byte HMAC-SHA256 over (sequence
+Handshake: each side sends 32 random bytes at once, and derives a key for each direction from the
+run's key and both. The keys also depend on who listened and who connected, so that nobody can be
+made to talk to himself. Then the side that connected proves that it has these keys, by 32 bytes,
+and after it the side that listened. Frame: 4-byte length, 32-byte HMAC-SHA256 over (sequence
 number, body), a JSON body. So a frame that was captured, reordered, reflected or sent by a stranger
 is refused, lengths are capped before anything is read, and nothing is ever unpickled here. A body
 that begins with a zero byte holds raw data: a part of a large call or result. Messages are
@@ -14,56 +15,100 @@ argument or a file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import random
 import socket
 import struct
+import time
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from .typed_json import Message, parse, to_json
+from ...typed_json import Message, parse, to_json
 
 NONCE_BYTES = 32
+PROOF_BYTES = 32
 MAC_BYTES = 32
+# Before further tries to connect: a packet may be lost, and among many strangers a peer may be
+# dropped before it could prove anything. Peers that were dropped together come back apart.
+RETRY_PAUSES = (0.5, 1.0, 2.0)
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_DATA_BYTES = MAX_BODY_BYTES - 1
 _HEADER = struct.Struct("!I")
 _SEQUENCE = struct.Struct("!Q")
 
 _DATA = b"\0"
+# Shorter than any text that a frame's code is made of.
+_PROOF = b"proof"
 
 M = TypeVar("M", bound=Message)
 
 
-class ChannelError(Exception):
-    """The peer is not who it says, or the stream is damaged."""
+class ChannelError(ConnectionError):
+    """The peer does not hold the key, or the stream is damaged."""
 
 
-class Channel(Generic[M]):
-    """One side of a connection: the handshake, then frames out of messages and back. Does no I/O.
+class Handshake:
+    """One side of a handshake. Does no I/O.
 
     Args:
         key: the run's secret.
-        kinds: classes of the messages that may come.
         listened: whether this side listened, or connected.
 
     Attributes:
         nonce: the bytes that this side sends first.
-        is_open: whether those of the other side have arrived, so that frames can be made.
     """
 
-    def __init__(self, key: bytes, *kinds: type[M], listened: bool) -> None:
+    def __init__(self, key: bytes, *, listened: bool) -> None:
         self._key = key
-        self._kinds = kinds
         self._listened = listened
         self.nonce = os.urandom(NONCE_BYTES)
-        self.is_open = False
+
+    def derive_keys(self, other: bytes) -> bytes:
+        """Take the nonce of the other side and return the proof that this side sends."""
+        nonces = self.nonce + other if self._listened else other + self.nonce
+        to_client = hmac.digest(self._key, b"server to client" + nonces, "sha256")
+        to_server = hmac.digest(self._key, b"client to server" + nonces, "sha256")
+        self._send_key, self._receive_key = (
+            (to_client, to_server) if self._listened else (to_server, to_client)
+        )
+        return hmac.digest(self._send_key, _PROOF, "sha256")
+
+    def verify(self, proof: bytes) -> None:
+        """Check the proof of the other side.
+
+        Raises:
+            ChannelError: it does not hold the key.
+        """
+        if not hmac.compare_digest(proof, hmac.digest(self._receive_key, _PROOF, "sha256")):
+            raise ChannelError("the other side does not hold the key of this run")
+
+    def channel(self, *kinds: type[M]) -> Channel[M]:
+        """Return the channel for messages of ``kinds`` to come."""
+        return Channel(self._send_key, self._receive_key, *kinds)
+
+
+class Channel(Generic[M]):
+    """One side of a connection after the handshake: messages to frames and back. Does no I/O.
+
+    Args:
+        send_key: of the frames that are made here.
+        receive_key: of those that arrive.
+        kinds: classes of the messages that may come.
+    """
+
+    def __init__(self, send_key: bytes, receive_key: bytes, *kinds: type[M]) -> None:
+        self._send_key = send_key
+        self._receive_key = receive_key
+        self._kinds = kinds
         self._sent = 0
         self._received = 0
         self._buffer = bytearray()
 
     def encode(self, message: Message) -> bytes:
-        """Return the frame of ``message``; the channel is open.
+        """Return the frame of ``message``.
 
         Raises:
             ChannelError: the message is larger than a frame may be.
@@ -71,7 +116,7 @@ class Channel(Generic[M]):
         return self._frame(to_json(message).encode())
 
     def encode_data(self, data: bytes | memoryview) -> bytes:
-        """Return the frame of raw ``data``, at most `MAX_DATA_BYTES`; the channel is open."""
+        """Return the frame of raw ``data``, at most `MAX_DATA_BYTES`."""
         return self._frame(_DATA + bytes(data))
 
     def feed(self, data: bytes) -> list[M | bytes]:
@@ -82,26 +127,10 @@ class Channel(Generic[M]):
             MessageError: it was, but holds no message that is expected here.
         """
         self._buffer += data
-        if not self.is_open and not self._open():
-            return []
         messages: list[M | bytes] = []
         while (body := self._next_body()) is not None:
             messages.append(body[1:] if body.startswith(_DATA) else parse(body, *self._kinds))
         return messages
-
-    def _open(self) -> bool:
-        if len(self._buffer) < NONCE_BYTES:
-            return False
-        other = bytes(self._buffer[:NONCE_BYTES])
-        del self._buffer[:NONCE_BYTES]
-        nonces = self.nonce + other if self._listened else other + self.nonce
-        to_client = hmac.digest(self._key, b"server to client" + nonces, "sha256")
-        to_server = hmac.digest(self._key, b"client to server" + nonces, "sha256")
-        self._send_key, self._receive_key = (
-            (to_client, to_server) if self._listened else (to_server, to_client)
-        )
-        self.is_open = True
-        return True
 
     def _frame(self, body: bytes) -> bytes:
         if len(body) > MAX_BODY_BYTES:
@@ -129,26 +158,46 @@ class Channel(Generic[M]):
         return body
 
 
-def connect(address: tuple[str, int], timeout: float, channel: Channel[M]) -> socket.socket:
-    """Connect to who listens at ``address`` and open ``channel``.
+def connect(
+    address: tuple[str, int],
+    timeout: float,
+    key: bytes,
+    *kinds: type[M],
+    pauses: Sequence[float] = RETRY_PAUSES,
+) -> tuple[socket.socket, Channel[M]]:
+    """Connect to who listens at ``address`` and holds the key, as this side does.
 
     Args:
         address: host and port.
-        timeout: seconds to wait for the connection, and then for its part of the handshake; the
+        timeout: seconds to wait for the connection, and then for each part of the handshake; the
             connection keeps it.
-        channel: a new one, of the side that connects.
+        key: the run's secret.
+        kinds: classes of the messages that may come.
+        pauses: seconds, more or less, before each further try.
 
     Raises:
-        OSError: nobody answers in time.
+        OSError: nobody answers in time, or nobody with the key.
     """
+    for pause in pauses:
+        with contextlib.suppress(OSError):
+            return _connect(address, timeout, key, *kinds)
+        time.sleep(pause * random.uniform(0.5, 1.5))
+    return _connect(address, timeout, key, *kinds)
+
+
+def _connect(
+    address: tuple[str, int], timeout: float, key: bytes, *kinds: type[M]
+) -> tuple[socket.socket, Channel[M]]:
+    handshake = Handshake(key, listened=False)
     connection = socket.create_connection(address, timeout=timeout)
     try:
-        connection.sendall(channel.nonce)
-        channel.feed(receive_exactly(connection, NONCE_BYTES))
+        connection.sendall(handshake.nonce)
+        connection.sendall(handshake.derive_keys(receive_exactly(connection, NONCE_BYTES)))
+        handshake.verify(receive_exactly(connection, PROOF_BYTES))
     except OSError:
         connection.close()
         raise
-    return connection
+    return connection, handshake.channel(*kinds)
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:

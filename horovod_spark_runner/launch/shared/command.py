@@ -16,6 +16,8 @@ from .topology import Node
 MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 # An outer scheduler's variables would make mpirun ask that scheduler for hosts.
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+# Folder in which Spark has put the files that were added to it.
+SPARK_FILES = "HSR_SPARK_FILES"
 # What an outer Horovod job says of itself: with another controller than MPI, Horovod crashes.
 _HOROVOD_JOB = re.compile(
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|CONTROLLER|CPU_OPERATIONS|ELASTIC|HOSTNAME|GLOO_.*)"
@@ -73,13 +75,12 @@ def transport_parameters(nodes: int) -> dict[str, str]:
     """Return the Open MPI parameters for a world on ``nodes`` hosts.
 
     Looking for libfabric devices takes Open MPI a second of every start, for one-sided messages
-    that Horovod does not send. On one host nothing but shared memory is needed. One-sided messages
-    of our own go without UCX, which tells of every window that it is not there. On a single TCP
-    connection, two ranks that send each other large messages take turns (benchmarks/exchange.py).
+    that nobody sends. On one host nothing but shared memory is needed. On a single TCP connection,
+    two ranks that send each other large messages take turns (benchmarks/exchange.py).
     """
     if nodes == 1:
-        return {"pml": "ob1", "btl": "self,sm", "osc": "^ucx"}
-    return {"btl": "^ofi", "btl_tcp_links": "2", "osc": "^ucx"}
+        return {"pml": "ob1", "btl": "self,sm"}
+    return {"btl": "^ofi", "btl_tcp_links": "2"}
 
 
 def mpirun_command(
@@ -132,6 +133,8 @@ def daemon_environment(
 ) -> dict[str, str]:
     """Return the environment of mpirun or of its daemon on another host.
 
+    Their home is a folder without the user's files of parameters for Open MPI, PRRTE and PMIx.
+
     Args:
         base: the slot's own environment.
         doors: socket paths for the shims of this host's ranks, by local rank.
@@ -142,6 +145,7 @@ def daemon_environment(
         **clean_environment(base),
         **network,
         "TMPDIR": temporary,
+        "HOME": temporary,
         "HSR_DOORS": json.dumps(doors),
     }
 

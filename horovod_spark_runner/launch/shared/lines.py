@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Iterable
 
 # A line longer than this is cut into pieces, so that one program cannot fill the memory.
 MAX_LINE_BYTES = 64 * 1024
+# How lines of Open MPI's default error handler begin, and the first one of a notice.
+_MPI_ERROR = re.compile(r"\[\S+:\d+\] \*\*\* *(.*)")
+_END_OF_ANOTHER = "An error occurred in PMIx Event Notification"
 
 
 class LineSplitter:
@@ -45,6 +50,28 @@ class LineSplitter:
         lines = [piece.decode("utf-8", "replace") for piece in pieces]
         self.tail.extend(line for line in lines if line.strip())
         return lines
+
+
+class AbortNoticeFilter:
+    """Drops what Open MPI prints in a rank that it ends because another one has ended.
+
+    The driver names the cause; errors of MPI calls, which are printed alike, are kept.
+    """
+
+    def __init__(self) -> None:
+        self._in_notice = False
+
+    def filter(self, lines: Iterable[str]) -> list[str]:
+        """Return ``lines``, of one rank and one after the other, without such notices."""
+        kept = []
+        for line in lines:
+            if match := _MPI_ERROR.match(line):
+                self._in_notice |= match[1] == _END_OF_ANOTHER
+            else:
+                self._in_notice = False
+            if not self._in_notice:
+                kept.append(line)
+        return kept
 
 
 def _character_boundary(data: bytes, limit: int) -> int:

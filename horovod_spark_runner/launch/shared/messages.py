@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
+from ...typed_json import Message
 from .outcome import Failure
 from .topology import Part, SlotInfo
-from .typed_json import Message
 
 # -- what code on a rank reports to the driver, by way of its slot -------------------------------
 
@@ -313,8 +313,13 @@ class Stop(Message):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Preempt(Message):
+    """The ranks are to save what they have and end, as if their host was to be left."""
+
+
 Answer = Assigned | Refused | Gather
-Instruction = Answer | Stalled | Stop
+Instruction = Answer | Stalled | Preempt | Stop
 INSTRUCTIONS: tuple[type[Instruction], ...] = get_args(Instruction)
 
 # -- between slots -------------------------------------------------------------------------------

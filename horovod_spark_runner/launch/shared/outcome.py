@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...errors import (
     CheckpointError,
@@ -122,7 +125,8 @@ def kind_of(error: Exception) -> str:
 def in_short(error: Exception) -> str:
     """Return an error of a slot itself as one line."""
     # Of other errors (a full disk, no descriptors) the kind says as much as the text.
-    return str(error) if isinstance(error, HorovodSparkError) else repr(error)
+    kind = "" if isinstance(error, HorovodSparkError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
@@ -136,11 +140,26 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
     except Exception as broken:  # its class is the user's
         text = f"(its text cannot be had: {type(broken).__name__})"
     try:
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(
+            _without_internals(traceback.TracebackException.from_exception(error)).format()
+        )
     except Exception:
         trace = "".join(traceback.format_tb(error.__traceback__))
     message = f"{cls.__qualname__}: {text}" if text else cls.__qualname__
     return name, shortened(message, MAX_MESSAGE), shortened(trace, MAX_TRACEBACK)
+
+
+def _without_internals(
+    told: traceback.TracebackException,
+) -> traceback.TracebackException:
+    """Drop the frames of this package before the user's, also in the causes of an exception."""
+    own = f"{Path(__file__).parents[2]}{os.sep}"
+    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(own), told.stack))
+    if frames:
+        told.stack = traceback.StackSummary.from_list(frames)
+    for other in filter(None, (told.__cause__, told.__context__)):
+        _without_internals(other)
+    return told
 
 
 def shortened(text: str, limit: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from ...typed_json import Message
 from .messages import RankReport
-from .typed_json import Message
 
 
 @dataclass(frozen=True, slots=True)

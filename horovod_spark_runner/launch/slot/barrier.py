@@ -1,14 +1,15 @@
-"""The body of the Spark barrier task; the only user of ``BarrierTaskContext``."""
+"""The body of the Spark barrier task; the only user of PySpark in a slot."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, SparkFiles
 
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
@@ -39,7 +40,8 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
     if plan.options.gpus_per_worker:
         gpus = tuple(context.resources()["gpu"].addresses)
     peers = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
-    slot = Slot(plan, index, gpus, context.cpus(), peers)
+    files = os.path.abspath(SparkFiles.getRootDirectory())
+    slot = Slot(plan, index, gpus, context.cpus(), peers, files)
     # A host that is to be left sends SIGTERM; Spark's Python daemon passes the end of its executor
     # on as SIGHUP.
     before = {

@@ -23,7 +23,7 @@ from ..shared.processes import (
     start_tethered,
 )
 from ..shared.topology import Node, Part
-from .workspace import SMALL_MEMORY, Workspace
+from .workspace import Workspace
 
 # How long it gets to take its processes and files away when it is ended.
 END_GRACE = 2.0
@@ -84,10 +84,8 @@ class Daemon:
         self._output.drain()
         end = f"{self._name} {describe_exit(code)}"
         # PMIx maps a file there, whose pages are taken when they are written.
-        room = self._workspace.room_left() if code == -signal.SIGBUS else None
-        if room is None or room >= SMALL_MEMORY:
-            return end
-        return f"{end}: {self._workspace.path} has {room / 2**20:.0f} MiB left (TMPDIR)"
+        lacking = self._workspace.lacking_room() if code == -signal.SIGBUS else ""
+        return f"{end}: {lacking} (TMPDIR)" if lacking else end
 
     def end(self) -> None:
         """End it and with it all shims of its host; safe to call again."""
@@ -142,6 +140,9 @@ def _environment(
     environment = daemon_environment(
         environment_at_start(), node.doors, str(workspace.path), network
     )
+    own = Path(find_mpirun()).parents[1] / "lib"
+    if others := environment.get("LD_LIBRARY_PATH"):  # perhaps those of another Open MPI
+        environment["LD_LIBRARY_PATH"] = f"{own}:{own}/openmpi:{others}"
     return {**environment, **shim_environment()}
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import LaunchError
-from ..shared.channel import MAX_DATA_BYTES, Channel, ChannelError, connect
+from ..shared.channel import MAX_DATA_BYTES, RETRY_PAUSES, Channel, connect
 from ..shared.messages import INSTRUCTIONS, Instruction, Told
 
 CONNECT_TIMEOUT = 5.0
-# Seconds between tries at the start: a single lost packet must not end a large run.
-CONNECT_PAUSES = (0.5, 2.0)
 RECONNECT_TIMEOUT = 1.0
 # How long a large call or result may make no headway at all.
 TRANSFER_TIMEOUT = 60.0
@@ -29,11 +26,11 @@ class DriverLink:
     Args:
         address: the driver's host and port.
         key: the run's secret.
-        pauses: seconds between tries to connect.
+        pauses: seconds between tries to connect at the start.
     """
 
     def __init__(
-        self, address: tuple[str, int], key: bytes, pauses: Sequence[float] = CONNECT_PAUSES
+        self, address: tuple[str, int], key: bytes, pauses: Sequence[float] = RETRY_PAUSES
     ) -> None:
         self._socket: socket.socket | None = None
         self._channel: Channel[Instruction]  # of each connection anew
@@ -42,11 +39,7 @@ class DriverLink:
         self._address = address
         self._key = key
         self._problem = ""
-        self._connect(CONNECT_TIMEOUT)
-        for pause in pauses:
-            if self._socket is None:
-                time.sleep(pause)
-                self._connect(CONNECT_TIMEOUT)
+        self._connect(CONNECT_TIMEOUT, pauses)
 
     def check(self) -> None:
         """Check that the driver was reached.
@@ -67,18 +60,18 @@ class DriverLink:
         """Try once to mend a lost connection; return whether it was lost and is there again."""
         if self._socket is not None:
             return False
-        self._connect(RECONNECT_TIMEOUT)
+        self._connect(RECONNECT_TIMEOUT, ())
         return self._socket is not None
 
-    def _connect(self, timeout: float) -> None:
-        self._channel = Channel(self._key, *INSTRUCTIONS, listened=False)
+    def _connect(self, timeout: float, pauses: Sequence[float]) -> None:
         try:
-            connection = connect(self._address, timeout, self._channel)
+            self._socket, self._channel = connect(
+                self._address, timeout, self._key, *INSTRUCTIONS, pauses=pauses
+            )
         except OSError as error:
             self._problem = str(error)
-            return
-        connection.setblocking(False)
-        self._socket = connection
+        else:
+            self._socket.setblocking(False)
 
     def fileno(self) -> int | None:
         """Return the descriptor to watch for messages, or ``None`` once the link is lost."""
@@ -127,7 +120,7 @@ class DriverLink:
                 return early + [m for m in self._channel.feed(data) if not isinstance(m, bytes)]
         except BlockingIOError:
             return early
-        except (OSError, ChannelError):
+        except OSError:
             pass
         self.close()
         return early
@@ -147,7 +140,7 @@ class DriverLink:
                             stream.write(message)
                         else:
                             self._early.append(message)
-        except (OSError, ChannelError) as error:
+        except OSError as error:
             raise LaunchError(
                 f"the function and its arguments, {size:,} bytes, could not be fetched from the "
                 f"driver at {self._address[0]} port {self._address[1]}: {error}"

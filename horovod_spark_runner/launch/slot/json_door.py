@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..shared.typed_json import parse_plain
+from ...typed_json import parse_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import socket
 from collections.abc import Callable
 
 from ...errors import LaunchError
-from ..shared.channel import Channel, ChannelError, connect
+from ...typed_json import Message
+from ..shared.channel import Channel, Handshake, connect
+from ..shared.listener import Listener
 from ..shared.messages import StartDaemon
-from ..shared.network import family_of
 from ..shared.topology import Node
-from ..shared.typed_json import Message
 
 _INTERFACE = "prte_if_include"
 # The other slot may still wait for Spark, which tells the slots of each other once a second.
 SEND_TIMEOUT = 15.0
+# Seconds that slot 0, connected and proven, may take to send its order.
+ORDER_TIMEOUT = 5.0
 
 
 class NodeDoor:
     """A TCP port, on the chosen interface only, that takes authenticated messages of slot 0.
 
-    A peer that does not hold the run's key is dropped; none is ever waited for. Of one that does,
-    what is no order is raised as a `MessageError`.
+    Strangers are dropped and never waited for. What a holder of the run's key sends instead of an
+    order is raised as a `MessageError`.
 
     Args:
         address: IP address to listen at.
@@ -34,52 +35,32 @@ class NodeDoor:
     """
 
     def __init__(self, address: str, key: bytes, on_order: Callable[[StartDaemon], None]) -> None:
-        self._key = key
         self._on_order = on_order
-        self._listener = socket.create_server((address, 0), family=family_of(address))
-        self._peers: dict[socket.socket, Channel[StartDaemon]] = {}
-        self.port: int = self._listener.getsockname()[1]
+        self._listener = Listener(address, key, self._on_peer)
+        self.port: int = self._listener.address[1]
+        self._is_open = True
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what to call when which descriptor can be read."""
-        if self._listener.fileno() < 0:
-            return {}
-        handlers: dict[int, Callable[[], None]] = {self._listener.fileno(): self._on_connect}
-        for connection, channel in self._peers.items():
-            handlers[connection.fileno()] = functools.partial(self._read, connection, channel)
-        return handlers
+        return {self._listener.fileno(): self._listener.handle} if self._is_open else {}
+
+    def look(self) -> None:
+        """Drop who is late."""
+        if self._is_open:
+            self._listener.handle()
 
     def close(self) -> None:
+        self._is_open = False
         self._listener.close()
-        for connection in list(self._peers):
-            self._drop(connection)
 
-    def _on_connect(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        channel = Channel(self._key, StartDaemon, listened=True)
-        self._peers[connection] = channel
-        with contextlib.suppress(OSError):
-            connection.send(channel.nonce)
-
-    def _read(self, connection: socket.socket, channel: Channel[StartDaemon]) -> None:
-        try:
-            data = connection.recv(65536)
-            orders = channel.feed(data)
-        except BlockingIOError:
-            return
-        except (OSError, ChannelError):
-            self._drop(connection)
-            return
-        for order in orders:
-            if isinstance(order, StartDaemon):
-                self._on_order(order)
-        if not data:
-            self._drop(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._peers.pop(connection, None)
-        connection.close()
+    def _on_peer(self, connection: socket.socket, handshake: Handshake) -> None:
+        channel = handshake.channel(StartDaemon)
+        connection.settimeout(ORDER_TIMEOUT)
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(65536):
+                for order in channel.feed(data):
+                    if isinstance(order, StartDaemon):
+                        self._on_order(order)
 
 
 def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
@@ -88,9 +69,10 @@ def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
     Raises:
         LaunchError: it cannot be reached.
     """
-    channel: Channel[Message] = Channel(key, listened=False)  # of no kind: nothing is answered
+    channel: Channel[Message]  # of no kind: nothing is answered
     try:
-        with connect((node.address, node.port), SEND_TIMEOUT, channel) as connection:
+        connection, channel = connect((node.address, node.port), SEND_TIMEOUT, key)
+        with connection:
             connection.sendall(channel.encode(order))
             # The peer closes when it has read everything, or drops what it does not believe.
             connection.shutdown(socket.SHUT_WR)

@@ -101,6 +101,7 @@ class NodeRuntime:
 
     def look(self, now: float) -> str:
         """Look now and then whether it has been stopped; return what is to be told of that."""
+        self._door.look()
         if self.is_over or now - self._looked < LOOK_SECONDS:
             return ""
         assert self._daemon is not None

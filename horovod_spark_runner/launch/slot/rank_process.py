@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...machine import handles, is_stopped
+from ...typed_json import MessageError, parse, to_json
 from ..shared.lines import LineSplitter
 from ..shared.messages import RankReport, Started
 from ..shared.outcome import (
@@ -30,10 +31,9 @@ from ..shared.outcome import (
 )
 from ..shared.process_messages import WORKER_REPORTS, Begin, Forked, ForkWorker, ProcessReport
 from ..shared.processes import READY_NAME, ChildOutput, describe_exit
-from ..shared.typed_json import MessageError, parse, to_json
 from .ready import retire_all
 from .worker_handle import StartedWorker, Worker, fork_worker
-from .workspace import SMALL_MEMORY, Workspace
+from .workspace import Workspace
 
 # PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
 MPI_LOST_EXIT = 195
@@ -277,9 +277,8 @@ class RankProcess:
         if self._given_up:
             return "; it had closed its connection to its slot (all file descriptors?)"
         if code == MPI_START_EXIT and not self._called:
-            room = self._workspace.shared_memory_left()
-            full = f": /dev/shm has {room / 2**20:.0f} MiB left" if room < SMALL_MEMORY else ""
-            return f"; MPI could not start, or mpirun was gone{full}"
+            lacking = self._workspace.lacking_shared_memory()
+            return f"; MPI could not start, or mpirun was gone{lacking and ': '}{lacking}"
         return "; the system may have run out of memory" if killed else ""
 
     def _died(self, message: str, stacks: str = "") -> Failure:

@@ -34,15 +34,16 @@ from typing import Any
 
 from ...frameworks import frameworks_of
 from ...machine import is_stopped, numbering, process_start
+from ...typed_json import MessageError, parse, to_json
 from ..shared.channel import receive_exactly
+from ..shared.command import SPARK_FILES
 from ..shared.process_messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
 from ..shared.processes import RANK_NAME
-from ..shared.typed_json import MessageError, parse, to_json
 from .workspace import is_private, short_temporary
 
 MODULE = "horovod_spark_runner.launch.worker.ready_process"
 # What differs from rank to rank or run to run, and is read by no import.
-PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES")
+PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
 _LENGTH = struct.Struct("!I")
 _MAX_REQUEST = 16 * 1024 * 1024
 # Those that this process has started: their exits are collected here.

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from ...errors import HorovodSparkError, LaunchError
 from ...machine import environment_at_start
-from ..shared.command import worker_environment
+from ...typed_json import parse, to_json
+from ..shared.command import SPARK_FILES, worker_environment
+from ..shared.lines import AbortNoticeFilter
 from ..shared.messages import (
     JOINING,
     CannotJoin,
@@ -30,6 +32,7 @@ from ..shared.messages import (
     Leaving,
     Located,
     Notice,
+    Preempt,
     RankReport,
     Refused,
     Stalled,
@@ -42,7 +45,6 @@ from ..shared.processes import can_be_read
 from ..shared.rendezvous import info_of, placed
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
 from ..shared.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
-from ..shared.typed_json import parse, to_json
 from .json_door import Caller, JsonDoor, MpiIdentity
 from .node_runtime import NodeRuntime
 from .rank import STACKS_GRACE, Rank
@@ -66,6 +68,7 @@ class Slot:
         gpus: GPU addresses Spark gave to it.
         cpus: cores of the task.
         peers: hosts of all slots, as Spark knows them.
+        files: folder in which Spark has put the files that were added to it.
     """
 
     def __init__(
@@ -75,12 +78,14 @@ class Slot:
         gpus: tuple[str, ...],
         cpus: int,
         peers: Sequence[str],
+        files: str,
     ) -> None:
         self._plan = plan
         self._index = index
         self._gpus = gpus
         self._cpus = cpus
         self._peers = peers
+        self._files = files
         self._timings: dict[str, float] = {}
         self._part: Part | None = None
         self._failure: Failure | None = None  # before its ranks were known
@@ -90,6 +95,7 @@ class Slot:
         self._asked_to_end: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
         self._doors: list[JsonDoor[MpiIdentity]] = []
+        self._filters = [AbortNoticeFilter() for _ in range(plan.ranks_per_slot)]
         self._ranks: list[Rank] = []
         self._link = SlotLink(plan, index)
         self._closing.callback(self._link.leave)
@@ -142,7 +148,7 @@ class Slot:
         return RankProcess(
             self._payload,
             plan.modules,
-            environment,
+            {**environment, SPARK_FILES: self._files},
             folder,
             self._workspace,
             most_result_bytes=plan.most_result_bytes,
@@ -352,13 +358,17 @@ class Slot:
 
     def _on_lines(self, index: int, lines: list[str]) -> None:
         self._logs[index].write(lines)
-        self._link.tell_lines(lines, self._rank_at(index))
+        if lines := self._filters[index].filter(lines):
+            self._link.tell_lines(lines, self._rank_at(index))
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():
             if isinstance(message, Stop):
                 self._abort(ABORTED, message.reason)
                 self._mpi.end()
+            elif isinstance(message, Preempt):
+                for rank in self._ranks:
+                    rank.process.ask_to_end(signal.SIGTERM)
             elif isinstance(message, Stalled) and self._stall is None:
                 self._stall = time.monotonic(), message.reason
                 for rank in self._ranks:

@@ -7,14 +7,18 @@ each directory names the slots that use it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from ...errors import EnvironmentProblem
 from ...machine import numbering, process_start
 from ..programs import sweeper
 
@@ -25,7 +29,7 @@ _OWNER = "owner-"
 CLOSE_TIMEOUT = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
 # Bytes of shared memory, or of the temporary folder, below which MPI may not start.
-SMALL_MEMORY = 32 * 2**20
+_SMALL_MEMORY = 32 * 2**20
 
 
 class Workspace:
@@ -42,9 +46,15 @@ class Workspace:
         temporary = Path(short_temporary(60))
         for place in (temporary, _SHARED_MEMORY):
             _sweep(place)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=temporary))
-        self.shared_memory = _shared_memory(f"{_PREFIX}{run_id}")
-        _sign(self.path)
+        with _needing_room(temporary):
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=temporary))
+            _sign(self.path)
+        try:
+            with _needing_room(_SHARED_MEMORY):
+                self.shared_memory = _shared_memory(f"{_PREFIX}{run_id}")
+        except EnvironmentProblem:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         self._directories = [str(path) for path in (self.path, self.shared_memory) if path]
         self._groups: set[int] = set()
         self._sweeper = subprocess.Popen(
@@ -57,13 +67,13 @@ class Workspace:
         )
 
     @staticmethod
-    def shared_memory_left() -> int:
-        """Return how many bytes shared memory has room for."""
-        return _room_left(_SHARED_MEMORY) or 0
+    def lacking_shared_memory() -> str:
+        """Return what shared memory lacks for MPI to start; empty if nothing."""
+        return _lacking(_SHARED_MEMORY)
 
-    def room_left(self) -> int | None:
-        """Return how many bytes the slot's own folder has room for, if that can be told."""
-        return _room_left(self.path)
+    def lacking_room(self) -> str:
+        """Return what the slot's own folder lacks for MPI to start; empty if nothing."""
+        return _lacking(self.path)
 
     def folder(self, name: str) -> Path:
         """Return a new private folder inside."""
@@ -101,9 +111,34 @@ class Workspace:
 
 
 def _sign(directory: Path) -> None:
-    """Note that this process uses a directory."""
+    """Note that this process uses a directory; where that fails, remove it if no other one does.
+
+    Raises:
+        OSError: there is no room, say.
+    """
     pid = os.getpid()
-    (directory / f"{_OWNER}{pid}").write_text(f"{numbering()} {pid} {process_start(pid)}")
+    owner = directory / f"{_OWNER}{pid}"
+    try:
+        owner.write_text(f"{numbering()} {pid} {process_start(pid)}")
+    except OSError:
+        with contextlib.suppress(OSError):  # other slots use it
+            owner.unlink(missing_ok=True)
+            directory.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _needing_room(place: Path) -> Iterator[None]:
+    """Raise an `EnvironmentProblem` where ``place`` has no room for what is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise EnvironmentProblem(
+            f"{place} of host {socket.gethostname()} has no room for another file, which takes "
+            f"bytes and an inode ({error.strerror}): remove files there, or make it larger"
+        ) from error
 
 
 def _sweep(place: Path) -> None:
@@ -128,6 +163,9 @@ def _shared_memory(name: str) -> Path | None:
     """Return a directory of this user's in shared memory, made by the first slot that wants it.
 
     MPI's segments lie there: those of ranks that were killed would stay for ever.
+
+    Raises:
+        OSError: there is no room.
     """
     path = _SHARED_MEMORY / name
     try:
@@ -137,15 +175,21 @@ def _shared_memory(name: str) -> Path | None:
             return None
         _sign(path)
         return path
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
         return None
 
 
-def _room_left(place: Path) -> int | None:
+def _lacking(place: Path) -> str:
     try:
-        return shutil.disk_usage(place).free
+        found = os.statvfs(place)
     except OSError:
-        return None
+        return ""
+    if found.f_files and not found.f_favail:
+        return f"{place} has no inodes left: remove files there"
+    room = found.f_bavail * found.f_frsize
+    return f"{place} has {room / 2**20:.0f} MiB left" if room < _SMALL_MEMORY else ""
 
 
 def is_private(path: Path) -> bool:

@@ -22,11 +22,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from ...errors import LaunchError
+from ...errors import EnvironmentProblem, LaunchError, on_one_line
 from ...frameworks import FRAMEWORKS
 from ...pickling import Pickler, pickled
 from ...quiet import quiet_imports
+from ...typed_json import parse
 from ..shared.affinity import bind_to_cores
+from ..shared.command import SPARK_FILES
 from ..shared.messages import Finished, Started
 from ..shared.outcome import (
     CRASH_FILE,
@@ -40,8 +42,8 @@ from ..shared.outcome import (
 )
 from ..shared.process_messages import Begin
 from ..shared.processes import RANK_NAME, name_process
-from ..shared.typed_json import parse
 from . import reporting
+from .spark_files import set_spark_files
 
 
 def main() -> None:
@@ -89,6 +91,8 @@ def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: fl
         return 1
     begin = parse(line, Begin)
     os.environ.update(begin.environment)
+    if SPARK_FILES in os.environ:
+        set_spark_files(os.environ[SPARK_FILES])
     bind_to_cores(os.environ)
     slot.settimeout(1.0)  # reports are advice: none is waited for
     reporting.connect(slot)
@@ -118,8 +122,18 @@ def import_ahead(modules: Iterable[str]) -> None:
 
 
 def _join_world(rank: int, size: int) -> None:
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        path = os.environ.get("LD_LIBRARY_PATH")
+        others = (
+            f". LD_LIBRARY_PATH={path} comes before the libraries of this environment: if one of "
+            "its folders holds a library of another MPI, take it out, or put "
+            f"{sys.prefix}/lib before it"
+        )
+        raise EnvironmentProblem(
+            f"MPI cannot be loaded: {on_one_line(error)}{others if path else ''}"
+        ) from error
     MPI.Init_thread(MPI.THREAD_MULTIPLE)  # Horovod calls MPI from a thread of its own
     found = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     if found != (rank, size):
@@ -238,6 +252,8 @@ def _abort_world() -> None:
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         with contextlib.suppress(Exception):
             sys.stderr.flush()
+            # Open MPI prints lines about the abort, of which the driver tells the reason.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         mpi.COMM_WORLD.Abort(1)
 
 

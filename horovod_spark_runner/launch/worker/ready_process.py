@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...machine import process_start, resident_bytes
+from ...typed_json import to_json
 from ..shared.process_messages import Exited, Forked, ForkWorker
 from ..shared.processes import (
     GUARD_NAME,
@@ -28,7 +29,6 @@ from ..shared.processes import (
     name_process,
     signal_group,
 )
-from ..shared.typed_json import to_json
 from ..slot.ready import read_request, remove_if_over
 from .main import import_ahead, prepare, work
 

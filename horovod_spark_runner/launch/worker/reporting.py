@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Protocol
 
+from ...typed_json import to_json
 from ..shared.messages import Alive, Notice, RankReport
-from ..shared.typed_json import to_json
 
 # At most one word of progress in so many seconds.
 PROGRESS_SECONDS = 0.5

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
+from ...formatting import number
 from ..axes import spans_decades
-from ..lines import Mark, Series, line_chart
+from ..lines import Series, line_chart
 from ..markup import Markup
-from ..numbers import number
 from ..page import figure, grid
 from .facts import RunFacts
 
 # Points of all curves together: what keeps the page small.
 _POINTS = 24_000
-# Words in names of metrics that are better high, and in those that are not, whatever else is there.
-_HIGH = frozenset(
-    {"acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "iou", "r2", "cosine", "hit"}
-)
-_LOW = frozenset({"loss", "error", "distance", "negative"})
-# A name's words: acc_5 and acc5 have one, with its number, and MulticlassF1Score has three.
-_IOU = re.compile(r"(?<![a-z])io_u(?![a-z])|IoU")
-_WORD = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
 # More metrics are left to the table of the last epoch.
 MOST_METRICS = 60
-
-
-def best_is_high(name: str) -> bool:
-    """Tell whether a metric is better the higher it is, as far as its name tells."""
-    found = [word.lower() for word in _WORD.findall(_IOU.sub("_iou_", name))]
-    words = {*found, *(word.rstrip("0123456789") for word in found)}
-    return bool(words & _HIGH) and not words & _LOW
 
 
 def metric_figures(runs: Sequence[RunFacts]) -> list[Markup]:
@@ -87,10 +71,9 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
                 continue
             # Alone, colour tells training from validation; beside others, it tells the run.
             label = full if len(runs) == 1 else f"{run.name} {'val' if validation else 'train'}"
-            marks, words = _marks(x, y, full)
             colour = int(validation) if len(runs) == 1 else i
-            series.append(Series(label, x, y, colour=colour, dashed=not validation, marks=marks))
-            told.append(f"{label}: {words}")
+            series.append(Series(label, x, y, colour=colour, dashed=not validation))
+            told.append(f"{label}: {_in_words(x, y)}")
             values += y
     chart = line_chart(
         series,
@@ -103,18 +86,15 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
     return figure(name, chart, about="; ".join(told))
 
 
-def _marks(x: Sequence[float], y: Sequence[float], name: str) -> tuple[tuple[Mark, ...], str]:
-    """Return the marks of the best and the last value, and what there is to say of them."""
-    last = Mark(x[-1], y[-1])
+def _in_words(x: Sequence[float], y: Sequence[float]) -> str:
+    """Return the last value, and the first of the lowest and of the highest ones."""
     finite = [(value, epoch) for epoch, value in zip(x, y, strict=True) if math.isfinite(value)]
+    words = f"last {number(y[-1])}"
     if not finite or len(x) == 1:
-        return (last,), f"last {number(y[-1])}"
-    high = best_is_high(name)
-    # The first of equals.
-    value, epoch = min(finite, key=lambda point: (-point[0] if high else point[0], point[1]))
-    kind = "highest" if high else "lowest"
-    words = f"last {number(y[-1])}, {kind} {number(value)} in epoch {epoch:.0f}"
-    return (last, Mark(epoch, value, "best" if epoch != x[-1] else "")), words
+        return words
+    ends = ("lowest", min(finite)), ("highest", max(finite, key=lambda point: point[0]))
+    told = (f"{kind} {number(value)} in epoch {epoch:.0f}" for kind, (value, epoch) in ends)
+    return ", ".join([words, *told])
 
 
 def _points(curves: int) -> int:

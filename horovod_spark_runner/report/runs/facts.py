@@ -25,7 +25,6 @@ class RunFacts:
         epochs: metrics of each epoch.
         accounts: where the time of each of these went, as far as that is known.
         calls: what each call of `run_training` has recorded at its end, oldest first.
-        plan: what was predicted of the run, as its run directory keeps it.
         notes: what of all this cannot be read, or is missing, a sentence each.
     """
 
@@ -36,7 +35,6 @@ class RunFacts:
     epochs: Sequence[Mapping[str, object]]
     accounts: Sequence[Account]
     calls: Sequence[Mapping[str, Any]]
-    plan: Mapping[str, Any] | None
     notes: Sequence[str] = ()
 
     def metric_names(self) -> list[str]:
@@ -115,6 +113,5 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
         epochs=epochs,
         accounts=directory.read_accounts(len(epochs), notes.append),
         calls=directory.read_calls(notes.append),
-        plan=directory.read_plan(notes.append),
         notes=notes,
     )

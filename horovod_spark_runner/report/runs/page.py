@@ -7,16 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...formatting import duration, moment, number, share, shortened, size
 from ...rundir.attempt import steps_lost
 from ...rundir.directory import RunDirectory
 from ...storage.urls import without_secrets
 from ...training.accounting import SENT, WHOLE
 from ..markup import Child
-from ..numbers import duration, moment, number, share, shortened, size
 from ..page import Section, facts, folded, page, paragraph, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
 from .facts import RunFacts, read_facts
-from .predicted import predicted_contents, prediction_of
 from .state import INTERRUPTED, RunSummary
 from .times import slow_ranks, time_contents
 
@@ -42,7 +41,6 @@ def run_page(run: RunFacts) -> str:
         Section("What is missing here", _notes([run])),
         Section("Metrics", metric_figures([run]), _left_out(run)),
         Section("Pace", pace_figures([run])),
-        Section("Predicted and measured", predicted_contents(run)),
         Section("Where the time went", time_contents(run)),
         Section("Attempts", _attempts(run)),
         Section("Checkpoints", _checkpoints(state)),
@@ -97,9 +95,6 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     rates = run.recorded("samples_per_second")[1]
     if rates:
         found["samples/s, last epoch"] = number(rates[-1])
-    prediction = prediction_of(run)
-    for one in prediction.compared[:1] if prediction else ():
-        found[f"{one.name}, predicted"] = f"{one.show(one.predicted)} ({one.off})"
     sent, whole = (sum(run.recorded(name)[1]) for name in (SENT, WHOLE))
     if whole:
         found["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"

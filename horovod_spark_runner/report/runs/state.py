@@ -20,9 +20,11 @@ from ...rundir.checkpoint import (
 from ...rundir.directory import RunDirectory
 from ...rundir.lock import read_lock, seems_held
 from ...settings.training import CheckpointOptions
+from ...storage.archives import parsing
 from ...training.trained_model import read_model
+from ...typed_json import read_fields
 
-INTERRUPTED, UNFINISHED = "interrupted", "not finished"
+INTERRUPTED, UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
 # Of a model: it is there, and no file of it is damaged.
 WHOLE = "whole"
@@ -73,13 +75,13 @@ class RunSummary:
 
     place: str
     state: str
-    holder: str
-    epochs: int
-    workers: int
-    checkpoints: tuple[CheckpointLine, ...]
-    attempts: tuple[Attempt, ...]
-    program: str
-    model: str
+    holder: str = ""
+    epochs: int = 0
+    workers: int = 0
+    checkpoints: tuple[CheckpointLine, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    program: str = ""
+    model: str = ""
     events: str = ""
     notes: tuple[str, ...] = ()
 
@@ -112,12 +114,17 @@ def read_run(
     Raises:
         InvalidInputError: it holds no run.
     """
+    with parsing(f"the records of a run in {directory.location}"):
+        return _read_run(directory, now, verify, ended)
+
+
+def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) -> RunSummary:
     configured = directory.config.exists()
     if not (configured or directory.attempts.exists()):
         raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
     notes = [] if configured else ["config.json is not there: the settings are not known."]
     settings = directory.read_config(notes.append)
-    written = [Attempt(**fields) for fields in directory.read_attempts(notes.append)]
+    written = [read_fields(one, Attempt) for one in directory.read_attempts(notes.append)]
     lock = read_lock(directory.lock)
     alive = not ended and lock is not None and seems_held(lock, now)
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""

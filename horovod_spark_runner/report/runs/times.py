@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ...formatting import duration, share
 from ...rundir.directory import Account
 from ...training.accounting import Kind
 from ..markup import Child, Markup
-from ..numbers import duration, share
 from ..page import figure, grid, paragraph, table
 from ..stacked import Part, Whole, legend, stacked_columns, stacked_rows
 from .facts import RunFacts

@@ -14,14 +14,14 @@ from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
 from ..model_inputs import ModelInputs
+from ..sample_rows import SAMPLE_FILE, SampleRows
 from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
 from .artifact import load_archive, outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
-from .exported import DECODED, SERVING, read_exported
+from .exported import read_exported
 from .graph import Graph, pack
 from .model import check_stateless
-from .outputs import fixed_batch, output_specs, repeat_rows
 from .saved import PACKED_FILE, KerasFacts, SavedModel
 from .source import read_archive
 
@@ -72,15 +72,11 @@ def adopt_model(
         inputs = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
     columns = _columns(model, inputs)
     bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
-    example = bind({column.name: column.blank() for column in columns})
-    try:
-        model(repeat_rows(example, fixed_batch(model) or 2))
-    except Exception as error:  # the user's own call may fail in any way
-        raise ModelError(f"the model {model.name!r} cannot be called: {error}") from error
-    outputs, problem = outputs_of(model, example)
+    takes = ModelInputs(inputs, columns, (), custom_objects)
+    outputs, _, problem = outputs_of(model, takes, bind)
     if outputs is None:
-        raise ModelError(f"the model {model.name!r} cannot predict: {problem}")
-    saved = save_model(directory, model, ModelInputs(inputs, columns, (), custom_objects), example)
+        raise ModelError(f"the model {model.name!r} cannot be called: {problem}")
+    saved = save_model(directory, model, takes, bind)
     if saved.loads == "source":
         raise ModelError(
             f"the model {model.name!r} cannot be sent to Spark's workers: what Keras writes of it "
@@ -99,8 +95,6 @@ def adopt_graph(
     """
     exported = read_exported(folder)
     known = {} if exported is None else {column.name: column for column in exported.columns}
-    if signature == SERVING and any(column.encoding for column in known.values()):
-        signature = DECODED  # bytes are decoded by Pillow, as in training
     packed = pack(folder, None if exported is None else exported.sums)
     graph = Graph(packed, signature)
     names = sorted(graph.takes)
@@ -120,11 +114,13 @@ def adopt_graph(
     fed = dict(zip(inputs.columns, inputs.names or (), strict=False))
     columns = tuple(replace(known.get(fed[c.name], c), name=c.name) for c in columns)
     bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
-    example = bind({column.name: column.blank() for column in columns})
+    outputs, rows, problem = outputs_of(graph, ModelInputs(inputs, columns, ()), bind)
+    if outputs is None:
+        raise ModelError(f"signature {signature!r} of the SavedModel cannot be called: {problem}")
     writer = ModelWriter(directory)
     writer.write(PACKED_FILE, packed)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
     facts = KerasFacts(graph=signature, self_contained=True, keras=keras.__version__)
-    outputs = tuple(output_specs(graph, example))
     writer.finish(Signature(inputs, columns, outputs, own=facts.to_fields()))
     return SavedModel("graph")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,32 +36,31 @@ def describe_model(model: keras.Model) -> dict[str, Json]:
     """
     compiled = getattr(getattr(model, "_compile_config", None), "config", {})
     return {
-        "layers": [
-            _layer(layer, model)
-            # Keras has no public way to reach layers inside layers.
-            for layer in model._flatten_layers(include_self=True, recursive=True)
-        ],
+        "layers": {
+            f"layer {index} ({type(layer).__name__})" if index else "the model": _layer(layer)
+            # Keras has no public way to reach layers inside layers. A class of one's own around
+            # the same layers is the same model to its weights.
+            for index, layer in enumerate(model._flatten_layers(include_self=True, recursive=True))
+        },
         "optimizers": [_optimizer(optimizer) for optimizer in find_optimizers(model)],
-        "loss": _loss(compiled.get("loss", getattr(model, "loss", None))),
+        "loss": _plain(compiled.get("loss", getattr(model, "loss", None))),
         "loss_weights": _plain(compiled.get("loss_weights")),
         "metrics": _plain([compiled.get("metrics"), compiled.get("weighted_metrics")]),
     }
 
 
-def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Json]:
-    # A class of one's own around the same layers is the same model to its weights.
-    kind = "model" if layer is model else type(layer).__name__
+def _layer(layer: keras.layers.Layer) -> dict[str, Json]:
     try:
         config = layer.get_config()
     except Exception:  # a layer's own get_config may fail in any way
-        return {"class": kind, "config": None}
+        return {}
     graph = _graph(config) if isinstance(layer, keras.Model) else None
     config = {k: v for k, v in config.items() if k not in (*_UNNAMED, *_INITIAL, *_NESTED)}
     config.pop("quantization_config", None)
     if not layer._trainable_variables and not layer._non_trainable_variables:
         config.pop("trainable", None)  # it has nothing to train
-    described = {"class": kind, "config": _plain(config)}
-    return described if graph is None else {**described, "graph": graph}
+    described: Any = _mapping(config)
+    return described if graph is None else {**described, "connections": graph}
 
 
 def _graph(config: Mapping[str, Any]) -> str | None:
@@ -98,33 +96,6 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
     except Exception:  # an optimizer's own get_config may fail in any way
         return {"class": type(optimizer).__name__, "config": None}
     return {"class": type(optimizer).__name__, "config": _plain(config)}
-
-
-def _loss(value: object) -> Json:
-    """Return a loss, or several; "mse" is recorded as the object it stands for."""
-    if isinstance(value, str):
-        return _plain(_loss_object(value))
-    if isinstance(value, (list, tuple)):
-        return [_loss(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _loss(item) for key, item in value.items()}
-    return _plain(value)
-
-
-def _loss_object(name: str) -> object:
-    try:
-        found = keras.losses.get(name)
-    except ValueError:
-        return name
-    wanted = getattr(found, "__name__", None)
-    for each in vars(keras.losses).values():
-        if isinstance(each, type) and _snake_case(each.__name__) == wanted:
-            return each()
-    return found
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _plain(value: object) -> Json:

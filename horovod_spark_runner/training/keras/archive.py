@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...storage.archives import read_entry
 from ...storage.contents import Contents
+from ...typed_json import load_json
 
 CONFIG_FILE = "config.json"
+# What an archive is, for messages.
+KIND = "a Keras archive"
 LAMBDA = "__lambda__"
 
 
@@ -52,11 +56,9 @@ def read_config(archive: Contents) -> dict[str, Any]:
 
 
 def _config_of(archive: Contents) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(archive.open()) as file:
-            config: dict[str, Any] = json.loads(file.read(CONFIG_FILE))
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"not a Keras archive: {error}") from error
+    config = load_json(read_entry(archive.open(), CONFIG_FILE, KIND))
+    if not isinstance(config, dict):
+        raise ValueError(f"not {KIND}: {CONFIG_FILE} holds no description")
     return config
 
 
@@ -79,7 +81,7 @@ def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
 
 def read_unpacked_config(folder: Path) -> dict[str, Any]:
     """Return `read_config` of an archive that is unpacked in ``folder``."""
-    config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    config: dict[str, Any] = load_json((folder / CONFIG_FILE).read_text())
     return {**config, "compile_config": None}
 
 
@@ -94,19 +96,6 @@ def pack(folder: Path, file: Any) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 archive.write(path, path.relative_to(folder))
-
-
-def unpack(archive: Contents, folder: Path) -> None:
-    """Write an archive's files into a folder, from which Keras loads without holding them.
-
-    Raises:
-        ValueError: it is no ``.keras`` archive.
-    """
-    try:
-        with zipfile.ZipFile(archive.open()) as file:
-            file.extractall(folder)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"not a Keras archive: {error}") from error
 
 
 def name_lambdas_in(folder: Path) -> None:

@@ -18,13 +18,15 @@ from ...errors import CheckpointError, on_one_line
 from ...frameworks import KERAS
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
-from ...storage.arrays import write_arrays
+from ...storage.archives import unpack
+from ...storage.arrays import Arrays, write_arrays
 from ...storage.contents import Contents, Sink
 from ..likeness import check_close
 from ..model_inputs import ModelInputs
+from ..sample_rows import SAMPLE_FILE
 from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
-from .archive import custom_parts, name_lambdas_in, pack, read_unpacked_config, unpack
+from .archive import KIND, custom_parts, name_lambdas_in, pack, read_unpacked_config
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
@@ -33,11 +35,13 @@ from .outputs import (
     fixed_batch,
     output_leaves,
     output_specs,
+    to_numpy,
     unchanged,
 )
+from .protocols import Nest
 from .restoring import sparing_memory
-from .sample import take_sample, try_out
-from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
+from .sample import Bind, calling, sample_inputs
+from .saved import ARCHIVE_FILE, FILES, KerasFacts, SavedModel
 from .variables import value_of
 
 # How many numbers of two models' weights are compared at once.
@@ -49,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_model(
-    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, example: Any
+    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> SavedModel:
     """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
 
@@ -61,7 +65,7 @@ def save_model(
         directory: the run directory.
         model: the trained model.
         inputs: what it takes.
-        example: one row of inputs.
+        bind: makes its inputs of columns.
 
     Returns:
         How the model can be made again.
@@ -70,7 +74,7 @@ def save_model(
         CheckpointError: it cannot be written.
     """
     try:
-        return _save(directory, model, inputs, example)
+        return _save(directory, model, inputs, bind)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
@@ -80,23 +84,23 @@ def save_model(
 
 
 def _save(
-    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, example: Any
+    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
     files.write_by(WEIGHTS_FILE, functools.partial(_write_weights, model))
-    outputs, problem = outputs_of(model, example)
+    outputs, rows, problem = outputs_of(model, inputs, bind)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
-    sample = None if outputs is None else take_sample(model, example)
-    if sample is not None:
-        files.write(SAMPLE_FILE, sample)
+    elif sample := inputs.kept_rows(calling(model, bind), rows):
+        files.write(SAMPLE_FILE, sample.dump())
     saved = SavedModel("source")
     with _archive(model) as archive:
         if archive is not None:
             files.write_by(ARCHIVE_FILE, functools.partial(pack, archive))
         if archive is not None and outputs is not None:
-            saved, problem = how_it_loads(archive, model, inputs.custom_objects, example)
+            tried = sample_inputs(model, bind, rows)
+            saved, problem = how_it_loads(archive, model, inputs.custom_objects, tried)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -130,7 +134,7 @@ def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, _UNPACKED)
-        unpack(archive, place)
+        unpack(archive.open(), place, KIND)
         return _load_unpacked(place, objects)
 
 
@@ -173,22 +177,26 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
         yield place
 
 
-def outputs_of(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
-    """Return what the model gives, or why it gives nothing.
+def outputs_of(
+    model: keras.Model, inputs: ModelInputs, bind: Bind
+) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
+    """Return what the model gives and the rows it was tried with, or why it gives nothing.
 
     Args:
         model: the model, which stays as it is.
-        example: one row of inputs.
+        inputs: what it takes.
+        bind: makes its inputs of columns.
     """
     try:
+        rows = inputs.choose_rows(calling(model, bind))
         with unchanged(model):
-            return tuple(output_specs(model, example)), ""
+            return tuple(output_specs(model, sample_inputs(model, bind, rows))), rows, ""
     except Exception as error:  # the user's own call may fail in any way
-        return None, _first_line(error)
+        return None, {}, _first_line(error)
 
 
 def how_it_loads(
-    archive: Path, model: keras.Model, given: Mapping[str, Any], example: Any
+    archive: Path, model: keras.Model, given: Mapping[str, Any], inputs: Nest
 ) -> tuple[SavedModel, str]:
     """Find out, by loading an archive, what it takes to get the same model from it.
 
@@ -196,14 +204,14 @@ def how_it_loads(
         archive: folder with the files of the archive.
         model: the model it was made of.
         given: classes and functions by name that the model was made with.
-        example: one row of inputs.
+        inputs: rows that it takes.
 
     Returns:
         How it loads, and what was in the way of loading it by itself.
     """
     finalize_layers(model)
     with unchanged(model):
-        inputs, expected = try_out(model, example)
+        expected = call_model(model, inputs)
     try:
         with only_keras():
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)
@@ -245,7 +253,7 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
     for (path, value), (place, other) in zip(output_leaves(expected), found, strict=True):
         if path != place:
             raise ValueError(f"its outputs differ: {path}, {place}")
-        check_close(np.array(value), np.array(other))
+        check_close(to_numpy(value), to_numpy(other))
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...data.manifest import Column
 from ...data.read.classes import classes_of
 from ...errors import ModelError
 from ...storage.arrays import Arrays
+from ..sample_rows import made_up_rows, repeat_rows
 from ..spec import TrainingSpec
 from .binding import InputBinding, bind_outputs, needs_labels
 from .label_values import LabelCheck
@@ -30,6 +32,12 @@ class BatchBinding:
         model: the compiled model.
         spec: the training.
 
+    Attributes:
+        inputs: makes the model's inputs of columns.
+        columns: the columns that the arrays of a batch hold.
+        sample: a few rows of them.
+        filler: a row that fills in where a rank has none of its own.
+
     Raises:
         ModelError: the model's inputs do not fit the columns.
     """
@@ -37,15 +45,14 @@ class BatchBinding:
     def __init__(self, model: keras.Model, spec: TrainingSpec) -> None:
         self._model = model
         self._spec = spec
-        self._inputs = InputBinding(model, spec.inputs, spec.train)
+        self.inputs = InputBinding(model, spec.inputs, spec.train)
         self._labels: Callable[[Arrays], Nest]  # once the model's outputs are known
         self._check_labels: LabelCheck | None = None
-        self.columns = list(dict.fromkeys([*spec.inputs.columns, *spec.outputs.columns]))
-        if spec.weight is not None and spec.weight not in self.columns:
-            self.columns.append(spec.weight)
+        self.columns = spec.columns
         columns = [spec.train.column(name) for name in self.columns]
-        # Stands in where a rank has no row of its own.
-        self.blank: Arrays = {c.name: c.blank() for c in columns}
+        self.sample = spec.sample or made_up_rows(columns)
+        # Of a rank without rows.
+        self.filler = repeat_rows(self.sample, 1)
 
     def bind_labels(self, outputs: Nest | None) -> None:
         """Take note of what the model's call gives, ``None`` if it has none.
@@ -54,17 +61,14 @@ class BatchBinding:
             ModelError: it does not fit the label columns.
         """
         model, spec = self._model, self._spec
+        if spec.weight is not None:
+            _check_weights_of_steps(spec.train.column(spec.weight), outputs)
         self._labels = bind_outputs(model, spec.outputs, spec.train, outputs)
         if needs_labels(model):
             of_classes = spec.fit.class_weight or {}
             weighted = spec.weight is not None or 0 in of_classes.values()
             columns = spec.outputs.columns
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
-
-    @property
-    def example(self) -> Nest:
-        """One row of inputs, all zeros."""
-        return self._inputs(self.blank)
 
     def outputs_of(self, example: Nest) -> Any | None:
         """Return what the model's call gives for an example, or ``None`` if it has no call.
@@ -95,7 +99,7 @@ class BatchBinding:
         return self._data(arrays, check=type(self._model).test_step is keras.Model.test_step)
 
     def _data(self, arrays: Arrays, *, check: bool) -> Any:
-        x, y = self._inputs(arrays), self._labels(arrays)
+        x, y = self.inputs(arrays), self._labels(arrays)
         if check and self._check_labels is not None:
             self._check_labels(y)
         weight = None if self._spec.weight is None else arrays[self._spec.weight]
@@ -114,6 +118,23 @@ class BatchBinding:
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         weight = class_weights(np.asarray(keras.tree.flatten(y)[0]), self._spec.fit.class_weight)
         return (x, y, tf.convert_to_tensor(weight))
+
+
+def _check_weights_of_steps(weight: Column, outputs: Nest | None) -> None:
+    """Check that each output has the steps that a column weighs, if it does not weigh whole rows.
+
+    Raises:
+        ModelError: one has others.
+    """
+    steps = weight.shape
+    for output in keras.tree.flatten(outputs) if steps and outputs is not None else ():
+        found = tuple(output.shape[1:])
+        if len(found) < 2 or found[0] not in (None, *steps):
+            raise ModelError(
+                f"sample_weight_col {weight.name!r} holds {steps[0]} weights for each row, which "
+                "are those of the steps of a sequence, but the model gives an output of shape "
+                f"{found} for a row; give one weight per row, or one for each step of the output"
+            )
 
 
 def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:

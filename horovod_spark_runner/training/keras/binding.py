@@ -325,7 +325,7 @@ def _match_outputs(
 ) -> list[_Slot | None]:
     """Return the slots in the order of the flattened outputs; ``None`` where there is no label."""
     count = len(keras.tree.flatten(outputs))
-    choices = name_choices(model, outputs)
+    choices = _name_choices(model, outputs)
     singles = [slot[0] if len(slot) == 1 else "" for slot in binding.slots]
     given = list(binding.names) if binding.names is not None else singles
     if binding.names is not None or count > 1:
@@ -364,7 +364,7 @@ def output_layers(model: keras.Model) -> list[str]:
     return list(getattr(model, "output_names", None) or [])
 
 
-def name_choices(model: keras.Model, outputs: Nest) -> list[list[str]]:
+def _name_choices(model: keras.Model, outputs: Nest) -> list[list[str]]:
     """Return the names that outputs may be called by: the structure's own, and their layers'."""
     names = path_names(outputs)
     layers = output_layers(model)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 from mpi4py import MPI
 
 from ...errors import ModelError
-from ...settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD, Sync
+from ...settings.sync import Allreduce, DiLoCo, Sync
 from ..spec import TrainingSpec
 from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding
 from .exchange import GradientExchange
 from .model import (
-    build_and_watch,
+    build_model,
     check_losses,
     check_trainable,
     has_own_steps,
-    switch_off_jit,
 )
 from .optimizers import (
     check_compression,
@@ -31,21 +30,12 @@ from .step import Steps, makes_only_variables
 from .tensors import as_tensor
 from .untracked import check_tracked
 
-# Constraints that a mean of weights holds if each of them does.
-_CONVEX = (keras.constraints.NonNeg, keras.constraints.MaxNorm)
-# What becomes of ranks' weights where they meet, by the settings' class.
-_MET: dict[type, str] = {
-    LocalSGD: "the mean that sync=LocalSGD(…) takes of them",
-    DiLoCo: "the outer step of sync=DiLoCo(…)",
-    AsyncServer: "the sum of what ranks add to it with sync=AsyncServer(…)",
-}
-
 
 class BuiltModel:
     """A model, its optimizers and its steps, all variables made.
 
     ``Model.fit`` makes what a model does not have yet when it traces its first step. So does this,
-    with no rows: weights of subclassed models, optimizers, metrics and the names of outputs are
+    with one row: weights of subclassed models, optimizers, metrics and the names of outputs are
     known before a checkpoint is restored or anything is sent.
 
     Args:
@@ -61,23 +51,24 @@ class BuiltModel:
     def __init__(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser, *, share_logs: bool
     ) -> None:
-        self.model, asked_for_jit = build_and_watch(spec.model)
+        self.model = build_model(spec.model)
         parts = [spec.train] if spec.validation is None else [spec.train, spec.validation]
         rows = [part.rows for part in parts]
         check_trainable(self.model, spec.fit.batch_size, rows, world.Get_size())
         check_optimizers(find_optimizers(self.model))
-        switch_off_jit(self.model, asked_for_jit)
+        # No collective can run inside what XLA compiles, as Keras has it do by itself on a GPU.
+        self.model.jit_compile = False
         if world.Get_rank():
             # Ops without a seed of their own must not draw the same numbers on all ranks; what they
             # draw for weights is replaced by rank 0's.
             tf.random.set_seed(spec.fit.seed + world.Get_rank())
         self.batches = BatchBinding(self.model, spec)
-        example = tf.nest.map_structure(as_tensor, self.batches.example)
+        filler = self.batches.filler
+        example = tf.nest.map_structure(as_tensor, self.batches.inputs(filler))
         self.batches.bind_labels(self.batches.outputs_of(example))
         self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
-        blank = self.batches.blank
-        data, test_data = self.batches.training_data(blank), self.batches.data(blank)
+        data, test_data = self.batches.training_data(filler), self.batches.data(filler)
         own = has_own_steps(self.model)
         once = makes_only_variables(self.model)
         self.steps = Steps(self.exchange, data, test_data, eager=eager, own=own, once=once)
@@ -92,9 +83,8 @@ class BuiltModel:
             check_compression(self.optimizers, spec.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
+        if world.Get_size() > 1 or isinstance(spec.sync, DiLoCo):  # makes an outer step even so
             check_between_meetings(self.model, self.optimizers, synchroniser, spec.sync)
-        elif isinstance(spec.sync, DiLoCo):
-            _check_constraints(self.model, spec.sync)
 
 
 def check_between_meetings(
@@ -116,50 +106,32 @@ def check_between_meetings(
     """
     if sync.meets_in_every_step:
         return
+    for what in _of_every_step(model, optimizers, sync):
+        raise ModelError(
+            f"{what} does not go with sync={type(options).__name__}(…), by which ranks do not meet "
+            "in every step; leave it out, or use sync=Allreduce()"
+        )
+
+
+def _of_every_step(
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
+) -> Iterator[str]:
+    """Yield what of a model has to be that of all ranks in every step."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if getattr(layer, "synchronized", False):
-            raise ModelError(
-                f"layer {layer.name!r} has synchronized=True: its statistics are those of all "
-                "ranks' rows in every step, in which ranks do not meet with LocalSGD, DiLoCo and "
-                "AsyncServer. Leave it out (the moments are averaged where ranks meet), or use "
-                "sync=Allreduce()"
-            )
-    scaling = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
-    if scaling and sync.alike is Alike.EVERYTHING:
-        raise ModelError(
-            f"optimizer {scaling[0].name!r} scales the loss by a factor that each rank finds for "
-            "itself, and leaves out steps in which its gradients are not finite: ranks would count "
-            "other steps, which have no mean. Use sync=LocalSGD(…) without average_optimizer, or "
-            "train in float32 or mixed_bfloat16, which need no loss scaling"
-        )
+            yield f"layer {layer.name!r} with synchronized=True"
+    for optimizer in optimizers:
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if scales and sync.alike is Alike.EVERYTHING:
+            yield f"average_optimizer=True for {optimizer.name!r}, whose loss scale is its rank's,"
     for optimizer in leaf_optimizers(optimizers):
         if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
-            raise ModelError(
-                f"optimizer {optimizer.name!r} has use_ema=True: each rank would keep moving "
-                "averages of its own. Use sync=LocalSGD(average_optimizer=True), which averages "
-                "them, too, or sync=Allreduce()"
+            yield (
+                f"optimizer {optimizer.name!r} with use_ema=True, for which there is "
+                "LocalSGD(average_optimizer=True),"
             )
-    _check_constraints(model, options)
+    for weight in model.trainable_weights:
+        if getattr(weight, "constraint", None) is not None:
+            yield f"weight {weight.path!r} with the constraint {type(weight.constraint).__name__}"
     if not sync.in_step and model.steps_per_execution > 1:
-        raise ModelError(
-            f"steps_per_execution={model.steps_per_execution}: with sync=AsyncServer(…) each step "
-            "begins with weights of its own, and a rank's steps are not counted in such groups. "
-            "Compile the model with steps_per_execution=1, or use sync=Allreduce()"
-        )
-
-
-def _check_constraints(model: keras.Model, options: Sync) -> None:
-    """Check that weights hold their constraints where ranks have met.
-
-    Raises:
-        ModelError: they do not.
-    """
-    given = {w.path: getattr(w, "constraint", None) for w in model.trainable_weights}
-    kept = _CONVEX if isinstance(options, LocalSGD) else ()
-    bound = [path for path, one in given.items() if one is not None and type(one) not in kept]
-    if bound:
-        raise ModelError(
-            f"weight {bound[0]!r} has a constraint, {type(given[bound[0]]).__name__}, which holds "
-            f"for what each rank makes of it but not for {_MET[type(options)]}. Leave the "
-            "constraint out, or use sync=Allreduce()"
-        )
+        yield f"steps_per_execution={model.steps_per_execution}"

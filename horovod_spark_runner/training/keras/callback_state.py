@@ -1,20 +1,16 @@
-"""What Keras callbacks remember, as JSON and arrays: early stopping, plateaus, best values.
+"""State of Keras callbacks as JSON and arrays: early stopping, plateaus, best values.
 
 Keras callbacks have no common way to be saved. What a callback has changed in its own attributes
-since training began is its state; what is a number, text, array, or list, dictionary, set or deque
-of those, can be saved and given back, and so can a variable's value. Anything else (open files,
-functions) is made again by the callback; a container that has changed and cannot be saved, or would
-come back as one of another class, is warned of.
+since training began is its state; what is a number, text, array, or list, tuple or dictionary of
+those, can be saved and given back, and so can a variable's value. Open files and functions are made
+again by the callback; of what else a callback of the user's own keeps, a warning tells.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import zlib
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +28,6 @@ _FRAMEWORK = {"model", "_model", "params"}
 _LOG = "csv_file"
 
 _VARIABLES = (keras.Variable, tf.Variable)
-# What a defaultdict begins its values with, where that has a name.
-_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, set, tuple)}
 
 # A value as JSON, and the arrays that it refers to by their number.
 Packed = tuple[Json, list[np.ndarray]]
@@ -53,13 +47,7 @@ class CallbackStates:
             name: {key: _pack(value) for key, value in _attributes(callback).items()}
             for name, callback in callbacks.items()
         }
-        self._outlines = {
-            name: {
-                key: _outline(value, _of_model(callback))
-                for key, value in _attributes(callback).items()
-            }
-            for name, callback in callbacks.items()
-        }
+        self._objects = {name: dict(vars(callback)) for name, callback in callbacks.items()}
         self._warned: set[str] = set()
 
     def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -133,18 +121,18 @@ class CallbackStates:
             setattr(callback, key, _unpack(value, arrays))
 
     def _warn(self, name: str, key: str, value: object) -> None:
-        # What was there when the training began, and is no container, is no state; neither are
-        # callables and files.
-        initial = self._initial[name]
-        same = key in initial and initial[key] is None
-        of_model = _of_model(self._callbacks[name])
-        same = same and _outline(value, of_model) == self._outlines[name][key]
-        if same or callable(value) or hasattr(value, "write") or f"{name}.{key}" in self._warned:
+        # What was there when the training began, and holds no items, is no state; neither are
+        # callables and files, nor what Keras' own callbacks work with.
+        same = value is self._objects[name].get(key) and not isinstance(value, Collection)
+        known = type(self._callbacks[name]).__module__.startswith("keras.")
+        if same or known or callable(value) or hasattr(value, "write"):
+            return
+        if f"{name}.{key}" in self._warned:
             return
         self._warned.add(f"{name}.{key}")
         logger.warning(
             "callback %s: attribute %s (%s) cannot be kept in checkpoints; a resumed run begins "
-            "without it",
+            "with what the callback itself gives it",
             name,
             key,
             type(value).__name__,
@@ -171,37 +159,16 @@ def _attributes(callback: keras.callbacks.Callback) -> dict[str, object]:
         left_out.add("min_delta")
     if isinstance(callback, keras.callbacks.CSVLogger):
         left_out.add("writer")  # which it makes for the file that it opens
-    of_model = _of_model(callback)
+    # The model's variables are in the checkpoint anyway.
+    model = getattr(callback, "_model", None)
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*getattr(model, "variables", ()), *getattr(optimizer, "variables", ())]
+    of_model = {id(variable) for variable in variables}
     return {
         key: value
         for key, value in vars(callback).items()
         if key not in left_out and id(value) not in of_model
     }
-
-
-def _of_model(callback: keras.callbacks.Callback) -> set[int]:
-    """Return the identities of the model's variables, which are in the checkpoint anyway."""
-    model = getattr(callback, "_model", None)
-    optimizer = getattr(model, "optimizer", None)
-    variables = [*getattr(model, "variables", ()), *getattr(optimizer, "variables", ())]
-    return {id(variable) for variable in variables}
-
-
-def _outline(value: object, of_model: set[int]) -> dict[int, int] | list[int] | None:
-    """Return what changes with a container's items; of anything else, nothing does."""
-    if isinstance(value, dict):
-        return {id(key): _mark(item, of_model) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return [_mark(item, of_model) for item in value]
-    # Of a class of its own, such as an enumeration's.
-    return [id(value)] if isinstance(value, (Enum, int, float, str)) else None
-
-
-def _mark(item: object, of_model: set[int]) -> int:
-    """Return what changes with an item of a container."""
-    if not isinstance(item, _VARIABLES) or id(item) in of_model:
-        return id(item)
-    return zlib.crc32(np.asarray(tf.convert_to_tensor(item)).tobytes())
 
 
 def _pack(value: object) -> Packed | None:
@@ -223,35 +190,13 @@ def _pack_into(value: Any, arrays: list[np.ndarray]) -> Json:
         return plain
     if type(value) in (list, tuple):
         return {type(value).__name__: [_pack_into(item, arrays) for item in value]}
-    if isinstance(value, dict):
-        return _pack_dictionary(value, arrays)
-    if type(value) in (set, frozenset):
-        # In one order, whatever the hashes are.
-        items = [_pack_into(item, arrays) for item in sorted(value, key=repr)]
-        return {type(value).__name__: items}
-    if type(value) is deque:
-        return {"deque": [value.maxlen, *(_pack_into(item, arrays) for item in value)]}
+    if type(value) is dict:
+        return {"dict": [[_pack_into(part, arrays) for part in pair] for pair in value.items()]}
     if isinstance(value, np.generic) or _is_constant(value):
         value = np.asarray(value)
     if type(value) is np.ndarray and value.dtype.kind in "biufcV" and value.dtype.names is None:
         arrays.append(np.array(value))
         return {"array": len(arrays) - 1}
-    raise TypeError(type(value).__name__)
-
-
-def _pack_dictionary(value: dict[Any, Any], arrays: list[np.ndarray]) -> Json:
-    if type(value) is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _pack_into(item, arrays) for key, item in value.items()}}
-    pairs: list[Json] = [[_pack_into(part, arrays) for part in pair] for pair in value.items()]
-    if type(value) is dict:
-        return {"pairs": pairs}
-    if type(value) in (Counter, OrderedDict):
-        return {type(value).__name__: pairs}
-    if type(value) is defaultdict:
-        factory = value.default_factory
-        name = getattr(factory, "__name__", "")
-        if factory is None or _FACTORIES.get(name) is factory:
-            return {"defaultdict": [None if factory is None else name, *pairs]}
     raise TypeError(type(value).__name__)
 
 
@@ -267,23 +212,9 @@ def _unpack(value: Any, arrays: Mapping[int, np.ndarray]) -> Any:
     if kind in ("array", "variable"):
         return arrays[inner] if arrays[inner].shape else arrays[inner][()]
     if kind == "dict":
-        return {key: _unpack(item, arrays) for key, item in inner.items()}
-    if kind == "pairs":
-        return dict(_unpack_pairs(inner, arrays))
-    if kind in ("Counter", "OrderedDict"):
-        pairs = dict(_unpack_pairs(inner, arrays))
-        return Counter(pairs) if kind == "Counter" else OrderedDict(pairs)
-    if kind == "defaultdict":
-        factory = None if inner[0] is None else _FACTORIES[inner[0]]
-        return defaultdict(factory, _unpack_pairs(inner[1:], arrays))
-    if kind == "deque":
-        return deque((_unpack(item, arrays) for item in inner[1:]), inner[0])
+        return {_unpack(key, arrays): _unpack(item, arrays) for key, item in inner}
     items = [_unpack(item, arrays) for item in inner]
-    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
-
-
-def _unpack_pairs(pairs: Any, arrays: Mapping[int, np.ndarray]) -> list[tuple[Any, Any]]:
-    return [(_unpack(key, arrays), _unpack(item, arrays)) for key, item in pairs]
+    return items if kind == "list" else tuple(items)
 
 
 def _same(one: Packed, other: Packed | None) -> bool:

@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from ...errors import InvalidInputError
 from ...rundir.checkpoint import PlainLogs
 from ...storage.arrays import Arrays
 from ..hooks import Hooks
 from ..logs import Logs
 from .callback_state import CallbackStates
+from .source import list_callbacks
 
 # These write files or send messages: one rank is enough, and several would disturb each other.
 _RANK_ZERO_ONLY = tuple(
@@ -39,23 +39,9 @@ def check_callbacks(given: object) -> list[keras.callbacks.Callback]:
     Raises:
         InvalidInputError: something given is not a Keras callback.
     """
-    callbacks = given() if callable(given) and not _is_callback(given) else given
-    if _is_callback(callbacks) and not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = [callbacks]
-    if not isinstance(callbacks, Sequence):
-        raise InvalidInputError(
-            f"callbacks must be a list of keras.callbacks.Callback, got {callbacks!r}"
-        )
-    for callback in callbacks:
-        if not _is_callback(callback):
-            raise InvalidInputError(
-                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
-            )
-    return list(callbacks)
-
-
-def _is_callback(value: object) -> bool:
-    return isinstance(value, keras.callbacks.Callback)
+    if callable(given) and not isinstance(given, keras.callbacks.Callback):
+        return list_callbacks(given())
+    return list_callbacks(given)
 
 
 def overrides(callbacks: Sequence[keras.callbacks.Callback], *names: str) -> bool:

@@ -27,7 +27,7 @@ def compare_models(
     """
     if not then:
         return ModelChanges(None, record=dict(now))
-    layers = _layer_changes(then.get("layers", []), now["layers"])
+    layers = _layer_changes(then.get("layers", {}), now["layers"])
     if layers:
         return ModelChanges(joined(layers))
     before, after = then.get("optimizers", []), now["optimizers"]
@@ -48,30 +48,15 @@ def compare_models(
     return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
 
 
-def _layer_changes(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
-    kinds = [[entry["class"] for entry in entries] for entries in (then, now)]
-    if kinds[0] != kinds[1]:
-        index = next(
-            (n for n, pair in enumerate(zip(*kinds, strict=False)) if pair[0] != pair[1]),
-            min(map(len, kinds)),
+def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    lost, new = ([n for n in a if n not in b] for a, b in ((then, now), (now, then)))
+    if lost or new:
+        had, has = (
+            names[0] if names else f"no more than {len(layers) - 1} layers"
+            for names, layers in ((lost, then), (new, now))
         )
-        shown = [
-            f"{names[index]} as layer {index}" if index < len(names) else f"{len(names) - 1} layers"
-            for names in kinds
-        ]
-        return [f"it had {shown[0]}, this one has {shown[1]}"]
-    found = []
-    for index, (before, after) in enumerate(zip(then, now, strict=True)):
-        name = f"layer {index} ({after['class']})" if index else "the model"
-        for part in ("config", "graph"):
-            old, new = before.get(part), after.get(part)
-            if old is None or new is None:
-                continue  # a class that does not tell its settings
-            if part == "graph" and old != new:
-                found.append("its layers are connected otherwise")
-            elif part == "config":
-                found += [otherwise(f"{name}: {path}", *pair) for path, *pair in differ(old, new)]
-    return found
+        return [f"it had {had}, this one has {has}"]
+    return [otherwise(path, *pair) for path, *pair in differ(then, now)]
 
 
 def _optimizer_changes(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 
-from ...captured.parts import living_objects
+from ...captured import code_of
 from .archive import LAMBDA, CustomPart
 
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
@@ -27,7 +27,7 @@ def find_objects(
     """
     registered = keras.saving.get_custom_objects()
     # Of several that have one name, none is known to be the one that is meant.
-    living = {name: ones[0] for name, ones in living_objects(model).items() if len(ones) == 1}
+    living = {name: ones[0] for name, ones in code_of(model).items() if len(ones) == 1}
     found: dict[str, object] = {}
     for part in parts:
         if part.name == LAMBDA:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...data.manifest import Column
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
@@ -122,16 +121,10 @@ class KerasEngine:
         weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}
         return {ARCHIVE_FILE: parts.archive, **weights}
 
-    def check_export(
-        self,
-        format: str,
-        names: Sequence[str],
-        transformed: Collection[str],
-        columns: Sequence[Column] = (),
-    ) -> None:
+    def check_export(self, format: str, names: Sequence[str], transformed: Collection[str]) -> None:
         check_format(format, self.export_formats)
         if format == SAVED_MODEL:
-            check_exportable(names, transformed, columns)
+            check_exportable(names, transformed)
         elif format == ONNX:
             check_transforms(transformed, "an ONNX file")
 

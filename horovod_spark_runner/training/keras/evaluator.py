@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
 from ..logs import flat, plain
+from ..sample_rows import repeat_rows
 from ..trained_model import Recipe
 from .binding import bind_outputs, needs_labels
 from .compiled import make_compiled
@@ -25,11 +27,10 @@ from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .label_values import LabelCheck
 from .loading import make_model
-from .losses import merged_mask, noting_masks
-from .metric_state import SUM, counting_means, merge_of, variables_of
+from .metric_state import SUM, counting_means, merge_of, reduced_by, variables_of
 from .outputs import call_model, call_outputs, output_leaves, unchanged
-from .probe import Probe, close, rows_of
-from .protocols import CompiledMetrics, Loss, Metric, Nest
+from .probe import State, check_sums, close, loss_title, rows_of, values_of
+from .protocols import CompiledMetrics, Metric, Nest
 from .scope import replaced
 
 
@@ -53,7 +54,6 @@ class KerasEvaluator:
         self._state = recipe.own.state
         self._compiled = question.compiled
         self._given: CompiledMetrics | None = None
-        self._logged: set[str] | None = None
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
@@ -65,6 +65,8 @@ class KerasEvaluator:
                     "the DataFrame, and give the predictions to an evaluator of "
                     "pyspark.ml.evaluation"
                 )
+            if question.compiled:
+                _check_own(self._model)
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.own.eager
             if recipe.batch_size is not None:
@@ -77,21 +79,20 @@ class KerasEvaluator:
 
     def _begin(self, recipe: Recipe, question: Question) -> None:
         targets = question.targets
-        features = {column.name: column.blank() for column in recipe.columns}
+        features = repeat_rows(recipe.sample_rows().inputs, 1)
         labels = {column.name: column.blank() for column in targets.columns}
         self._weight = targets.weight
         with using_keras_state(self._state):
             outputs = call_outputs(self._model, _tensors(self._inputs(features)))
             manifest = Manifest("", (), targets.columns, (), "")
             self._labels = bind_outputs(self._model, targets.outputs, manifest, outputs)
-            own_step = type(self._model).test_step is not keras.Model.test_step
-            if self._compiled and needs_labels(self._model) and not own_step:
+            if self._compiled and needs_labels(self._model):
                 names, weighted = targets.outputs.columns, self._weight is not None
                 self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
             if question.metrics is not None:
                 self._given = self._compile(question.metrics, targets.outputs.slots)
             self._step = self._make_step(self._data(features, labels))
-            self._check_logs()
+            self._check_names()
         self._variables = variables_of(self._metrics)
         self._check_mergeable()
         self._reset()
@@ -142,8 +143,7 @@ class KerasEvaluator:
         with counting_means(rows, exact=True):
             if self._compiled:
                 with self._exact_losses(seen):
-                    logs = self._model.test_step(data)
-                self._logged = set(logs) if isinstance(logs, Mapping) else None
+                    self._model.test_step(data)
             outputs = seen[-1] if seen else None
             if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
                 outputs = call_model(self._model, x)
@@ -172,26 +172,25 @@ class KerasEvaluator:
 
         with (
             replaced(owner, "compute_metrics", noting),
-            replaced(keras.losses.Loss, "__call__", self._checking),
+            reduced_by(self._checking),
         ):
             yield
 
-    def _checking(self, original: Callable[..., object]) -> Callable[..., object]:
+    def _checking(self, original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         @functools.wraps(original)
-        def call(loss: Loss, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> object:
-            with noting_masks(loss) as masks:
-                value = original(loss, y_true, y_pred, sample_weight)
-            masked = merged_mask(y_pred, masks) is not None
-            why = _depends_on_batch(loss, sample_weight, masked=masked)
+        def reduce(values: tf.Tensor, **settings: Any) -> tf.Tensor:
+            why = _depends_on_batch(**settings)
             if why:
+                flat = getattr(self._model._compile_loss, "_flat_losses", None) or ()
+                names = " or ".join(repr(output.loss.name) for output in flat)
                 raise ModelError(
-                    f"loss {loss.name!r} of model {self._model.name!r} {why}: its value depends on "
+                    f"loss {names} of model {self._model.name!r} {why}: its value depends on "
                     "which rows are in a batch together, so that it has no exact value over all "
                     "rows; ask for metrics by name instead, metrics=[…] without 'compiled'"
                 )
-            return value
+            return original(values, **settings)
 
-        return call
+        return reduce
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -201,32 +200,16 @@ class KerasEvaluator:
         return found
 
     def _results(self) -> dict[str, object]:
-        """Return the results of the model's own metrics that its step tells."""
-        if not self._compiled:
-            return {}
-        found = self._model.get_metrics_result()
-        return {name: found[name] for name in found if name in (self._logged or ())}
+        """Return the results of the model's own metrics."""
+        found: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
+        return found
 
-    def _check_logs(self) -> None:
-        """Check that the model's own step tells results of metrics only.
+    def _check_names(self) -> None:
+        """Check that no two metrics have one name.
 
         Raises:
-            ModelError: it tells something else, of the last batch only.
-            InvalidInputError: two metrics have one name.
+            InvalidInputError: two have.
         """
-        if self._compiled:
-            compiled = self._model._compile_metrics
-            if compiled is not None and not compiled.built:  # its own step leaves them out
-                self._model._compile_metrics = None
-            kept = set(self._model.get_metrics_result())
-            others = sorted((self._logged or set()) - kept)
-            if others or self._logged is None:
-                what = ", ".join(map(repr, others)) or "no dictionary"
-                raise ModelError(
-                    f"the test_step of model {self._model.name!r} returns {what}, which no metric "
-                    "keeps, so that there is no value of all rows; let a keras.metrics.Mean of the "
-                    "model keep it"
-                )
         names = list(flat(self._results()))
         names += [] if self._given is None else list(flat(self._given.result()))
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -277,38 +260,36 @@ class KerasEvaluator:
         return output
 
     def _probe(self, data: Nest) -> None:
+        """Check that metrics and losses do not depend on which rows are in a batch together."""
         if len(keras.tree.flatten(data)[0]) == 2:  # too few for parts of unequal size
             data = tf.nest.map_structure(lambda value: tf.concat([value, value], 0), data)
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        if self._compiled:
-            Probe(self._model, (x, y), exact=True).run()
-            if type(self._model).test_step is not keras.Model.test_step:
-                self._try_own_step(data)
-        if self._given is not None:
-            Probe(self._model, (x, y), metrics=self._given, exact=True).run()
-
-    def _try_own_step(self, data: Nest) -> None:
-        """Check that the results of a step of the model's own do not depend on what is a batch."""
         rows = len(keras.tree.flatten(data)[0])
+        first, second = slice(0, rows // 3), slice(rows // 3, rows)
 
-        def after(*parts: slice) -> dict[str, LogValue]:
+        def after(*parts: slice) -> tuple[list[State], dict[str, np.ndarray]]:
             self._assign(self._initial)
             for part in parts:
                 self._step(rows_of(data, part))
-            return plain(self._results())
+            given = {} if self._given is None else {m.name: m.result() for m in self._given.metrics}
+            found = {**self._results(), **given}
+            values = {name: np.asarray(value) for name, value in plain(found).items()}
+            return [values_of(m.variables) for m in self._metrics], values
 
         with unchanged(self._model, self._variables):
-            once, again = after(slice(0, rows)), after(slice(0, rows))
-            parts = after(slice(0, rows // 3), slice(rows // 3, rows))
-        for name, value in once.items():
+            (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
+            states = [after()[0], after(first)[0], after(second)[0]]
+            both, parts = after(first, second)
+        for metric, *values in zip(self._metrics, *states, both, strict=True):
+            check_sums(metric, values, "Keep sums, or ask for other metrics by name, metrics=[…]")
+        for name, value in whole.items():
             # What is random shows nothing.
-            first, second, third = (np.asarray(one) for one in (value, again[name], parts[name]))
-            if close(first, second) and not close(first, third):
+            if close(value, again[name]) and not close(value, parts[name]):
+                title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"the test_step of model {self._model.name!r} gives {name!r} as no mean over "
-                    "rows: its value depends on which rows are in a batch together, so that it has "
-                    "no exact value over all rows; keep it in a keras.metrics.Mean, or ask for "
-                    "other metrics by name, metrics=[…]"
+                    f"{title} of model {self._model.name!r} is no mean over the rows "
+                    "of a batch: its value depends on which rows are in a batch together, so that "
+                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or ask "
+                    "for other metrics by name, metrics=[…]"
                 )
 
     def take_sums(self) -> list[np.ndarray]:
@@ -331,16 +312,32 @@ class KerasEvaluator:
             variable.assign(tf.cast(value, variable.dtype))
 
 
+def _check_own(model: keras.Model) -> None:
+    """Check that Keras tells the numbers of a compiled model, not a method of the user's own.
+
+    Raises:
+        ModelError: it does not.
+    """
+    for name in ("test_step", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ModelError(
+                f"what {name} of model {model.name!r} gives, which is its own, is known to "
+                "trainings only; ask for metrics, metrics=['accuracy', …]"
+            )
+
+
 def _tensors(values: Nest) -> Nest:
     return tf.nest.map_structure(tf.convert_to_tensor, values)
 
 
-def _depends_on_batch(loss: Loss, sample_weight: Nest, *, masked: bool) -> str:
+def _depends_on_batch(
+    reduction: str | None, mask: object | None, sample_weight: object | None, **_: object
+) -> str:
     """Say why a loss is no mean over rows; ``""`` if it is one."""
-    if loss.reduction in (None, "none", "sum"):
-        return f"has reduction={loss.reduction!r}"
-    if masked:
+    if reduction in (None, "none", "sum"):
+        return f"has reduction={reduction!r}"
+    if mask is not None:
         return "is a mean over what is not masked"
-    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
         return "is a mean by sample weights (reduction='mean_with_sample_weight')"
     return ""

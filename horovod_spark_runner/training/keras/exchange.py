@@ -1,10 +1,10 @@
 """The gradient exchange: where a Keras model's step is synchronised with the other ranks'.
 
-Horovod's own Keras optimizer silently does nothing under Keras 3. Here the ``apply`` of Keras's
-optimizers, while a step runs, first hands the gradients to the way of synchronising (allreduce adds
-those of all ranks up), inside the compiled step, and then goes on as before: clipping, loss
-scaling, gradient accumulation and moving averages see the reduced gradients, as in a single
-process. It does so for every optimizer that the step uses, wherever the model keeps it.
+The ``apply`` of Keras's optimizers, while a step runs, first hands the gradients to the way of
+synchronising (allreduce adds those of all ranks up), inside the compiled step, and then goes on as
+before: clipping, loss scaling, gradient accumulation and moving averages see the reduced gradients,
+as in a single process. It does so for every optimizer that the step uses, wherever the model keeps
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import horovod.tensorflow as hvd
 import keras
@@ -20,7 +21,7 @@ import tensorflow as tf
 from ...errors import ModelError
 from ..logs import Logs
 from ..sync.synchroniser import Synchroniser
-from .collectives import Part, sum_over_ranks
+from .collectives import Part, sum_over_ranks, use_known_sums
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import has_own_steps
@@ -67,6 +68,8 @@ class GradientExchange:
         self._control: tf.Tensor | None = None
         self._reduced: tf.Tensor | None = None
         self._inside = False
+        # Gradients of a step that is tried, by optimizer and weight.
+        self._tried: dict[str, tf.Tensor] | None = None
         self._refusal: ModelError | None = None
 
     @property
@@ -114,6 +117,37 @@ class GradientExchange:
         self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
 
+    def try_step(
+        self, data: Nest, fraction: float, sums: dict[str, list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        """Run the model's ``train_step`` on this rank alone, and apply no gradients.
+
+        Args:
+            data: what ``train_step`` takes.
+            fraction: which part of a global batch it is.
+            sums: those over the rows of the global batch; see `use_known_sums`.
+
+        Returns:
+            What optimizers are given, by optimizer and weight.
+        """
+        part = Part(2, tf.constant(fraction, tf.float64))
+        self._tried, self._applications = {}, {}
+        eager = tf.config.functions_run_eagerly()
+        # Nothing that is traced here may stay in a function that real steps use.
+        tf.config.run_functions_eagerly(True)
+        self.scope.enter()
+        try:
+            with (
+                use_known_sums(sums),
+                parts_of_a_whole(part, self.scope),
+                self._reducing_optimizers(),
+            ):
+                self._train_step(data)
+            return self._tried
+        finally:
+            self._tried = None
+            tf.config.run_functions_eagerly(eager)
+
     def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
         together = self._synchroniser.meets_in_every_step
         # Between meetings, a rank's step is that of a process of its own.
@@ -130,7 +164,6 @@ class GradientExchange:
             self._own_logs(metrics) if in_step else contextlib.nullcontext(),
         ):
             logs = self._train_step(data)
-            self._end_applying()
         if self._reduced is None and together:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
             self._reduced = sum_over_ranks([control], "control")[0]
@@ -160,11 +193,7 @@ class GradientExchange:
         Args:
             gradients: this rank's, dense.
             place: what they are for; see `Synchroniser.gradients`.
-
-        Raises:
-            ModelError: it depends on a tensor whether they are applied, so that ranks could part.
         """
-        self._check_unconditional()
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
         begun = self.stopwatch.begin(gradients)
@@ -182,30 +211,7 @@ class GradientExchange:
         with contextlib.ExitStack() as stack:
             for cls in classes_with(keras.optimizers.Optimizer, "apply"):
                 stack.enter_context(replaced(cls, "apply", self._reducing))
-            # What one of the user's own does there sees the reduced gradients, too.
-            for cls in classes_with(keras.optimizers.Optimizer, "apply_gradients"):
-                stack.enter_context(replaced(cls, "apply_gradients", self._reducing_pairs))
             yield
-
-    def _reducing_pairs(self, original: Callable[..., object]) -> Callable[..., object]:
-        def of_lists(
-            optimizer: keras.optimizers.Optimizer,
-            grads: Sequence[tf.Tensor],
-            variables: Sequence[keras.Variable],
-        ) -> object:
-            return original(optimizer, list(zip(grads, variables, strict=True)))
-
-        reducing = self._reducing(of_lists)
-
-        @functools.wraps(original)
-        def apply_gradients(
-            optimizer: keras.optimizers.Optimizer,
-            grads_and_vars: Iterable[tuple[tf.Tensor, keras.Variable]],
-        ) -> object:
-            pairs = list(grads_and_vars)
-            return reducing(optimizer, [g for g, _ in pairs], [v for _, v in pairs])
-
-        return apply_gradients
 
     def _reducing(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
@@ -220,7 +226,15 @@ class GradientExchange:
                 trainable_variables = list(trainable_variables)
             self._inside = True
             try:
-                dense = _dense(grads, trainable_variables or optimizer._trainable_variables)
+                variables = trainable_variables or optimizer._trainable_variables
+                dense = _dense(grads, variables)
+                if self._tried is not None:
+                    place = self._place_of(optimizer)
+                    for variable, one in zip(variables, dense, strict=False):
+                        if one is not None:
+                            self._tried[f"{place} {variable.path}"] = one
+                    return None
+                self._check_applied(optimizer)
                 reduced = self.reduce(dense, self._place_of(optimizer))
                 with alone():
                     return original(optimizer, reduced, trainable_variables)
@@ -237,36 +251,33 @@ class GradientExchange:
         time = self._applications[number] = self._applications.get(number, -1) + 1
         return f"{number}.{time}"
 
-    def _check_unconditional(self) -> None:
+    def _check_applied(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Check that all ranks apply gradients here, as they come from the step.
+
+        Raises:
+            ModelError: a tensor decides, by which ranks could part; or the optimizer's own
+                ``apply_gradients`` has seen this rank's alone.
+        """
         if self._part.size == 1:
             return
-        if tf.executing_eagerly():
-            self._agree_to_apply(True)
-            return
         if in_condition(self.scope):
-            self._refusal = ModelError(
+            self._refuse(
                 f"the train_step of model {self._model.name!r} applies gradients inside a "
                 "condition or loop on a tensor: ranks could decide differently and wait for "
                 "each other for ever. Apply them in every step (multiply them by 0 where they "
                 "are not to count), and repeat steps with Python's range"
             )
-            raise self._refusal
-
-    def _end_applying(self) -> None:
-        if tf.executing_eagerly() and self._part.size > 1:
-            self._agree_to_apply(False)
-
-    def _agree_to_apply(self, applying: bool) -> None:
-        """Check, where Python decides it, that all ranks apply gradients now or none does."""
-        begun = self.stopwatch.begin([])
-        (count,) = sum_over_ranks([tf.constant(float(applying))], self.scope.name("applying"))
-        self.stopwatch.end(begun, [count])
-        if int(count) not in (0, self._part.size) or bool(int(count)) != applying:
-            raise ModelError(
-                f"the train_step of model {self._model.name!r} applied gradients on {int(count)} "
-                f"of {self._part.size} ranks; apply them in every step (multiply them by 0 where "
-                "they are not to count)"
+        kind, method = type(optimizer), "apply_gradients"
+        if getattr(kind, method) is not getattr(keras.optimizers.Optimizer, method):
+            self._refuse(
+                f"optimizer {optimizer.name!r} ({kind.__name__}) overrides {method}(), which sees "
+                "the gradients of its own rank's rows; override apply(grads, trainable_variables), "
+                "which sees those of all ranks, or train with num_workers=1"
             )
+
+    def _refuse(self, text: str) -> NoReturn:
+        self._refusal = ModelError(text)
+        raise self._refusal
 
 
 def _dense(

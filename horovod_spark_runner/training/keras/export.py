@@ -20,12 +20,12 @@ from ..class_columns import ClassColumn
 from ..spec import OutputSpec, TrainingSpec
 from ..trained_model import Recipe
 from .binding import InputBinding
-from .decoding import decoded
-from .exported import DECODED, SERVING, check_exportable, publish
+from .exported import SERVING, check_exportable, publish
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
 from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
+from .protocols import Nest
 from .served_classes import class_values
 
 # Operations that call back into the process they were made in.
@@ -69,7 +69,7 @@ class Served:
     checked: bool = True
 
     def __post_init__(self) -> None:
-        check_exportable(self.names, self.transformed, self.columns)
+        check_exportable(self.names, self.transformed)
         names = [name for _, name in self._plain] + [column.name for column in self.classes]
         if len(set(names)) < len(names):
             raise ModelError(f"{self.kind} cannot give several outputs one name: {names}")
@@ -123,27 +123,21 @@ class Served:
         Raises:
             ModelError: TensorFlow cannot make a graph of the model.
         """
-        encoded = any(column.encoding for column in self.columns)
-        kinds = [SERVING, DECODED] if encoded else [SERVING]
         try:
-            return {kind: self._traced(decodes=kind == SERVING) for kind in kinds}
+            return {SERVING: self._traced()}
         except Exception as error:  # the user's own call may fail in any way
             raise self._cannot(error) from error
 
-    def _traced(self, *, decodes: bool) -> Any:
+    def _traced(self) -> Any:
+        outside = dict(zip((c.name for c in self.columns), self.names, strict=True))
+
         def serve(given: Mapping[str, Any]) -> dict[str, Any]:
-            values = {
-                column.name: decoded(one, given[name])
-                if column.encoding and decodes
-                else given[name]
-                for name, column, one in zip(self.names, self.columns, self.inputs, strict=True)
-            }
+            values = {name: given[called] for name, called in outside.items()}
             if self.checked:
-                outside = dict(zip((c.name for c in self.columns), self.names, strict=True))
                 for name, bounds in self.bind.bounds.items():
                     values[name] = _within(values[name], bounds, outside[name])
             outputs = call_model(self.model, self.bind.of_tensors(values))
-            leaves = [_dense(pick(outputs, output.path)) for output in self.outputs]
+            leaves = [pick(outputs, output.path) for output in self.outputs]
             served = {name: tf.identity(leaves[place]) for place, name in self._plain}
             for one in self.classes:
                 spec, leaf = self.outputs[one.output], leaves[one.output]
@@ -152,15 +146,13 @@ class Served:
 
         function = tf.function(serve, autograph=False)
         made = function.get_concrete_function(
-            {column.name: self._kind(column, decodes=decodes) for column in self.inputs}
+            {
+                column.name: tf.TensorSpec([self.rows, *column.shape], column.dtype, column.name)
+                for column in self.inputs
+            }
         )
         _check_no_python(made.graph.as_graph_def())
         return function
-
-    def _kind(self, column: Column, *, decodes: bool) -> Any:
-        if column.encoding and decodes:
-            return tf.TensorSpec([self.rows], tf.string, column.name)
-        return tf.TensorSpec([self.rows, *column.shape], column.dtype, column.name)
 
     def _cannot(self, error: BaseException) -> ModelError:
         name = getattr(self.model, "name", "")
@@ -239,17 +231,17 @@ def serving(
             )
 
 
-def served_by(spec: TrainingSpec, model: keras.Model, example: Any, name: NameOutputs) -> Served:
+def served_by(spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOutputs) -> Served:
     """Return what the SavedModel of a training is made of.
 
     Args:
         spec: the training.
         model: its model.
-        example: one row of inputs.
+        inputs: rows that it takes.
         name: names the outputs.
     """
     with unchanged(model):
-        outputs = output_specs(model, example)
+        outputs = output_specs(model, inputs)
     names = spec.inputs.columns
     return Served(
         model,
@@ -262,7 +254,3 @@ def served_by(spec: TrainingSpec, model: keras.Model, example: Any, name: NameOu
         [one for one in names if one in spec.transforms],
         eager=bool(model.run_eagerly),
     )
-
-
-def _dense(value: Any) -> Any:
-    return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value

@@ -21,17 +21,14 @@ from ...data.manifest import Column
 from ...errors import ModelError
 from ...storage.filesystem import Location
 from ...storage.folders import write_aside
-from ...storage.sums import sealed, unsealed
+from ...storage.sums import read_sums, sealed, unsealed
+from ...typed_json import read_fields
 from ..engine import GRAPH_FILE
 
 COLUMNS_FILE = "columns.json"
 FORMAT = 1
-# The signature that every exported SavedModel has, and that of values which are decoded already.
-SERVING, DECODED = "serving_default", "decoded"
-# Types that TensorFlow makes of raw bytes.
-_RAW_DTYPES = (
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64",
-)  # fmt: skip
+# The signature that every exported SavedModel has.
+SERVING = "serving_default"
 _ARGUMENT = re.compile("[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -66,47 +63,25 @@ def check_transforms(transformed: Collection[str], kind: str) -> None:
         )
 
 
-def check_exportable(
-    names: Sequence[str], transformed: Collection[str], columns: Sequence[Column] = ()
-) -> None:
+def check_exportable(names: Sequence[str], transformed: Collection[str]) -> None:
     """Check that a SavedModel can take columns, and make of them what a model takes.
 
     Args:
         names: what the feature columns are called in the signature.
         transformed: feature columns that were trained with a transform.
-        columns: the feature columns, as far as they are known.
 
     Raises:
         ModelError: a column cannot be an input of a signature.
     """
     check_transforms(transformed, "a SavedModel")
-    for column in columns:
-        if column.encoding in ("npy", "npz"):
-            raise _refused(
-                column.name,
-                f"it holds NumPy's {column.encoding} files, which TensorFlow does not read; train "
-                "on arrays",
-            )
-        if column.encoding == "image" and column.dtype == "int8":
-            raise _refused(column.name, "int8 does not hold the values of images; train on uint8")
-        if column.encoding == "raw" and column.dtype not in _RAW_DTYPES:
-            raise _refused(
-                column.name,
-                f"TensorFlow makes no {column.dtype} of raw bytes; train on another type",
-            )
     for name in names:
         if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
-            raise _refused(
-                name,
-                "TensorFlow makes it the name of a Python argument, of ASCII letters, digits and "
-                "underscores after a letter, and no word of Python's. Call it otherwise, in the "
-                "rows that are trained on, or only there: TFTransformer.setFeatureCols([…]), then "
-                "export",
+            raise ModelError(
+                f"a SavedModel cannot take feature column {name!r}: TensorFlow makes it the name "
+                "of a Python argument, of ASCII letters, digits and underscores after a letter, "
+                "and no word of Python's. Call it otherwise, in the rows that are trained on, or "
+                "only there: TFTransformer.setFeatureCols([…]), then export"
             )
-
-
-def _refused(name: str, reason: str) -> ModelError:
-    return ModelError(f"a SavedModel cannot take feature column {name!r}: {reason}")
 
 
 def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
@@ -166,8 +141,8 @@ def read_exported(folder: Location) -> Exported | None:
                 f"{folder} is of format {facts['format']}, this package reads format {FORMAT}: "
                 "update it"
             )
-        columns = (Column(**{**one, "shape": tuple(one["shape"])}) for one in facts["columns"])
-        return Exported(tuple(columns), facts["sums"])
+        columns = tuple(read_fields(one, Column) for one in facts["columns"])
+        return Exported(columns, read_sums(facts["sums"]))
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:

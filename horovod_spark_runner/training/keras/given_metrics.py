@@ -125,15 +125,10 @@ def _check_known(name: str) -> None:
             f"metric {name!r} takes arguments: give the object, keras.metrics.{name}(…)"
         ) from error
     except ValueError as error:
-        names = sorted({*_BY_SHAPE, *_public_names(keras)})
+        names = [*_BY_SHAPE, *dir(keras.metrics)]
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
         meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise InvalidInputError(
-            f"there is no metric {name!r}{meant}; Keras' metrics are {', '.join(names)}; Spark's "
-            "begin with 'spark:'"
+            f"there is no metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
+            "Spark's, 'spark:…'"
         ) from error
-
-
-def _public_names(keras: Any) -> list[str]:
-    none = ("Metric", "Mean", "Sum", "MeanMetricWrapper", "deserialize", "serialize", "get")
-    return [n for n in dir(keras.metrics) if not n.startswith("_") and n not in none]

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO
 
 import tensorflow as tf
 
 from ...errors import ModelError
+from ...storage.archives import unpack
 from ...storage.contents import PART_BYTES, Contents, spooled
 from ...storage.filesystem import Location
 from ...storage.sums import contents_checked
@@ -72,8 +72,7 @@ class Graph:
 
     def __init__(self, packed: Contents, signature: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            with zipfile.ZipFile(packed.open()) as archive:
-                archive.extractall(Path(folder))
+            unpack(packed.open(), folder, "a SavedModel's files")
             self.loaded = tf.saved_model.load(folder)
         known = sorted(self.loaded.signatures)
         if signature not in known:

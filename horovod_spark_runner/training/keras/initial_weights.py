@@ -1,13 +1,14 @@
 """Weights to begin with, put into the model that model_fn built.
 
-Rank 0 does so and the others get them from it. Nothing of the other model but its weights is used,
-and nothing of it is run.
+Rank 0 does so and the others get them from it. Nothing of the other model but its weights is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import keras
 
 _SHOWN = 5
+# In a .keras file.
+_WEIGHTS = "model.weights.h5"
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,14 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
             )
         if start.kind == KERAS_FILE:
             taken = _load_keras_file(model, path, start)
+            if not taken:
+                weights = _weights_of_keras_file(path)
         elif start.skip_mismatch:
             taken = _assign_by_path(model, weights)
         else:
             taken = _assign(model, weights, start.origin)
     if start.skip_mismatch:
-        _tell_what_was_taken(model, taken, weights, start.origin)
+        _tell_what_was_taken(model, taken, weights, start.origin, start.kind)
     finalize_layers(model)
 
 
@@ -101,6 +106,28 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
             "(model.export), or load it in model_fn"
         )
     return [Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+
+
+def _weights_of_keras_file(path: Path) -> list[Weight]:
+    """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
+    import h5py
+
+    found: list[Weight] = []
+
+    def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
+            name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
+            found.append(Weight(name, item.shape, item.__array__))
+
+    with contextlib.ExitStack() as stack:
+        source: Any = path
+        if zipfile.is_zipfile(path):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            if _WEIGHTS not in archive.namelist():  # in several files, as of very large models
+                return []
+            source = stack.enter_context(archive.open(_WEIGHTS))
+        stack.enter_context(h5py.File(source, "r")).visititems(note)
+    return found
 
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
@@ -210,7 +237,7 @@ def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _tell_what_was_taken(
-    model: keras.Model, taken: set[int], weights: Sequence[Weight], origin: str
+    model: keras.Model, taken: set[int], weights: Sequence[Weight], origin: str, kind: str
 ) -> None:
     """Tell the driver which weights were taken over.
 
@@ -223,12 +250,11 @@ def _tell_what_was_taken(
         False: _listed([w for n, w in enumerate(own) if n not in taken]),
     }
     if not taken:
-        there = ""  # Keras goes through its files by the kinds of layers, in their order
-        if weights:
-            there = f"; there are {_listed(weights)}. Weights go by the names of their layers"
+        kinds = "the kinds of their layers, in their order, as Keras goes through its files"
+        way = kinds if kind == KERAS_FILE else "the names of their layers"
         raise ModelError(
             f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
-            f"which are {shown[False]}{there}"
+            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by {way}"
         )
     left = len(own) - len(taken)
     text = f"initial_weights={origin!r}: {len(taken)} of {len(own)} weights taken over"

@@ -17,6 +17,7 @@ from .binding import InputBinding
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
+from .sample import sample_inputs
 from .saved import KerasParts
 
 
@@ -53,12 +54,12 @@ def _write(recipe: Recipe, model: object, bind: InputBinding, folder: Path) -> N
     objects = {} if parts.objects is None else cloudpickle.loads(parts.objects)
     if parts.source is not None:
         objects = {**(parts.source.custom_objects or {}), **objects}
-    example = bind({column.name: column.blank() for column in recipe.columns})
+    inputs = sample_inputs(model, bind, recipe.sample_rows().inputs)
     try:
         save_unpacked(model, folder)
     except Exception as error:  # a custom layer's get_config may fail in any way
         raise ModelError(f"a .keras file cannot hold this model: {error!s:.500}") from error
-    saved, problem = how_it_loads(folder, model, objects, example)
+    saved, problem = how_it_loads(folder, model, objects, inputs)
     if saved.loads == "source":
         raise ModelError(
             f"a .keras file cannot hold this model: what Keras loads from it differs ({problem})"

@@ -2,19 +2,19 @@
 
 Keras cuts fractions off the numbers of classes, names neither column nor value where a class is not
 among the outputs' (on a GPU its loss is NaN), and has a loss without a lowest value where the label
-of one of two classes is neither 0 nor 1 nor in between.
+of one of two classes is neither 0 nor 1 nor in between. Models of several outputs are left to it,
+as in ``fit``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 
 from ...errors import ModelError
-from .binding import name_choices
 from .protocols import Nest
 
 _OF_TWO = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
@@ -22,15 +22,8 @@ _OF_TWO = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentr
 _ROUNDING = 1e-6
 
 
-class _Rule(NamedTuple):
-    """The labels at a place among the flattened ones, and what has to hold for them."""
-
-    place: int
-    check: Callable[[np.ndarray], None]
-
-
 class LabelCheck:
-    """Checks the labels of every batch.
+    """Checks the labels of every batch, of a model with one output.
 
     Args:
         model: the compiled model.
@@ -44,77 +37,45 @@ class LabelCheck:
     ) -> None:
         self._model = model
         self._outputs = keras.tree.flatten(outputs)
-        if len(columns) == 1:
-            told = [f"the label column {columns[0]!r} holds"] * len(self._outputs)
-        elif len(self._outputs) == 1:
-            told = [f"the label columns {', '.join(map(repr, columns))} hold"]
-        else:  # by the names that label_cols gives them
-            names = name_choices(model, outputs)[0]
-            told = [f"the label of output {name!r} holds" for name in names]
-        self._told = told
+        names = ", ".join(map(repr, columns))
+        many = len(columns) > 1
+        self._told = (
+            f"the label columns {names} hold" if many else f"the label column {names} holds"
+        )
         self._weighted = weighted
         # Once Keras knows the losses, which it makes at their first use.
-        self._rules: list[_Rule] | None = None
+        self._check: Callable[[np.ndarray], None] | None = None
 
     def __call__(self, labels: Nest) -> None:
         """Check labels, arrays in the structure the losses take.
 
         Raises:
-            ModelError: some cannot be meant; the message has the column, or of several the output,
-                and a value.
+            ModelError: some cannot be meant; the message has the columns and a value.
         """
-        if self._rules is None:
-            if not getattr(self._model._compile_loss, "built", False):
-                return
-            self._rules = self._find(labels)
-        if self._rules:
-            arrays = keras.tree.flatten(labels)
-            for rule in self._rules:
-                rule.check(arrays[rule.place])
+        values = keras.tree.flatten(labels)
+        losses = getattr(self._model._compile_loss, "_flat_losses", None)
+        if losses is None or not len(losses) == len(values) == len(self._outputs) == 1:
+            return
+        if self._check is None:
+            self._check = self._check_of(losses[0].loss)
+        self._check(values[0])
 
-    def _find(self, labels: Nest) -> list[_Rule]:
-        paths = [path for path, _ in keras.tree.flatten_with_path(labels)]
-        if len(paths) != len(self._outputs):
-            return []
-        rules = []
-        for loss in self._model._compile_loss._flat_losses:
-            # Of a single output, Keras may call it by its name.
-            path = paths[0] if len(paths) == 1 else tuple(loss.path)
-            if path not in paths:  # a loss that takes several outputs together
-                continue
-            place = paths.index(path)
-            check = self._check_of(loss.loss, place, counts=loss.loss_weights != 0)
-            if check is not None:
-                rules.append(_Rule(place, check))
-        return rules
-
-    def _check_of(
-        self, loss: keras.losses.Loss, place: int, *, counts: bool
-    ) -> Callable[[np.ndarray], None] | None:
-        """Return what checks the labels at a place, if their loss is one of Keras' own.
-
-        Args:
-            loss: the loss.
-            place: of its output, among the flattened ones.
-            counts: whether it is part of the model's loss.
-        """
-        if not _is_of_keras(loss):
-            return None
+    def _check_of(self, loss: keras.losses.Loss) -> Callable[[np.ndarray], None]:
+        """Return what checks labels: nothing, if their loss is none of Keras' own."""
         function, given = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
-        name, told = f"loss {loss.name!r}", self._told[place]
+        shape = _shape_of(self._outputs[0])
+        if not _is_of_keras(loss):
+            return lambda values: None
         if function is keras.losses.sparse_categorical_crossentropy:
-            shape = _shape_of(self._outputs[place])
-            # Without a weight, too, Keras ends where a class is not among the outputs'.
             classes = None if shape is None else shape[given.get("axis", -1)]
             ignored = given.get("ignore_class")
-            said = f"{name} takes numbers of classes, but {told}"
+            said = f"loss {loss.name!r} takes numbers of classes, but {self._told}"
             return lambda values: _check_classes(said, values, classes, ignored)
-        if function in _OF_TWO and counts and not self._weighted:
-            shape = _shape_of(self._outputs[place])
-            if shape is not None and len(shape) == 2 and shape[1] == 1:
-                between = f"{name} takes 0 and 1, or what is in between, but {told}"
-                return lambda values: _check_of_two(between, values)
-        return None
+        alone = shape is not None and len(shape) == 2 and shape[1] == 1
+        if function in _OF_TWO and alone and not self._weighted:
+            between = f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._told}"
+            return lambda values: _check_of_two(between, values)
+        return lambda values: None
 
 
 def _is_of_keras(loss: keras.losses.Loss) -> bool:

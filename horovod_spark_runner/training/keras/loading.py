@@ -21,7 +21,7 @@ from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import build_model, finalize_layers
 from .outputs import build_by_call, call_model, output_specs, pick
 from .protocols import Nest
-from .sample import check_sample
+from .sample import calling, sample_inputs
 from .saved import KerasParts
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def load_model(recipe: Recipe) -> Model:
     def compute(inputs: Nest) -> list[np.ndarray]:
         with using_keras_state(parts.state):
             given = forward(inputs)
-        return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
+        return [pick(given, output.path).numpy() for output in recipe.outputs]
 
     return Model(prepare, compute)
 
@@ -102,8 +102,8 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         try:
             if parts.weights is not None:
                 _give_weights(model, recipe, bind)
-            example = bind({column.name: column.blank() for column in recipe.columns})
-            return [asdict(output) for output in output_specs(model, example)], ""
+            inputs = sample_inputs(model, bind, recipe.sample_rows().inputs)
+            return [asdict(output) for output in output_specs(model, inputs)], ""
         except ModelError:
             raise
         except Exception as error:  # the user's own call may fail in any way
@@ -132,10 +132,9 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
     arrays = ArraysFile(parts.weights)
     names = sorted(arrays.names)
     set_weights(model, [*map(arrays.shape, names)], map(arrays.read, names), recipe, bind)
-    if parts.sample is not None:
-        example = bind({column.name: column.blank() for column in recipe.columns})
+    if parts.source is not None:
         with using_keras_state(parts.state):
-            check_sample(model, example, parts.sample)
+            recipe.sample_rows().check(calling(model, bind))
 
 
 def set_weights(
@@ -158,9 +157,8 @@ def set_weights(
         ModelError: they are not those of such a model.
     """
     if not model.built or len(model.weights) != len(trained):
-        blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
         with using_keras_state(recipe.own.state):
-            build_by_call(model, bind(blank))
+            build_by_call(model, sample_inputs(model, bind, recipe.sample_rows().inputs))
     built = [tuple(weight.shape) for weight in model.weights]
     if list(trained) != built:
         index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
@@ -174,10 +172,3 @@ def set_weights(
     for weight, value in zip(model.weights, values, strict=True):
         weight.assign(value)
     finalize_layers(model)
-
-
-def _to_numpy(value: tf.Tensor | tf.SparseTensor) -> np.ndarray:
-    if hasattr(value, "dense_shape"):  # a sparse tensor
-        value = tf.sparse.to_dense(value)
-    array: np.ndarray = value.numpy()
-    return array

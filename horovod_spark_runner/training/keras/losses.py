@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from .collectives import Part, differentiable_sum, sum_over_ranks
-from .metric_state import counting_means
-from .protocols import Loss, Nest
-from .scope import Scope, replaced
+from .metric_state import counting_means, reduced_by
+from .scope import Scope
 
 _MEANS = ("sum_over_batch_size", "mean")
-# A method as its class holds it.
-_Loss = Callable[..., tf.Tensor]
+_Reduce = Callable[..., tf.Tensor]
 
 
 @contextlib.contextmanager
@@ -34,7 +32,7 @@ def parts_of_a_whole(part: Part, scope: Scope) -> Iterator[None]:
         return
     context = tf.distribute.get_replica_context()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(keras.losses.Loss, "__call__", _loss_of(part, scope)))
+        stack.enter_context(reduced_by(_reducing(part, scope)))
         if not part.equal:
 
             def rows() -> tf.Tensor:
@@ -61,73 +59,25 @@ def alone() -> Iterator[None]:
             context.all_reduce = ours
 
 
-def _loss_of(part: Part, scope: Scope) -> Callable[[_Loss], _Loss]:
-    def wrap(original: _Loss) -> _Loss:
+def _reducing(part: Part, scope: Scope) -> Callable[[_Reduce], _Reduce]:
+    def wrap(original: _Reduce) -> _Reduce:
         @functools.wraps(original)
-        def call(
-            self: keras.losses.Loss,
-            y_true: tf.Tensor,
-            y_pred: tf.Tensor,
-            sample_weight: tf.Tensor | None = None,
-        ) -> tf.Tensor:
-            with noting_masks(self) as masks:
-                loss = original(self, y_true, y_pred, sample_weight)
-            if self.reduction == "sum":
+        def reduce(values: tf.Tensor, **settings: Any) -> tf.Tensor:
+            loss = original(values, **settings)
+            reduction = settings["reduction"]
+            if reduction == "sum":
                 scope.note()
                 return tf.math.divide_no_nan(loss, part.fraction(loss.dtype))
-            mask = merged_mask(y_pred, masks)
-            count = _denominator(self.reduction, mask, sample_weight, loss.dtype)
+            count = _denominator(reduction, settings["mask"], settings["sample_weight"], loss.dtype)
             if count is None:
                 return loss
             count = tf.stop_gradient(count) * part.present(loss.dtype)
             (total,) = sum_over_ranks([count], scope.name("denominator"))
             return loss * tf.math.divide_no_nan(count, part.fraction(loss.dtype) * total)
 
-        return call
+        return reduce
 
     return wrap
-
-
-@contextlib.contextmanager
-def noting_masks(loss: Loss) -> Iterator[list[tf.Tensor]]:
-    """Note the masks that a loss itself puts on its values while called, as ``ignore_class`` does.
-
-    Args:
-        loss: the loss; what its ``call`` returns tells.
-    """
-    masks: list[tf.Tensor] = []
-    own = vars(loss).get("call")
-    original = loss.call
-
-    @functools.wraps(original)
-    def call(*args: Nest, **kwargs: Nest) -> Nest:
-        values = original(*args, **kwargs)
-        mask = getattr(values, "_keras_mask", None)
-        if mask is not None:
-            masks.append(mask)
-        return values
-
-    loss.call = call
-    try:
-        yield masks
-    finally:
-        if own is None:
-            del loss.call
-        else:
-            loss.call = own
-
-
-def merged_mask(y_pred: Nest, masks: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Return the mask by which Keras weighs the values of a loss; ``None`` if there is none.
-
-    Args:
-        y_pred: what the loss was called with.
-        masks: what `noting_masks` gave.
-    """
-    mask = getattr(y_pred, "_keras_mask", None)
-    if not masks:
-        return mask
-    return masks[-1] if mask is None else mask & masks[-1]
 
 
 def _denominator(

@@ -1,4 +1,4 @@
-"""What a model's metrics keep, and how that of several processes becomes that of all."""
+"""State of metrics, and reductions of losses, where several processes share the rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
 from ...errors import ModelError
 from .protocols import Metric, MetricVariable, Nest
@@ -16,6 +17,7 @@ from .scope import replaced
 SUM, MEAN, FIRST = "sum", "mean", "first"
 # A method as its class holds it.
 _Update = Callable[..., object]
+_Reduce = Callable[..., tf.Tensor]
 
 
 def metric_variables(model: keras.Model) -> list[MetricVariable]:
@@ -68,3 +70,15 @@ def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Ite
 
     with replaced(keras.metrics.Mean, "update_state", wrap):
         yield
+
+
+def reduced_by(wrap: Callable[[_Reduce], _Reduce]) -> contextlib.AbstractContextManager[None]:
+    """Let Keras' losses be reduced to a number by another function, meanwhile.
+
+    It is called with the values, and ``sample_weight``, ``mask``, ``reduction`` and ``dtype`` by
+    name. The mask is that of the predictions and of the loss itself (``ignore_class``).
+
+    Args:
+        wrap: makes it of Keras' own.
+    """
+    return replaced(keras_loss, "reduce_weighted_values", wrap)

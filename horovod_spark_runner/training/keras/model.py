@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -16,8 +13,6 @@ from ...rundir.handed import HandedFile, contents_of
 from ...storage.contents import Contents
 from ..spec import ModelSource
 
-logger = logging.getLogger(__name__)
-
 
 def build_model(source: ModelSource) -> keras.Model:
     """Return the compiled Keras model of ``source``.
@@ -25,26 +20,19 @@ def build_model(source: ModelSource) -> keras.Model:
     Raises:
         ModelError: it gives something else.
     """
-    return build_and_watch(source)[0]
-
-
-def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
-    """Return `build_model`, and whether its code asked for ``jit_compile=True``."""
-    asked: list[bool] = []
-    with _watched_compile(asked):
-        model, origin = _build(source)
+    model, origin = _build(source)
     if not isinstance(model, keras.Model):
         kind = type(model).__name__
         advice = "it must return a compiled keras.Model"
         if hasattr(model, "horovod_engine"):
             advice = f"say so in its annotation, def model_fn() -> {kind}, to train one"
         raise ModelError(f"{origin} returned {_describe(model)}; {advice}")
-    return model, any(asked)
+    return model
 
 
 def _build(source: ModelSource) -> tuple[object, str]:
     if source.function is not None:
-        return source.function(), "model_fn"
+        return source.call_function(), "model_fn"
     if isinstance(source.file, (Contents, HandedFile)):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.keras")
@@ -53,25 +41,6 @@ def _build(source: ModelSource) -> tuple[object, str]:
             return keras.saving.load_model(path, custom_objects=objects), "the model file"
     model = keras.models.model_from_json(source.file, custom_objects=source.custom_objects)
     return model, "the model file"
-
-
-@contextlib.contextmanager
-def _watched_compile(asked: list[bool]) -> Iterator[None]:
-    """Note each ``jit_compile`` that is given; a compiled model holds only what became of it."""
-    # On the class that defines it: Keras compares it with a model's own to see an override.
-    owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
-    original = owner.compile
-
-    @functools.wraps(original)
-    def compile(self: keras.Model, *args: object, **kwargs: object) -> object:
-        asked.append(kwargs.get("jit_compile") is True)
-        return original(self, *args, **kwargs)
-
-    owner.compile = compile
-    try:
-        yield
-    finally:
-        owner.compile = original
 
 
 def _describe(value: object) -> str:
@@ -105,12 +74,6 @@ def check_trainable(
             f"model {model.name!r} was built under a tf.distribute strategy; build it without: "
             "run_training spreads the training over ranks itself"
         )
-    for name in ("max_epochs", "max_steps_per_epoch"):
-        if getattr(keras.config, name, lambda: None)():
-            raise ModelError(
-                f"keras.config.set_{name} is not honoured by run_training; give epochs and "
-                "steps_per_epoch instead"
-            )
     for name in ("fit", "make_train_function", "make_test_function", "evaluate"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ModelError(
@@ -171,23 +134,6 @@ def has_own_steps(model: keras.Model) -> bool:
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "test_step", "compute_loss", "compute_metrics")
     )
-
-
-def switch_off_jit(model: keras.Model, asked: bool) -> None:
-    """Keep Keras from compiling the steps with XLA, in which no collective can run.
-
-    Args:
-        model: the compiled model.
-        asked: whether the user's code asked for it; Keras does so by itself where it sees a GPU.
-    """
-    if model.jit_compile:
-        model.jit_compile = False
-        if asked:
-            logger.warning(
-                "model %r was compiled with jit_compile=True; it is trained without: Horovod's "
-                "collectives cannot run inside an XLA-compiled step",
-                model.name,
-            )
 
 
 def finalize_layers(model: keras.Model) -> bool:

@@ -1,7 +1,7 @@
 """A trained model as one ONNX file, whose inputs are the columns: many runtimes score with it.
 
 TensorFlow's graph is converted by tf2onnx. That may go wrong in silence, so the file is run by
-onnxruntime on rows that are made for it, and what Keras does not give is refused.
+onnxruntime on the model's sample rows, and what Keras does not give is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,20 @@ import tensorflow as tf
 from ...data.manifest import Column
 from ...errors import DataError, ModelError, on_one_line
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import BOUNDS, OnnxSession, check_installed
+from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ..likeness import check_close
-from ..onnx_facts import MOST_BYTES, ROWS, add_facts, tell_facts
-from ..onnx_indices import check_indices, narrowed
-from ..onnx_rows import completed, rename
+from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
+from ..onnx_session import OnnxSession, check_installed
+from ..sample_rows import finite_rows, repeat_rows
 from ..trained_model import Recipe
 from .export import Served, serving
 from .exported import SERVING, check_transforms
+from .outputs import to_numpy
 
 OPSET = 18
 # A batch of one, and one of many.
 _SIZES = (1, 17)
-_TEXTS = ("", "a", "b c", "Ä")
 
 
 def export_onnx(
@@ -62,18 +61,14 @@ def export_onnx(
         model = _converted(served, called, inputs)
         predict = served.trace()[SERVING]
         size = max(_SIZES) if served.rows is None else served.rows
-        some, _ = _rows(served, predict, size)
+        sample = recipe.sample_rows().inputs
+        rows = dict(zip(names, (sample[column.name] for column in recipe.columns), strict=True))
         try:
-            contents = completed(
-                model,
-                inputs,
-                {called[name]: value for name, value in some.items()},
-                partial(_predicted, predict, called),
-                rows=served.rows,
-            )
-        except ModelError as error:
-            raise _cannot(served, str(error)) from error
-        _check(served, called, predict, contents)
+            rows = finite_rows(rows, size, lambda some: [*_called(predict, some).values()])
+        except Exception as error:  # the user's own call may fail in any way
+            raise _cannot(served, f"{type(error).__name__}: {error}") from error
+        contents = bytes(model.SerializeToString())
+        _check(served, called, predict, rows, contents)
     target.write_bytes(contents)
 
 
@@ -126,15 +121,12 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
     given = {value.name for value in model.graph.input}
     if given != {column.name for column in served.inputs}:
         raise _cannot(served, f"tf2onnx leaves the inputs {sorted(given)} open")
-    rename(model.graph, called)
+    _rename(model.graph, called)
     _shape(model.graph, served, called)
     added = [called[name] for name in served.added]
-    tell_facts(model, inputs, served.outputs, added)
     outside = dict(zip((one.name for one in served.columns), (c.name for c in inputs), strict=True))
     bounds = {outside[name]: given for name, given in served.bind.bounds.items()}
-    # None of TensorFlow's lookups takes a negative index.
-    looked_up = check_indices(model, lambda _: True)
-    add_facts(model, {BOUNDS: narrowed(bounds, looked_up)})
+    tell_facts(model, inputs, served.outputs, added, bounds)
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # a graph that is none
@@ -203,6 +195,30 @@ def _silent() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _rename(graph: Any, called: Mapping[str, str]) -> None:
+    """Give inputs and outputs of a graph other names; what else has one of these gets another.
+
+    Args:
+        graph: the ``onnx.GraphProto``.
+        called: the new names by the old ones.
+    """
+    taken = set(called.values())
+
+    def name(old: str) -> str:
+        if old in called:
+            return called[old]
+        return f"inner {old}" if old in taken else old
+
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = name(value.name)
+    for node in graph.node:
+        node.input[:] = [name(one) for one in node.input]
+        node.output[:] = [name(one) for one in node.output]
+        for attribute in node.attribute:  # what branches and loops see of it
+            for inner in (attribute.g, *attribute.graphs):
+                _rename(inner, called)
+
+
 def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
     """Say of what shapes all is that goes in and out: rows first, any number of them."""
     shapes: dict[str, Sequence[int | None]] = {
@@ -221,18 +237,21 @@ def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
                 dimension.dim_value = size
 
 
-def _check(served: Served, called: Mapping[str, str], predict: Any, contents: bytes) -> None:
+def _check(
+    served: Served, called: Mapping[str, str], predict: Any, rows: Arrays, contents: bytes
+) -> None:
     """Check that the file gives what Keras gives.
 
     Raises:
-        ModelError: it does not, or that cannot be found out.
+        ModelError: it does not.
     """
     try:
         session = OnnxSession(contents)
     except ModelError as error:
         raise _cannot(served, str(error)) from error
     for size in _SIZES if served.rows is None else (served.rows,):
-        given, expected = _rows(served, predict, size)
+        given = repeat_rows(rows, size)
+        expected = _called(predict, given)
         try:
             found = session({called[name]: value for name, value in given.items()})
             for name, value in expected.items():
@@ -244,60 +263,14 @@ def _check(served: Served, called: Mapping[str, str], predict: Any, contents: by
             ) from error
 
 
-def _rows(
-    served: Served, predict: Any, size: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return rows that the model gives numbers for, and the numbers."""
-    random, problem = np.random.default_rng(0), "its outputs are NaN or infinite"
-    for kind in ("normal", "uniform", "blank"):
-        given = {column.name: _values(column, size, kind, random) for column in served.inputs}
-        try:
-            expected = _called(predict, given)
-        except Exception as error:  # the user's own call may fail in any way
-            problem = f"{type(error).__name__}: {error}"
-            continue
-        if all(v.dtype.kind not in "fc" or np.isfinite(v).all() for v in expected.values()):
-            return given, expected
-    raise _cannot(served, f"it cannot be compared with Keras on rows that are made: {problem}")
-
-
 def _called(predict: Any, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what Keras gives for columns."""
     made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in given.items()})
-    return {name: _array(value.numpy()) for name, value in made.items()}
-
-
-def _predicted(
-    predict: Any, called: Mapping[str, str], given: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Return what Keras gives, by the names in the file, for columns by these names."""
-    inside = {name: given[outside] for name, outside in called.items() if outside in given}
-    return {called[name]: value for name, value in _called(predict, inside).items()}
-
-
-def _values(column: Column, size: int, kind: str, random: np.random.Generator) -> np.ndarray:
-    shape = (size, *column.shape)
-    if kind == "blank":
-        return np.repeat(column.blank(), size, axis=0)
-    if column.is_text:
-        return random.choice(np.array(_TEXTS, object), shape)
-    dtype = column.numpy_dtype
-    if dtype.kind in "iub":  # small enough for the smallest vocabulary
-        return random.integers(0, 2, shape).astype(dtype)
-    values = random.normal(size=shape) if kind == "normal" else random.random(shape)
-    return values.astype(dtype)
+    return {name: to_numpy(value) for name, value in made.items()}
 
 
 def _for_tensorflow(values: np.ndarray) -> Any:
     return values.tolist() if values.dtype == object else values
-
-
-def _array(values: np.ndarray) -> np.ndarray:
-    """Return text as onnxruntime gives it."""
-    if values.dtype != object:
-        return values
-    flat = [one.decode() for one in values.reshape(-1).tolist()]
-    return np.array(flat, object).reshape(values.shape)
 
 
 def _cannot(served: Served, reason: str) -> ModelError:

@@ -75,21 +75,19 @@ def rate_of_last_step(optimizer: keras.optimizers.Optimizer) -> float:
 
 
 def check_optimizers(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-    """Check that none was made by Horovod's own Keras integration.
+    """Check that none is a `DistributedOptimizer` of Horovod's.
 
     Raises:
-        ModelError: one was.
+        ModelError: one is.
     """
     for optimizer in leaf_optimizers(optimizers):
         if any(
             str(getattr(member, "__module__", "")).startswith("horovod.")
-            for cls in type(optimizer).__mro__
-            for member in vars(cls).values()
+            for member in vars(optimizer).values()
         ):
             raise ModelError(
-                f"optimizer {optimizer.name!r} was made by Horovod's Keras DistributedOptimizer, "
-                "which does not average gradients under Keras 3; compile the model with the plain "
-                "Keras optimizer: run_training exchanges the gradients itself"
+                f"optimizer {optimizer.name!r} is a DistributedOptimizer of Horovod's; compile the "
+                "model with the plain Keras optimizer: run_training averages the gradients itself"
             )
 
 
@@ -112,21 +110,21 @@ def check_compression(
                 "another scale. Train in float32 or mixed_bfloat16, which need no loss scaling, or "
                 "use compression='bf16' or 'none'"
             )
+    leaves = leaf_optimizers(optimizers)
     if not isinstance(compression, Moving) or not compression.momentum:
-        leaves = leaf_optimizers(optimizers)
         moves = any(getattr(optimizer, "momentum", 0.0) for optimizer in leaves)
         notice_late_momentum(compression, moves=moves)
         return
-    for optimizer in leaf_optimizers(optimizers):
-        plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+    for optimizer in leaves:
+        plain = type(optimizer) is keras.optimizers.SGD
         limits = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
-        if not plain or any(getattr(optimizer, limit) for limit in limits):
+        if not plain or any(getattr(optimizer, limit) for limit in ("momentum", *limits)):
             raise ModelError(
                 f"optimizer {optimizer.name!r} ({type(optimizer).__name__}) would see sums of "
                 f"momentum: compression={kind}(…, momentum={compression.momentum:g}) applies it on "
-                "each rank, before it chooses what to send. Compile the model with "
-                "keras.optimizers.SGD(rate), without momentum, clipping and accumulation; or leave "
-                f"momentum to the optimizer: {kind}(…, momentum=0)"
+                "each rank, before it chooses what to send. Compile the model with plain "
+                "keras.optimizers.SGD(rate), without momentum, clipping and accumulation, or give "
+                "momentum=0"
             )
 
 

@@ -45,7 +45,7 @@ def call_outputs(model: keras.Model, example: Nest) -> Any | None:
 @contextlib.contextmanager
 def unchanged(model: keras.Model, others: Sequence[Variable] = ()) -> Iterator[None]:
     """Give ``model`` its state back, should calls change it: counters, seeds; ``others`` too."""
-    variables = [*model.non_trainable_variables, *others]
+    variables = [*getattr(model, "non_trainable_variables", ()), *others]
     before = [(variable, np.array(variable)) for variable in variables]
     try:
         yield
@@ -59,7 +59,15 @@ def output_leaves(value: Nest) -> list[tuple[Path, tf.Tensor]]:
     """Return every tensor in what a model gave, with the keys and indices that lead to it.
 
     Dictionaries are walked in their own order, which is the one their author wrote.
+
+    Raises:
+        ModelError: one is sparse or ragged.
     """
+    if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
+        raise ModelError(
+            f"the model gives a {type(value).__name__}; end it with a dense tensor "
+            "(keras.ops.convert_to_tensor(x, sparse=False), or x.to_tensor() of a ragged one)"
+        )
     if isinstance(value, Mapping):
         below = list(value.items())
     elif isinstance(value, (list, tuple)):
@@ -87,12 +95,16 @@ def fixed_batch(model: keras.Model) -> int | None:
     return max(sizes, default=None)
 
 
-def repeat_rows(example: Nest, rows: int) -> Nest:
-    """Return one row of inputs as many times as asked."""
-    return keras.tree.map_structure(lambda array: np.repeat(array, rows, axis=0), example)
+def to_numpy(value: Any) -> np.ndarray:
+    """Return an output as an array of numbers or strings."""
+    array = np.array(value)
+    if array.dtype != object:
+        return array
+    flat = [one.decode(errors="surrogateescape") for one in array.reshape(-1).tolist()]
+    return np.array(flat, object).reshape(array.shape)
 
 
-def output_specs(model: keras.Model, example: Nest) -> list[OutputSpec]:
+def output_specs(model: keras.Model, inputs: Nest) -> list[OutputSpec]:
     """Return names, shapes and types of what the model gives.
 
     A single output is called "prediction". Those in a list have the names of the layers that give
@@ -100,13 +112,13 @@ def output_specs(model: keras.Model, example: Nest) -> list[OutputSpec]:
 
     Args:
         model: the model.
-        example: one row of inputs.
+        inputs: at least two rows, or as many as it takes.
 
     Raises:
         ModelError: an output does not have one entry per row.
     """
-    rows = fixed_batch(model) or 2
-    leaves = output_leaves(call_model(model, repeat_rows(example, rows)))
+    rows = len(keras.tree.flatten(inputs)[0])
+    leaves = output_leaves(call_model(model, inputs))
     names = _output_names(model, [path for path, _ in leaves])
     specs = []
     for name, (path, leaf) in zip(names, leaves, strict=True):

@@ -1,16 +1,16 @@
-"""Whether what the user wrote can be computed over several ranks: tried on parts of a batch.
+"""Trial of a model's training step and metrics, where several ranks compute them.
 
-Keras's own metrics keep sums, and nearly all its losses are means over rows (sums are known).
-What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
-before the first step, and so are Keras' few losses that are no means: the first batch of rank 0 is
-cut in two. With the weights a model begins with, all rows may happen to be equally wrong, and a
-layer of zeros predicts the same for each. So functions of labels and predictions are tried again
-with each prediction put to the row after its own, and with predictions that differ from row to row.
+Keras' own metrics keep sums, and nearly all its losses are means over rows (sums are known). What a
+``train_step``, losses, metrics and layers of the user's own compute is not known, so it is tried
+on a few rows: on all of them and in parts; see `part_comparison`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -18,15 +18,30 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from ...errors import ModelError
-from ...launch.worker.reporting import notify
-from ..parting import parting_shares
+from ..part_comparison import (
+    CHANGE,
+    GRADIENT,
+    LOW_PRECISION,
+    TOLERANCE,
+    Values,
+    compare_parts,
+    measure_change,
+    report_parts,
+    try_varied,
+    vary_weights,
+)
 from .generators import nothing_drawn
-from .losses import merged_mask, noting_masks
-from .metric_state import SUM, counting_means, merge_of, metric_variables, variables_of
-from .outputs import pick, unchanged
-from .protocols import CompiledMetrics, Loss, Metric, Nest, OutputLoss
+from .metric_state import SUM, merge_of, metric_variables
+from .optimizers import leaf_optimizers
+from .protocols import CompiledMetrics, Loss, Metric, Nest
+from .scope import replaced
+from .untracked import known_variables
+
+if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
+    from .exchange import GradientExchange
 
 _RTOL, _ATOL = 1e-3, 1e-5
+_ADDED = "added"
 
 # Keras' own losses that are ratios over a whole batch, or compare its rows with each other.
 _OF_WHOLE_BATCHES = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
@@ -35,247 +50,270 @@ _OF_WHOLE_BATCHES = (keras.losses.circle, keras.losses.dice, keras.losses.tversk
 State = list[np.ndarray]
 
 
-class Probe:
-    """Tries a model on a batch; leaves no trace in it.
+def try_model(
+    model: keras.Model, exchange: GradientExchange, training_data: Nest, data: Nest
+) -> list[str]:
+    """Try a model's training step and metrics on some rows; leave no trace in it.
 
     Args:
         model: the model, all its metrics and losses built.
-        data: one batch, as its steps take it; of three rows or more, if all is to be exact.
-        metrics: compiled metrics to try in place of the model's losses and metrics.
-        exact: try also what is Keras' own, on parts of unequal size, with a number for a whole
-            batch counted by its rows, and refuse what is neither a mean nor a sum.
+        exchange: that of the model.
+        training_data: rows as ``train_step`` takes them.
+        data: the same rows as ``test_step`` takes them.
+
+    Returns:
+        Warnings of what is no mean over rows.
+
+    Raises:
+        ModelError: a step, loss or layer sums over rows, or a metric keeps what is no sum.
     """
+    rows = len(keras.tree.flatten(data)[0])
+    own = [m for m in getattr(model._compile_metrics, "metrics", ()) if _is_own_metric(m)]
 
-    def __init__(
-        self,
-        model: keras.Model,
-        data: Nest,
-        *,
-        metrics: CompiledMetrics | None = None,
-        exact: bool = False,
-    ) -> None:
-        self._model = model
-        self._exact = exact
-        self._alone = metrics is not None
-        self._metrics: CompiledMetrics | None = metrics or getattr(model, "_compile_metrics", None)
-        self._said: set[str] = set()
-        self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        rows = len(keras.tree.flatten(self._x)[0])
-        # Halves that are equally large are how ranks share a batch; over unequal parts, a metric
-        # that counts batches instead of rows is found out.
-        cut = rows // 3 if exact else rows // 2
-        self._parts = [slice(0, cut), slice(cut, rows), slice(0, rows)]
-        even = rows if exact else cut * 2
-        self._metric_parts = [slice(0, cut), slice(cut, even), slice(0, even)]
-        # Of halves that are equally large, a mean and half a sum are the same for equal rows only.
-        self._share = cut / rows if rows else 0.0
+    def step(vary: bool) -> list[str]:
+        with _preserve_state(model, exchange, vary=vary):
+            return _try_step(model, exchange, training_data, rows)
 
-    def run(self) -> None:
-        """Check metrics and losses of the user's own.
+    def metrics(vary: bool) -> list[str]:
+        with _preserve_state(model, exchange, vary=vary):
+            return _try_metrics(model, own, data, rows)
 
-        Raises:
-            ModelError: a metric keeps something else than sums, or a loss is a sum over rows; if
-                all is to be exact, also a loss or metric that is no mean over rows.
-        """
-        given = () if self._metrics is None else self._metrics.metrics
-        metrics = [m for m in given if self._exact or _is_own_metric(m)]
-        losses = [] if self._alone else self._losses()
-        if self._share == 0.0 or not (metrics or losses or self._model.losses):
-            return
-        variables = [*metric_variables(self._model), *variables_of(given)]
-        with nothing_drawn(), unchanged(self._model, variables):
-            outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
-            self._check_losses(losses, outputs)
-            if not self._alone:
-                self._check_added(added)
-            if self._y is not None and _have_rows(outputs[-1], self._parts[-1].stop):
-                displaced = self._displaced(outputs)
-                self._check_losses(losses, displaced)
-                for whole in (outputs[-1], displaced[-1]):
-                    self._check_metrics(metrics, whole)
-                varied = keras.tree.map_structure(_varied, displaced[-1])
-                parts = [rows_of(varied, part) for part in self._parts]
-                for loss in losses:
-                    _where_it_can(self._check_losses, [loss], parts)
-                _where_it_can(self._check_metrics, metrics, varied)
+    found = [*try_varied(step)] if _is_to_be_tried(model) else []
+    return list(dict.fromkeys([*found, *(try_varied(metrics) if own else ())]))
 
-    def _losses(self) -> list[OutputLoss]:
-        compiled = getattr(self._model, "_compile_loss", None)
-        flat = getattr(compiled, "_flat_losses", None) or ()
-        return [loss for loss in flat if self._exact or _is_to_be_tried(loss.loss)]
 
-    def _call(self, part: slice) -> tuple[Nest, list[float]]:
-        outputs = self._model(rows_of(self._x, part), training=False)
-        return outputs, [float(np.mean(loss)) for loss in self._model.losses]
+@contextlib.contextmanager
+def _preserve_state(
+    model: keras.Model, exchange: GradientExchange, *, vary: bool
+) -> Iterator[None]:
+    """Give a model its state back afterwards: weights, counters, seeds and metrics.
 
-    def _displaced(self, outputs: Sequence[Nest]) -> list[Nest]:
-        """Return the outputs of the parts with each row's where the row after it was."""
-        whole = keras.tree.map_structure(
-            lambda value: keras.ops.roll(value, 1, axis=0), outputs[-1]
+    Args:
+        model: the model.
+        exchange: that of the model.
+        vary: whether it has other weights meanwhile, by which rows differ.
+    """
+    known = {id(v): v for v in known_variables(model, exchange.known)}
+    # Slots of optimizers change where gradients are applied only.
+    slots = {id(v) for o in leaf_optimizers(exchange.known) for v in o.variables if v.shape}
+    kept = [(v, np.array(v)) for key, v in known.items() if key not in slots]
+    numbers = [
+        (vars(layer), {k: v for k, v in vars(layer).items() if _may_count(k, v)})
+        for layer in model._flatten_layers(include_self=True, recursive=True)
+    ]
+    trained = {id(v) for v in model.trainable_weights}
+    with nothing_drawn():
+        try:
+            for variable, value in kept:
+                if vary and id(variable) in trained and value.dtype.kind == "f":
+                    variable.assign(vary_weights(value))
+            for optimizer in exchange.known:
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    optimizer.dynamic_scale.assign(1.0)  # half precision holds no more
+            yield
+        finally:
+            if any(id(variable) not in known for variable in metric_variables(model)):
+                model.reset_metrics()  # those that were made here
+            for variable, value in kept:
+                variable.assign(value)
+            for held, values in numbers:
+                for name in [name for name, value in held.items() if _may_count(name, value)]:
+                    del held[name]
+                held.update(values)
+
+
+def _may_count(name: str, value: object) -> bool:
+    """Tell whether an attribute is a number of the user's own, as of steps in eager mode."""
+    return isinstance(value, int | float) and name not in _of_keras()
+
+
+@functools.cache
+def _of_keras() -> frozenset[str]:
+    """Return the attributes that Keras itself gives layers and models."""
+    fresh = keras.layers.Layer(name="fresh"), keras.Sequential(name="fresh")
+    return frozenset().union(*map(vars, fresh))
+
+
+# -- the training step -----------------------------------------------------------------------------
+
+
+def _try_step(model: keras.Model, exchange: GradientExchange, data: Nest, rows: int) -> list[str]:
+    statistics = [v for v in model.non_trainable_weights if v.dtype != "string"]
+    begun = [(v, np.array(v)) for v in statistics]
+    sums: dict[str, list[tf.Tensor]] = {}
+
+    def compute(chosen: np.ndarray, fraction: float) -> Values:
+        if fraction == 1.0:
+            sums.clear()
+        given = keras.tree.map_structure(lambda value: tf.gather(value, chosen), data)
+        with _treat_rows_alone():
+            gradients = exchange.try_step(given, fraction, sums)
+        found = {(_ADDED, str(n)): np.array(loss) for n, loss in enumerate(model.losses)}
+        found |= {(GRADIENT, name): np.array(one) for name, one in gradients.items()}
+        for variable, before in begun:
+            found[CHANGE, variable.path] = measure_change(np.array(variable), before)
+            variable.assign(before)
+        return found
+
+    low = bool(tf.config.list_logical_devices("GPU"))
+    low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in _layers_of(model))
+    found = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
+    subjects = {
+        _ADDED: f"loss {{name}} that a layer adds (add_loss) of model {model.name!r}",
+        GRADIENT: f"{_what_is_trained(model)} of model {model.name!r}",
+        CHANGE: f"what variable '{{name}}' of model {model.name!r} changes by",
+    }
+    return report_parts(
+        found,
+        subjects,
+        "let it be the mean over rows, or of a function the values of all rows "
+        "(keras.losses.Loss with reduction='sum' is a sum that is known)",
+    )
+
+
+def _what_is_trained(model: keras.Model) -> str:
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            return f"the loss in {name}"
+    return loss_title(model)
+
+
+def loss_title(model: keras.Model) -> str:
+    """Return the losses of a model's own by their names, for messages."""
+    own = [repr(loss.name) for loss in _losses_of(model) if _is_own_loss(loss)]
+    return f"loss {', '.join(own)}" if own else "the loss"
+
+
+def _is_to_be_tried(model: keras.Model) -> bool:
+    """Tell whether a training step has code of the user's own, or compares rows."""
+    operations = [*_layers_of(model), *getattr(model, "operations", ())]
+    return (
+        not _is_of_keras(type(model))
+        or any(_is_own(each) for each in operations)
+        or any(map(_is_own_loss, _losses_of(model)))
+    )
+
+
+def _is_own(operation: object) -> bool:
+    known = isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.Lambda)
+    return not known or not _is_of_keras(type(operation))
+
+
+def _layers_of(model: keras.Model) -> list[keras.Layer]:
+    return list(model._flatten_layers(include_self=False, recursive=True))
+
+
+def _losses_of(model: keras.Model) -> list[Loss]:
+    flat = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ()
+    return [output.loss for output in flat]
+
+
+@contextlib.contextmanager
+def _treat_rows_alone() -> Iterator[None]:
+    """Let Keras' layers that drop, or take moments of a batch, treat each row by itself."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+            plain = not layer._layers or isinstance(layer, keras.layers.RNN)
+            if plain and _is_of_keras(type(layer)) and layer._call_has_training_arg:
+                kwargs["training"] = False
+            return original(layer, *args, **kwargs)
+
+        return call
+
+    owner = next(cls for cls in keras.Layer.__mro__ if "__call__" in vars(cls))
+    with replaced(owner, "__call__", wrap):
+        yield
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def _try_metrics(model: keras.Model, own: Sequence[Metric], data: Nest, rows: int) -> list[str]:
+    compiled: CompiledMetrics = model._compile_metrics
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    if y is None:
+        return []
+    outputs = model(x, training=False)
+    if not all(np.shape(value)[:1] == (rows,) for value in keras.tree.flatten(outputs)):
+        return []
+
+    def after(*parts: slice) -> list[tuple[State, Nest]]:
+        compiled.reset_state()
+        for part in parts:
+            compiled.update_state(rows_of(y, part), rows_of(outputs, part))
+        return [(values_of(m.variables), m.result()) for m in own]
+
+    # Halves that are equally large are how ranks share a batch.
+    cut = rows // 2
+    first, second = slice(0, cut), slice(cut, cut * 2)
+    states = [[state for state, _ in after(*parts)] for parts in ((first,), (second,))]
+    in_turn, at_once = after(first, second), after(slice(0, cut * 2))
+    zero = [[np.zeros_like(value) for value in state] for state in states[0]]
+    for metric, a, b, (both, _), begun in zip(own, *states, in_turn, zero, strict=True):
+        check_sums(
+            metric,
+            (begun, a, b, both),
+            "Keep sums, give the variable another aggregation ('mean', 'only_first_replica'), or "
+            "train with num_workers=1",
         )
-        return [rows_of(whole, part) for part in self._parts]
+    return [
+        f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
+        "every rank computes it from its own rows, and the mean of that is told, which is another "
+        "number than that of the global batch"
+        for metric, (_, one), (_, other) in zip(own, in_turn, at_once, strict=True)
+        if not are_close_results(one, other)
+    ]
 
-    def _check_metrics(self, own: Sequence[Metric], outputs: Nest) -> None:
-        compiled = self._metrics
-        if compiled is None or not own:
-            return
 
-        def update(part: slice) -> None:
-            y, given = rows_of(self._y, part), rows_of(outputs, part)
-            if not self._exact:
-                compiled.update_state(y, given)
-                return
-            with counting_means(lambda: tf.constant(part.stop - part.start, tf.float32)):
-                compiled.update_state(y, given)
+def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
+    """Check that what a metric keeps are sums over rows.
 
-        def state_after(*parts: slice) -> tuple[list[State], list[Nest]]:
-            compiled.reset_state()
-            for part in parts:
-                update(part)
-            states = [[np.array(v) for v in metric.variables] for metric in own]
-            return states, [keras.tree.map_structure(np.array, m.result()) for m in own]
+    Args:
+        metric: the metric.
+        states: its variables' values to begin with, after one part of a batch, after another, and
+            after both.
+        advice: what to do about it.
 
-        first, second, all_rows = self._metric_parts
-        (one, _), (other, _) = state_after(first), state_after(second)
-        both, results = state_after(first, second)
-        _, whole = state_after(all_rows)
-        self._check_sums(own, one, other, both)
-        for metric, in_turn, at_once in zip(own, results, whole, strict=True):
-            pairs = zip(keras.tree.flatten(in_turn), keras.tree.flatten(at_once), strict=True)
-            if not all(close(a, b) for a, b in pairs):
-                self._say(f"metric {metric.name!r} of model {self._model.name!r}", "told")
-
-    def _check_sums(
-        self,
-        own: Sequence[Metric],
-        first: Sequence[State],
-        second: Sequence[State],
-        both: Sequence[State],
-    ) -> None:
-        advice = "Keep sums, or ask for other metrics by name, metrics=[…]"
-        if not self._exact:
-            advice = (
-                "Keep sums, give the variable another aggregation ('mean', 'only_first_replica'), "
-                "or train with num_workers=1"
-            )
-        for metric, one, other, whole in zip(own, first, second, both, strict=True):
-            for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
-                if merge_of(variable) == SUM and not close(a + b, c):
-                    raise ModelError(
-                        f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
-                        f"several processes: its variable {variable.name!r} is not a sum over rows "
-                        f"(a maximum or a running value, say). {advice}"
-                    )
-
-    def _check_losses(self, own: Sequence[OutputLoss], outputs: Sequence[Nest]) -> None:
-        for loss in own:
-            values, counts = [], []
-            for part, given in zip(self._parts, outputs, strict=True):
-                y_true, y_pred = rows_of(self._y, part), given
-                y_true, y_pred = (_only(pick(one, loss.path)) for one in (y_true, y_pred))
-                with noting_masks(loss.loss) as masks:
-                    values.append(float(np.sum(loss.loss(y_true, y_pred))))
-                mask = merged_mask(y_pred, masks)
-                if mask is not None:
-                    counts.append(float(np.sum(mask)))
-            share = self._share
-            if counts:  # a mean over what is not masked, whose denominator is exchanged
-                if self._exact or len(counts) < len(values) or not sum(counts[:2]):
-                    continue
-                share = counts[0] / sum(counts[:2])
-            summed = loss.loss.reduction == "sum"
-            self._judge(f"loss {loss.loss.name!r}", values, share, summed=summed)
-
-    def _check_added(self, added: Sequence[Sequence[float]]) -> None:
-        for number, values in enumerate(zip(*added, strict=False)):
-            title = f"loss {number} that a layer adds (add_loss)"
-            self._judge(title, list(values), self._share, summed=False)
-
-    def _judge(self, title: str, values: Sequence[float], share: float, *, summed: bool) -> None:
-        """Refuse a sum over rows, and warn of what is neither a sum nor a mean.
-
-        Args:
-            title: what it is.
-            values: those of the two parts and of the whole.
-            share: of the first part in a mean.
-            summed: whether it is known to be a sum.
-        """
-        first, second, whole = values
-        mean = share * first + (1 - share) * second
-        if close(whole, first + second if summed else mean):
-            return
-        if close(whole, first + second):
+    Raises:
+        ModelError: one is none.
+    """
+    for variable, begun, one, other, both in zip(metric.variables, *states, strict=True):
+        if merge_of(variable) == SUM and not close(one + other - begun, both):
             raise ModelError(
-                f"{title} of model {self._model.name!r} is a sum over the rows of a batch, which "
-                "depends on how many ranks share them; let it return the mean over rows, or the "
-                "values of all rows (keras.losses.Loss with reduction='sum' is a sum that is known)"
+                f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over several "
+                f"processes: its variable {variable.name!r} is not a sum over rows (a maximum or a "
+                f"running value, say). {advice}"
             )
-        self._say(f"{title} of model {self._model.name!r}", "trained")
-
-    def _say(self, what: str, done: str) -> None:
-        what = f"{what} is no mean over the rows of a batch"
-        if self._exact:
-            raise ModelError(
-                f"{what}: its value depends on which rows are in a batch together, so that it has "
-                "no exact value over all rows; ask for other metrics by name, metrics=[…]"
-            )
-        text = (
-            f"{what}: every rank computes it from its own rows, and the mean of that is {done}, "
-            "which is another number than that of the global batch"
-        )
-        if text not in self._said:
-            self._said.add(text)
-            notify(text, warn=True)
 
 
-def _where_it_can(check: Callable[..., None], *arguments: object) -> None:
-    """Check what takes the predictions: no model gives these, and what was written may say so."""
-    try:
-        check(*arguments)
-    except ModelError:
-        raise
-    except Exception:
-        return
+def values_of(variables: Sequence[Any]) -> State:
+    """Return copies of what variables hold."""
+    return [np.array(variable) for variable in variables]
 
 
-def _varied(values: tf.Tensor) -> tf.Tensor:
-    """Return predictions of which no two are equal, about as large; a probability stays one."""
-    if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(values.dtype)):
-        return values
-    shares = keras.ops.cast(parting_shares(np.shape(values)), values.dtype)
-    return keras.ops.where(values == 0, shares, values * (1 - shares))
+def are_close_results(one: Nest, other: Nest) -> bool:
+    """Tell whether two results of a metric differ by no more than rounding."""
+    pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
+    return all(close(a, b) for a, b in pairs)
 
 
-def _is_own(thing: object, method: str) -> bool:
-    """Tell whether ``method`` of a Keras object is written by the user."""
-    module = getattr(getattr(type(thing), method), "__module__", "")
-    return not str(module).startswith("keras.")
-
-
-def _only(value: Nest) -> Nest:
-    """Return the tensor of a list of a single one, which Keras takes for that one."""
-    leaves = keras.tree.flatten(value)
-    return leaves[0] if len(leaves) == 1 else value
-
-
-def _have_rows(values: Nest, rows: int) -> bool:
-    return all(np.shape(value)[:1] == (rows,) for value in keras.tree.flatten(values))
-
-
-def _is_own_function(function: object) -> bool:
-    return not str(getattr(function, "__module__", "")).startswith("keras.")
+def _is_of_keras(thing: object) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith("keras.")
 
 
 def _is_own_metric(metric: keras.metrics.Metric) -> bool:
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
-    return _is_own(metric, "update_state") or (function is not None and _is_own_function(function))
+    own = not _is_of_keras(type(metric).update_state)
+    return own or (function is not None and not _is_of_keras(function))
 
 
-def _is_to_be_tried(loss: Loss) -> bool:
+def _is_own_loss(loss: Loss) -> bool:
     function = getattr(loss, "fn", None)
     if function is None:
-        return _is_own(loss, "call")
-    return _is_own_function(function) or function in _OF_WHOLE_BATCHES
+        return not _is_of_keras(type(loss).call)
+    return not _is_of_keras(function) or function in _OF_WHOLE_BATCHES
 
 
 def rows_of(values: Nest, part: slice) -> Nest:

@@ -67,13 +67,3 @@ class Loss(Protocol):
     call: Callable[..., Nest]
 
     def __call__(self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> tf.Tensor: ...
-
-
-class OutputLoss(Protocol):
-    """A loss that a model was compiled with, and which output it is for."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def loss(self) -> Loss: ...

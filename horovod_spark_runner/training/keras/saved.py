@@ -12,12 +12,12 @@ from ...frameworks import KERAS
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.contents import Contents
+from ..sample_rows import SAMPLE_FILE
 from ..spec import ModelSource
 from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 from .archive import LAMBDA, CustomPart, custom_parts, read_compile_config, read_config
 
 ARCHIVE_FILE = "model.keras"
-SAMPLE_FILE = "sample.npz"
 PACKED_FILE = "saved_model.zip"
 FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, PACKED_FILE)
 # What to call where a Keras model cannot be made again from storage alone.
@@ -69,8 +69,7 @@ class KerasFacts:
 
 def facts_of(model: StoredModel) -> KerasFacts:
     """Return what a stored model's signature says of it; defaults for what it does not."""
-    known = KerasFacts.__annotations__
-    return KerasFacts(**{k: v for k, v in model.signature.own.items() if k in known})
+    return model.facts(KerasFacts)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class KerasParts:
         source: builds it, otherwise.
         weights: contents of the weights file, for ``source``, or where those of ``archive`` are not
             meant.
-        sample: what the trained model gave, by which what ``source`` builds is checked.
         state: Keras' global settings it was trained under.
         eager: call it without making a graph of it.
         packed: a SavedModel's files, if it is one.
@@ -96,7 +94,6 @@ class KerasParts:
     objects: bytes | None = field(default=None, repr=False)
     source: ModelSource | None = None
     weights: Contents | None = field(default=None, repr=False)
-    sample: bytes | None = field(default=None, repr=False)
     state: Mapping[str, Any] | None = None
     eager: bool = False
     packed: Contents | None = field(default=None, repr=False)
@@ -132,9 +129,6 @@ def keras_parts(
         return KerasParts(
             source=source,
             weights=model.contents(WEIGHTS_FILE),
-            sample=model.read(SAMPLE_FILE)
-            if SAMPLE_FILE in model.sums and not reweighted
-            else None,
             state=state,
             eager=eager,
         )

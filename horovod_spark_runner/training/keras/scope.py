@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import tensorflow as tf
 
@@ -86,8 +87,10 @@ def classes_with(base: type, method: str) -> list[type]:
 
 
 @contextlib.contextmanager
-def replaced(owner: type, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
-    """Replace method ``name`` of a class by ``wrap(method)`` for a while."""
+def replaced(
+    owner: type | ModuleType, name: str, wrap: Callable[[Method], Method]
+) -> Iterator[None]:
+    """Replace function ``name`` of a class or module by ``wrap(function)`` for a while."""
     original = vars(owner)[name]
     setattr(owner, name, wrap(original))
     try:

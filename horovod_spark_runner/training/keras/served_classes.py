@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...scoring.classes import CLASS, PROBABILITY, TOLERANCE
-from ..class_columns import ClassColumn
+from ..class_columns import CLASS, PROBABILITY, TOLERANCE, ClassColumn
 from ..spec import OutputSpec
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidInputError, ModelError, brief
+from ...storage.archives import read_entry
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
+from ...typed_json import load_json
 from ..engine import GRAPH_FILE
 from ..spec import ModelSource, check_model_fn, check_objects
+from .archive import CONFIG_FILE, KIND
 
 # Keras' settings in a new process.
 _AT_FIRST = {
@@ -138,8 +139,18 @@ def check_given_callbacks(given: Any) -> None:
     Raises:
         InvalidInputError: it holds something else than Keras callbacks.
     """
-    if callable(given) or _is_of_keras(given, "Callback"):
-        return
+    if _is_of_keras(given, "Callback") or not callable(given):
+        list_callbacks(given)
+
+
+def list_callbacks(given: Any) -> list[Any]:
+    """Return one callback, or several, as a list.
+
+    Raises:
+        InvalidInputError: they are something else.
+    """
+    if _is_of_keras(given, "Callback") and not _is_of_keras(given, "CallbackList"):
+        return [given]
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidInputError(
             "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
@@ -150,6 +161,7 @@ def check_given_callbacks(given: Any) -> None:
             raise InvalidInputError(
                 f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
             )
+    return list(given)
 
 
 def _is_of_keras(value: Any, name: str) -> bool:
@@ -198,23 +210,17 @@ def read_archive(place: str | os.PathLike[str] | Location) -> Contents:
         raise ModelError(f"model file {location} must end in .keras")
     _check_file(location)
     archive = location.spool(lambda part: None)
-    if not _is_archive(archive):
-        raise ModelError(_NO_ARCHIVE % location)
-    return archive
-
-
-def _is_archive(data: Contents) -> bool:
     try:
-        with zipfile.ZipFile(data.open()) as archive:
-            return "config.json" in archive.namelist()
-    except zipfile.BadZipFile:
-        return False
+        read_entry(archive.open(), CONFIG_FILE, KIND)
+    except ValueError as error:
+        raise ModelError(f"{_NO_ARCHIVE % location}: {error}") from error
+    return archive
 
 
 def _model_json(place: Location) -> str:
     try:
         text = place.read_text()
-        config = json.loads(text)
+        config = load_json(text)
     except ValueError as error:
         raise ModelError(f"model file {place} is not JSON: {error}") from error
     if not isinstance(config, dict) or "class_name" not in config:

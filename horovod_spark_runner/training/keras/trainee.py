@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 from mpi4py import MPI
 
-from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
@@ -31,13 +29,12 @@ from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
 from .model import finalize_layers, has_own_steps
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
-from .probe import Probe
+from .probe import try_model
 from .protocols import MetricVariable
+from .sample import sample_inputs
 from .saved import SavedModel
 from .tracing import KerasTracer
 from .variables import KerasVariables
-
-logger = logging.getLogger(__name__)
 
 
 class KerasTrainee(Trainee):
@@ -64,7 +61,6 @@ class KerasTrainee(Trainee):
         self._batches, self._steps = self._built.batches, self._built.steps
         self._exchange = self._built.exchange
         self.columns = self._batches.columns
-        self.blank = self._batches.blank
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
         if self._rank == 0 and spec.name_outputs is not None:
@@ -76,7 +72,7 @@ class KerasTrainee(Trainee):
         if self._exchange.size == 1 and not step.batch.rows:  # a step that nobody waits for
             return self.model.get_metrics_result(), None
         # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
-        arrays = step.batch.arrays if step.batch.rows else self.blank
+        arrays = step.batch.arrays if step.batch.rows else self._batches.filler
         data = self._batches.training_data(arrays)
         self._exchange.want_logs(last)
         if step.equal:
@@ -86,7 +82,7 @@ class KerasTrainee(Trainee):
         return logs, None if counts is None else counts.numpy().tolist()
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
-        arrays = step.batch.arrays if step.batch.rows else self.blank
+        arrays = step.batch.arrays if step.batch.rows else self._batches.filler
         self._exchange.want_logs(last)
         return self._steps.test(self._batches.data(arrays), step.fraction)
 
@@ -108,17 +104,19 @@ class KerasTrainee(Trainee):
         # An earlier one, of other weights, must not be there beside this model.
         directory.saved_model.delete_folder()
         inputs = ModelInputs.of_training(self._spec)
-        saved = save_model(directory, self.model, inputs, self._batches.example)
+        saved = save_model(directory, self.model, inputs, self._batches.inputs)
         if self._spec.name_outputs is not None:
             self._served(self._spec.name_outputs).write(directory.saved_model)
         return saved
 
     def outputs(self) -> Sequence[OutputSpec] | None:
         with nothing_drawn():
-            return outputs_of(self.model, self._batches.example)[0]
+            inputs = ModelInputs.of_training(self._spec)
+            return outputs_of(self.model, inputs, self._batches.inputs)[0]
 
     def _served(self, name: NameOutputs) -> Served:
-        return served_by(self._spec, self.model, self._batches.example, name)
+        inputs = sample_inputs(self.model, self._batches.inputs, self._batches.sample)
+        return served_by(self._spec, self.model, inputs, name)
 
     @property
     def tells_all(self) -> bool:
@@ -182,18 +180,15 @@ class KerasTrainee(Trainee):
 
     def make_metrics(self) -> None:
         if self.model.run_eagerly:  # Keras makes the compiled metrics at their first use
-            self.model.test_step(self._batches.data(self.blank))
+            self.model.test_step(self._batches.data(self._batches.filler))
             self.model.reset_metrics()
 
-    def probe(self, step: Step) -> None:
-        if not step.batch.rows:
-            return
-        try:
-            Probe(self.model, self._batches.data(step.batch.arrays)).run()
-        except ModelError:
-            raise
-        except Exception as raised:  # user code that only works inside its own step
-            logger.info("losses and metrics were not tried beforehand: %r", raised)
+    def probe(self, step: Step) -> Sequence[str]:
+        if step.batch.rows < 2:
+            return ()
+        arrays = step.batch.arrays
+        training_data, data = self._batches.training_data(arrays), self._batches.data(arrays)
+        return try_model(self.model, self._exchange, training_data, data)
 
     def finish(self) -> None:
         optimizer = self.model.optimizer

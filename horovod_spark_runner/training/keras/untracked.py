@@ -6,7 +6,7 @@ by rank 0 nor averaged, compared or kept in checkpoints. What a step only reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -36,7 +36,7 @@ def check_tracked(
     Raises:
         ModelError: it changes another variable, or draws from another generator.
     """
-    known = {_handle(variable) for variable in _known(model, optimizers)}
+    known = {_handle(variable) for variable in known_variables(model, optimizers)}
     others = [
         variable
         for variable in changed_in(graph)
@@ -61,9 +61,10 @@ def changed_in(graph: tf.Graph) -> list[tf.Variable]:
     return [variable for variable in graph.variables if id(variable.handle) in changed]
 
 
-def _known(
+def known_variables(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
 ) -> Iterator[keras.Variable | tf.Variable]:
+    """Yield the variables of a model, its optimizers, metrics and generators; some repeatedly."""
     yield from model.variables
     for optimizer in [*optimizers, *leaf_optimizers(optimizers)]:
         yield from optimizer.variables
@@ -86,22 +87,9 @@ def _handle(variable: keras.Variable | tf.Variable) -> int:
 def _name(model: keras.Model, variable: tf.Variable) -> str:
     """Return how the user knows a variable."""
     for layer in model._flatten_layers(include_self=True, recursive=True):
-        named = {k: v for k, v in vars(layer).items() if not k.startswith("_self_")}  # TensorFlow's
-        for key, value in named.items():
-            for held in _flat([value]):
-                if isinstance(held, tf.random.Generator):
-                    held = held.state
-                known = isinstance(held, (tf.Variable, keras.Variable))
-                if known and _handle(held) == id(variable.handle):
-                    return f"attribute {key!r} of {layer.name!r}"
+        for key, value in vars(layer).items():
+            held = value.state if isinstance(value, tf.random.Generator) else value
+            known = isinstance(held, (tf.Variable, keras.Variable))
+            if known and _handle(held) == id(variable.handle):
+                return f"attribute {key!r} of {layer.name!r}"
     return f"variable {variable.name.partition(':')[0]!r}"
-
-
-def _flat(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        if isinstance(value, Mapping):
-            yield from _flat(value.values())
-        elif isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value

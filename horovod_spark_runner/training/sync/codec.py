@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .wire import Wire
+if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not
+    from .wire import Wire
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 from ...launch.shared.network import ADDRESS
 from .board import Memory
-from .one_sided import MpiMemory
 from .served import ServedMemory
 from .threads import need_threads
 
@@ -29,20 +28,12 @@ class MpiRanks:
         need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
         self._world = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
-        host = self._world.Split_type(MPI.COMM_TYPE_SHARED)
-        here = host.Get_size()
-        host.Free()
-        # Between hosts Open MPI makes messages of one-sided operations, which are taken only by a
-        # rank that is in MPI.
-        self._on_one_host = here == self.size
         # By MPI, as the weights of all ranks: who can read the one can read the other.
         self._key: bytes = self._world.bcast(os.urandom(_KEY_BYTES))
-        self._reached = False  # whether ranks of other hosts were
+        self._reached = False  # whether the others were
 
     def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
-        if self._on_one_host:
-            return MpiMemory(values, holders)
-        address = os.environ[ADDRESS]
+        address = os.environ.get(ADDRESS, "127.0.0.1")  # of a world on several hosts
         memory = ServedMemory(values, holders, self, address, self._key, again=self._reached)
         self._reached = True
         return memory

@@ -1,4 +1,4 @@
-"""Numbers that ranks of several hosts read and add to: the ranks that hold them are asked.
+"""Numbers that all ranks read and add to: the ranks that hold them are asked.
 
 They are asked over connections of our own, not by MPI. A thread for each of the other ranks waits
 in the kernel for what that rank asks, so a holder answers whatever else it does, and one that is
@@ -13,16 +13,14 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ...errors import EnvironmentProblem, LaunchError
-from ...launch.shared.channel import NONCE_BYTES, Channel, ChannelError, connect, receive_exactly
-from ...launch.shared.network import family_of
-from ...launch.shared.typed_json import Message, MessageError
+from ...launch.shared.channel import Handshake, connect, receive_exactly
+from ...launch.shared.listener import Listener
 from .board import divided, holder_of
 
 # What is asked for: the kind, the first number, the one after the last, and what to add to one.
@@ -31,11 +29,10 @@ _GET, _ADD, _ADD_AT = range(3)
 _DONE = b"\1"
 # Numbers that are read or added at once, and bytes of each rank's that wait for that.
 _PIECE = 1 << 18
-# What both sides say to show that they hold the key, and how long that is as a frame.
-_HELLO = b"a rank"
-_FRAME = 4 + 32 + 1 + len(_HELLO)
-# Seconds until a stranger is given up, and a rank that does not answer.
-_STRANGER, _OPENING = 10.0, 60.0
+# Seconds until a rank that does not answer is given up.
+_OPENING = 60.0
+# Seconds between looks at whether all ranks have come.
+_TICK = 0.05
 # Seconds of silence after which a connection is looked after.
 _KEEPALIVE = 60
 
@@ -112,8 +109,8 @@ class ServedMemory:
 
     def _connect(self, rank: int, address: tuple[str, int], key: bytes) -> socket.socket:
         try:
-            return _introduced(address, key)
-        except (OSError, ChannelError, MessageError) as error:
+            connection, _ = connect(address, _OPENING, key)
+        except OSError as error:
             if self._again:  # it has ended meanwhile
                 self._lost(rank, error)
             raise EnvironmentProblem(
@@ -124,6 +121,8 @@ class ServedMemory:
                 "another network with launch=LaunchOptions(mpi=MpiOptions("
                 "network_interface=…)), or use sync=LocalSGD(…)"
             ) from error
+        _make_lasting(connection)
+        return connection
 
     def get(self) -> np.ndarray:
         found = np.empty(self._size, self._dtype)
@@ -211,14 +210,13 @@ class _Server:
     """
 
     def __init__(self, own: np.ndarray, first: int, address: str, key: bytes) -> None:
-        self._own, self._first, self._key = own, first, key
+        self._own, self._first = own, first
         self._lock = threading.Lock()  # of the numbers
-        self._listener = socket.create_server((address, 0), family=family_of(address), backlog=512)
-        self._listener.settimeout(None)  # whatever the user's code has made the default
-        self._all_came = False
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._listener = Listener(address, key, self._admit)
+        self._all_came = threading.Event()
+        self.address = self._listener.address
         self._peers: list[tuple[socket.socket, threading.Thread]] = []
-        self._door = threading.Thread(target=self._admit, name="hsr-weights-door", daemon=True)
+        self._door = threading.Thread(target=self._listen, name="hsr-weights-door", daemon=True)
         self._door.start()
 
     def read(self, begin: int, end: int, into: np.ndarray) -> None:
@@ -242,10 +240,8 @@ class _Server:
 
     def admit_no_more(self) -> None:
         """All ranks have come: stop to listen."""
-        self._all_came = True
-        self._listener.shutdown(socket.SHUT_RDWR)  # which ends the accept
+        self._all_came.set()
         self._door.join()
-        self._listener.close()
 
     def close(self) -> None:
         """Nobody asks any more: end all threads."""
@@ -254,23 +250,22 @@ class _Server:
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join()
 
-    def _admit(self) -> None:
-        while not self._all_came:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # it is shut down, or there is no descriptor just now
-                time.sleep(0 if self._all_came else 0.1)
-                continue
-            thread = threading.Thread(
-                target=self._answer, args=(connection,), name="hsr-weights", daemon=True
-            )
-            self._peers.append((connection, thread))
-            thread.start()
+    def _listen(self) -> None:
+        with contextlib.closing(self._listener):
+            while not self._all_came.is_set():
+                self._listener.handle(_TICK)
+
+    def _admit(self, connection: socket.socket, handshake: Handshake) -> None:
+        _make_lasting(connection)
+        thread = threading.Thread(
+            target=self._answer, args=(connection,), name="hsr-weights", daemon=True
+        )
+        self._peers.append((connection, thread))
+        thread.start()
 
     def _answer(self, connection: socket.socket) -> None:
         """Answer one rank until it goes."""
-        with connection, contextlib.suppress(OSError, ChannelError, MessageError):
-            self._know(connection)
+        with connection, contextlib.suppress(OSError):
             buffer = np.empty(min(_PIECE, self._own.size), self._own.dtype)
             while True:
                 request = receive_exactly(connection, _REQUEST.size)
@@ -289,16 +284,6 @@ class _Server:
                 if kind == _ADD:
                     connection.sendall(_DONE)
 
-    def _know(self, connection: socket.socket) -> None:
-        """Let the other side show that it holds the key, and show it."""
-        channel: Channel[Message] = Channel(self._key, listened=True)
-        connection.settimeout(_STRANGER)
-        connection.sendall(channel.nonce)
-        channel.feed(receive_exactly(connection, NONCE_BYTES))
-        _check_hello(channel, connection)
-        connection.sendall(channel.encode_data(_HELLO))
-        _make_lasting(connection)
-
 
 def _make_lasting(connection: socket.socket) -> None:
     """Let a connection wait for as long as a step takes, and show firewalls that it lives."""
@@ -306,35 +291,6 @@ def _make_lasting(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE)
-
-
-def _introduced(address: tuple[str, int], key: bytes) -> socket.socket:
-    """Return a connection to who listens at ``address`` and holds the key, as this side does.
-
-    Raises:
-        OSError, ChannelError, MessageError: nobody does.
-    """
-    channel: Channel[Message] = Channel(key, listened=False)
-    connection = connect(address, _OPENING, channel)
-    try:
-        connection.sendall(channel.encode_data(_HELLO))
-        _check_hello(channel, connection)
-    except BaseException:
-        connection.close()
-        raise
-    _make_lasting(connection)
-    return connection
-
-
-def _check_hello(channel: Channel[Message], connection: socket.socket) -> None:
-    """Check that the other side holds the key.
-
-    Raises:
-        ChannelError, MessageError: it does not.
-        OSError: it has gone, or says nothing.
-    """
-    if channel.feed(receive_exactly(connection, _FRAME)) != [_HELLO]:
-        raise ChannelError("the other side does not hold the key of these ranks")
 
 
 def _bytes(values: np.ndarray) -> memoryview:

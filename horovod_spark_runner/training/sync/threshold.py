@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ...launch.worker.reporting import notify
 from ...settings.compression import Compression, Threshold
 from .codec import RESIDUAL, Place, keeping, moving, whole
-from .wire import Wire
+
+if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not
+    from .wire import Wire
 
 _THRESHOLD = "threshold"
 # By which the threshold moves in a step: to the half in twenty.

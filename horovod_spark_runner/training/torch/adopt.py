@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -17,16 +18,18 @@ from ...errors import ModelError, brief, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
+from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ..model_inputs import ModelInputs
+from ..sample_rows import SAMPLE_FILE, SampleRows, few_rows, repeat_rows
 from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
-from .artifact import save_module, some_rows
+from .artifact import save_module
 from .build import check_module
 from .feeding import Feed, input_feed, input_names
-from .loading import CPU, Predicting, device_of, load_script
+from .loading import CPU, ROWS, Predicting, device_of, load_script, unsteady
 from .outputs import output_specs
-from .program import Program, fixed_rows, load_program, taken_by
+from .program import fixed_rows, load_program, taken_by
 from .saved import (
     PROGRAM,
     PROGRAM_FILE,
@@ -36,13 +39,11 @@ from .saved import (
     SavedModule,
     TorchFacts,
 )
-from .steady import unsteady, various
 
 logger = logging.getLogger(__name__)
 
 # Types that Spark has as well.
 _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
-_ROWS = 3
 # Rows and calls that show whether a program drops some of what it computes.
 _MANY, _CALLS = 8, 6
 
@@ -84,8 +85,8 @@ def adopt_module(
             "torch.jit.save(module, path), and give the file to from_torchscript(path)"
         )
     check_module(module)
-    feed, columns, binding = _fed(module, given.example, inputs)
-    _try(Predicting(module.eval(), feed, device_of(module)), columns)
+    feed, takes = _fed(module, given.example, inputs)
+    _try(Predicting(module.eval(), feed, device_of(module)), takes)
     try:
         # Workers need not have the GPU that it may be on.
         there = device_of(module).type == "cpu"
@@ -94,7 +95,7 @@ def adopt_module(
         raise ModelError(
             f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
         ) from error
-    if why := save_module(directory, module, ModelInputs(binding, columns, ()), feed):
+    if why := save_module(directory, module, takes, feed):
         logger.warning("%s", why)
     return SavedModule(module=pickled)
 
@@ -113,15 +114,17 @@ def adopt_script(
         module = load_script(data)
     except Exception as error:  # PyTorch's own has no public base
         told = on_one_line(error, 300)
-        raise ModelError(f"{place} is no TorchScript: {told}") from error
-    feed, columns, binding = _fed(module, given.example, inputs)
+        raise ModelError(f"{place} cannot be read as TorchScript: {told}") from error
+    feed, takes = _fed(module, given.example, inputs)
     called = Predicting(module, feed, CPU)
-    outputs = _try(called, columns)
-    _check_steady(called, columns, "torch.jit.script or torch.jit.trace")
+    outputs, rows = _try(called, takes)
+    _check_steady(called, rows, "torch.jit.script or torch.jit.trace")
     writer = ModelWriter(directory)
     writer.write(SCRIPT_FILE, data)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
     facts = TorchFacts(torch=torch.__version__, names=feed.names, script=True)
-    writer.finish(Signature(binding, columns, outputs, engine=TORCH, own=facts.to_fields()))
+    signature = Signature(takes.inputs, takes.columns, outputs, engine=TORCH, own=facts.to_fields())
+    writer.finish(signature)
     return SavedModule()
 
 
@@ -135,22 +138,22 @@ def adopt_program(
     """
     place = Location(path)
     data = _contents(place)
-    exported = load_program(data, str(place))
-    taken, rows = taken_by(exported), fixed_rows(exported)
-    program = Program(exported, CPU)
+    program = load_program(data, str(place))
+    taken, fixed = taken_by(program), fixed_rows(program)
     binding, names = _bound(inputs, [one.name for one in taken], "the program")
     by_name = {one.name: one for one in taken}
     kinds = [(by_name[name].shape, by_name[name].dtype) for name in names]
     columns = _columns(binding, names, kinds)
     feed = Feed(binding.slots, tuple(names))
     called = Predicting(program, feed, CPU)
-    outputs = _try(called, columns, rows or _ROWS)
-    _check_steady(called, columns, "torch.export.export", rows or _MANY)
+    outputs, rows = _try(called, ModelInputs(binding, columns, ()), fixed)
+    _check_steady(called, rows, "torch.export.export", fixed or _MANY)
     writer = ModelWriter(directory)
     writer.write(PROGRAM_FILE, data)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
     facts = TorchFacts(torch=torch.__version__, names=feed.names, program=True)
     signature = Signature(
-        binding, columns, outputs, engine=TORCH, batch_size=rows, own=facts.to_fields()
+        binding, columns, outputs, engine=TORCH, batch_size=fixed, own=facts.to_fields()
     )
     writer.finish(signature)
     return SavedModule()
@@ -162,14 +165,13 @@ def _contents(place: Location) -> bytes:
     return place.read_bytes()
 
 
-def _fed(
-    module: nn.Module, example: Any, inputs: Binding | None
-) -> tuple[Feed, tuple[Column, ...], Binding]:
-    """Return how columns feed a module that is called as ``example`` says."""
+def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed, ModelInputs]:
+    """Return how columns feed a module that is called as ``example`` says, and what it takes."""
     by_name = isinstance(example, Mapping)
     values = list(example.values()) if isinstance(example, Mapping) else example
     values = list(values) if by_name or isinstance(values, tuple) else [values]
-    kinds = [_kind(value) for value in values]
+    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in values]
+    kinds = [_kind(tensor) for tensor in tensors]
     if by_name:
         names = list(example)
     elif isinstance(module, torch.jit.ScriptModule):
@@ -186,19 +188,35 @@ def _fed(
     else:
         binding, order = _bound(inputs, names, "the example")
     columns = _columns(binding, order, [kinds[names.index(name)] for name in order])
+    sample = _rows_of(binding, columns, [tensors[names.index(name)] for name in order])
+    takes = ModelInputs(binding, columns, (), sample=sample)
     if isinstance(module, torch.jit.ScriptModule):
-        return Feed(binding.slots, tuple(order) if by_name else None), columns, binding
+        return Feed(binding.slots, tuple(order) if by_name else None), takes
     known = {column.name: column for column in columns}
-    return input_feed(module, binding, known), columns, binding
+    return input_feed(module, binding, known), takes
 
 
-def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
+def _rows_of(
+    binding: Binding, columns: Sequence[Column], tensors: Sequence[Tensor]
+) -> Arrays | None:
+    """Return the rows of an example by column; ``None`` if there are none."""
+    arrays: dict[str, np.ndarray] = {}
+    for slot, tensor in zip(binding.slots, tensors, strict=True):
+        values = tensor.detach().cpu().numpy()
+        for number, name in enumerate(slot):
+            arrays.setdefault(name, values if len(slot) == 1 else values[:, number])
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) > 1 or counts == {0}:
+        return None
+    return few_rows({column.name: arrays[column.name] for column in columns})
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     """Return shape and type of one row of an example."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     if not tensor.ndim:
         raise ModelError(
             "example must hold what the module is called with, tensors or arrays with rows in the "
-            f"first dimension; got {brief(value)}"
+            f"first dimension; got {brief(tensor)}"
         )
     return tuple(tensor.shape[1:]), tensor.dtype
 
@@ -247,20 +265,13 @@ def _columns(
     return tuple(columns[name] for name in binding.columns)
 
 
-def _check_steady(
-    called: Predicting, columns: tuple[Column, ...], captured: str, rows: int = _MANY
-) -> None:
+def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = _MANY) -> None:
     """Check that a program predicts for each row what follows from that row.
 
     Raises:
         ModelError: it does not, as it was captured in training mode.
     """
-    plain = some_rows(columns, rows)
-    try:
-        why = unsteady(called, various(plain), _CALLS)
-    except Exception:  # it takes no other whole numbers than 0
-        why = unsteady(called, plain, _CALLS)
-    if why:
+    if why := unsteady(called, repeat_rows(rows, count), _CALLS):
         raise ModelError(
             f"the program {why}, as a module does in training mode (dropout, batch normalisation "
             "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
@@ -268,18 +279,20 @@ def _check_steady(
         )
 
 
-def _try(called: Predicting, columns: tuple[Column, ...], rows: int = _ROWS) -> Any:
-    """Return what a module gives, after calling it.
+def _try(called: Predicting, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
+    """Return what a module gives, after calling it, and the rows it was called with.
 
     Raises:
         ModelError: it cannot be called with such rows.
     """
+    count = fixed or ROWS
     try:
-        return output_specs(called.module, called.of(some_rows(columns, rows)), rows)
+        rows = takes.choose_rows(functools.partial(called.outputs, count=fixed))
+        return output_specs(called.module, called.of(repeat_rows(rows, count)), count), rows
     except ModelError:
         raise
     except Exception as error:  # the user's own forward may fail in any way
-        described = ", ".join(column.describe() for column in columns)
+        described = ", ".join(column.describe() for column in takes.columns)
         raise ModelError(
             f"{type(called.module).__name__} cannot be called with {described}: "
             f"{type(error).__name__}: {on_one_line(error)}"

@@ -5,39 +5,35 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...data.manifest import Column
 from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...settings.code import import_name
-from ...storage.arrays import dump_arrays
+from ...storage.arrays import Arrays, dump_arrays
 from ..likeness import check_close
 from ..model_inputs import ModelInputs
+from ..sample_rows import SAMPLE_FILE, repeat_rows
 from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
-from .loading import CPU, Predicting, device_of, take_sample, to_numpy
+from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, to_numpy, unsteady
 from .outputs import leaves, output_specs
-from .program import Program, dump_program, load_program, make_program, silent
-from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
-from .steady import BY_CHANCE, unsteady
+from .program import dump_program, load_program, make_program, silent
+from .saved import FILES, PROGRAM_FILE, TorchFacts
 from .variables import as_array, weights_of
 
-# Rows that a module is tried with; a program is for other numbers of them, too.
-_ROWS, _OTHERS = 3, (1, 5)
+# Rows that a program is tried with: other numbers of them than it is made with.
+_OTHERS = (1, 5)
 
 logger = logging.getLogger(__name__)
 
 
-def save_module(
-    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
-) -> str:
+def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
     """Write a trained module: its weights, what it takes and gives, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
@@ -48,7 +44,6 @@ def save_module(
         module: the module; its mode and its gradients stay as they are.
         inputs: what it takes.
         feed: how columns are fed to it.
-        autocast: type that it is computed in, ``""`` for that of its weights.
 
     Returns:
         What is to be known of its predictions, ``""`` if they follow from each row alone.
@@ -59,7 +54,7 @@ def save_module(
     try:
         directory.saved_model.delete_folder()  # an earlier one, of another model
         with _evaluating(module):
-            return _save(directory, module, inputs, feed, autocast)
+            return _save(directory, module, inputs, feed)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
@@ -68,12 +63,10 @@ def save_module(
         ) from error
 
 
-def outputs_of(
-    module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
-) -> tuple[tuple[OutputSpec, ...] | None, str]:
-    """Return what a module gives, or why it gives nothing; see `save_module`."""
+def outputs_of(module: nn.Module, inputs: ModelInputs, feed: Feed) -> tuple[OutputSpec, ...] | None:
+    """Return what a module gives, if it can be called; see `save_module`."""
     with _evaluating(module):
-        return _outputs(Predicting(module, feed, device_of(module), autocast), inputs)
+        return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
 
 
 @contextlib.contextmanager
@@ -88,33 +81,29 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _save(
-    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
-) -> str:
+def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
     device = device_of(module)
-    called = Predicting(module, feed, device, autocast)
+    called = Predicting(module, feed, device)
     files = ModelWriter(directory)
     weights = weights_of(module)
     arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
     files.write(WEIGHTS_FILE, dump_arrays(arrays))
     del arrays  # may be of gigabytes
-    outputs, problem = _outputs(called, inputs)
+    outputs, rows, problem = _outputs(called, inputs)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
     program, why = None, ""
     if outputs is not None:
-        why = unsteady(called, some_rows(inputs.columns, _ROWS))
-        sample = take_sample(called, some_rows(inputs.columns, _ROWS))
-        if sample is not None:
-            files.write(SAMPLE_FILE, dump_arrays(sample))
-        program, problem = _program(called, inputs)
+        why = unsteady(called, rows)
+        if sample := inputs.kept_rows(called.outputs, rows):
+            files.write(SAMPLE_FILE, sample.dump())
+        program, problem = _program(called, rows)
     if program is not None:
         files.write(PROGRAM_FILE, program)
     facts = TorchFacts(
         torch=torch.__version__,
         module=import_name(type(module)) or "",
         names=feed.names,
-        autocast=autocast,
         program=program is not None,
     )
     signature = Signature(
@@ -135,43 +124,29 @@ def _save(
     )
 
 
-def some_rows(columns: tuple[Column, ...], rows: int) -> dict[str, np.ndarray]:
-    """Return rows that tell modules apart: random real numbers, zeros for whole ones."""
-    random = np.random.default_rng(0)
-    return {
-        column.name: random.random((rows, *column.shape)).astype(column.dtype)
-        if column.numpy_dtype.kind == "f"
-        else column.blank().repeat(rows, 0)
-        for column in columns
-    }
-
-
-def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec, ...] | None, str]:
-    """Return what the module gives, or why it gives nothing."""
+def _outputs(
+    called: Predicting, inputs: ModelInputs
+) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
+    """Return what the module gives and the rows it was tried with, or why it gives nothing."""
     try:
-        given = called.of(some_rows(inputs.columns, _ROWS))
-        return output_specs(called.module, given, _ROWS), ""
+        rows = inputs.choose_rows(called.outputs)
+        return output_specs(called.module, called.of(repeat_rows(rows, ROWS)), ROWS), rows, ""
     except Exception as error:  # the user's own forward may fail in any way
-        return None, _first_line(error)
+        return None, {}, _first_line(error)
 
 
-def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:
-    """Return the module as a program that gives the same, or why there is none.
-
-    It is of the types of the weights: torch.export does not keep what autocast does.
-    """
-    without = f" without autocast={called.autocast!r}" if called.autocast else ""
-    called = replace(called, autocast="")
-    on_cpu = called.feed.values(some_rows(inputs.columns, _ROWS), CPU)
+def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
+    """Return the module as a program that gives the same, or why there is none."""
+    on_cpu = called.feed.values(repeat_rows(rows, ROWS), CPU)
     try:
         with silent():
             data = dump_program(make_program(called.module, called.feed, on_cpu))
-        again = Program(load_program(data, PROGRAM_FILE), called.device)
+        again = load_program(data, PROGRAM_FILE, called.device)
         made = Predicting(again, called.feed, called.device)
-        for rows in _OTHERS:
-            check_same(called, made, some_rows(inputs.columns, rows))
+        for count in _OTHERS:
+            check_same(called, made, repeat_rows(rows, count))
     except Exception as error:  # whatever torch.export or the module raises
-        return None, f"torch.export cannot hold it{without}: {_first_line(error)}"
+        return None, f"torch.export cannot hold it: {_first_line(error)}"
     return data, ""
 
 

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from ...data.read.classes import classes_of
 from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
+from ..sample_rows import made_up_rows, repeat_rows
 from ..spec import TrainingSpec
 from .feeding import Feed, check_columns, input_feed, to_tensor
 from .losses import target_of
 from .outputs import dtype_name
 
-# What PyTorch says of shapes that do not go together.
+# What PyTorch says of types and of shapes that do not go together.
+_TYPES = ("dtype", "scalar type")
 _SHAPES = ("shapes cannot be multiplied", "size mismatch")
 
 
@@ -46,6 +48,11 @@ class Batches:
         spec: the training.
         device: where tensors are computed with.
 
+    Attributes:
+        columns: the columns that the arrays of a batch hold.
+        feed: how features are fed to the module.
+        sample: a few rows of the columns.
+
     Raises:
         ModelError: the module's inputs do not fit the columns.
     """
@@ -53,16 +60,19 @@ class Batches:
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
         self._spec = spec
         self._device = device
-        names = [*spec.inputs.columns, *spec.outputs.columns]
-        if spec.weight is not None:
-            names.append(spec.weight)
-        self.columns = list(dict.fromkeys(names))
+        self.columns = spec.columns
         known = {name: spec.train.column(name) for name in self.columns}
         check_columns(spec.outputs.slots, known)
+        if spec.weight is not None and known[spec.weight].shape:
+            raise ModelError(
+                f"sample_weight_col {spec.weight!r} holds arrays of shape "
+                f"{known[spec.weight].shape}, which is for Keras; losses of PyTorch weigh whole "
+                "rows: give one number per row, or weigh steps in a loss function, to which the "
+                "column is given as a label"
+            )
         self.feed = input_feed(module, spec.inputs, known)
         self._labels = Feed(spec.outputs.slots)
-        # Stands in where a rank has no row of its own.
-        self.blank: Arrays = {name: column.blank() for name, column in known.items()}
+        self.sample = spec.sample or made_up_rows(tuple(known.values()))
 
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
         """Return rows as tensors, in a training with the weights of classes."""
@@ -80,51 +90,38 @@ class Batches:
         )
 
     def nothing(self) -> TorchBatch:
-        """Return two rows of zeros, which count for nothing where a rank has no rows."""
-        twice = {name: np.repeat(array, 2, axis=0) for name, array in self.blank.items()}
-        return self.of(twice, training=True)
+        """Return two rows, which count for nothing where a rank has none of its own."""
+        return self.of(repeat_rows(self.sample, 2), training=True)
 
     def call(self, module: nn.Module, batch: TorchBatch) -> Any:
         """Return what ``module`` gives for a batch."""
         try:
             return self.feed.call(module, batch.inputs)
         except RuntimeError as error:
-            if any(said in str(error) for said in _SHAPES):
-                raise self._shapes_differ(module, batch, error) from error
-            if "dtype" not in str(error) and "scalar type" not in str(error):
+            if not any(said in str(error) for said in (*_TYPES, *_SHAPES)):
                 raise
-            raise self._types_differ(module, batch, error) from error
+            raise self._do_not_fit(module, batch, error) from error
 
-    def _shapes_differ(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
+    def _do_not_fit(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
         fed = ", ".join(
-            f"{' + '.join(slot)} {tuple(value.shape)}"
-            for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
-        )
-        flat = any(value.dim() == 1 for value in batch.inputs)
-        advice = ". A column of numbers is of one dimension: x[:, None] in forward adds another"
-        return ModelError(
-            f"{type(module).__name__}.forward computes with shapes that do not go together: it is "
-            f"fed {fed}{advice if flat else ''} (PyTorch says: {on_one_line(error, 200)})"
-        )
-
-    def _types_differ(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
-        fed = ", ".join(
-            f"{' + '.join(slot)} ({dtype_name(value.dtype)})"
+            f"{' + '.join(slot)} {tuple(value.shape)} {dtype_name(value.dtype)}"
             for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
         )
         held = sorted({dtype_name(p.dtype) for p in module.parameters()})
-        wanted = held[0] if held else "float32"
-        column = self.feed.slots[0][0]
-        advice = "Convert it in forward"
-        if wanted != "bfloat16":  # which no column is of
-            advice = (
-                "Train the column in another type, "
-                f"data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in forward"
-            )
+        advice = ""
+        if any(said in str(error) for said in _TYPES):
+            column, wanted = self.feed.slots[0][0], held[0] if held else "float32"
+            advice = ". Convert it in forward"
+            if wanted != "bfloat16":  # which no column is of
+                advice += (
+                    f", or train it in another type: DataOptions(dtypes={{{column!r}: {wanted!r}}})"
+                )
+        elif any(value.dim() == 1 for value in batch.inputs):
+            advice = ". A column of numbers is of one dimension: x[:, None] in forward adds another"
         return ModelError(
-            f"{type(module).__name__}.forward computes with types that do not go together: it is "
-            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. "
-            f"{advice} (PyTorch says: {on_one_line(error, 200)})"
+            f"{type(module).__name__}.forward cannot compute with what it is fed, {fed}; its "
+            f"weights are {', '.join(held) or 'none'} (PyTorch says: {on_one_line(error, 200)})"
+            f"{advice}"
         )
 
     def target(self, batch: TorchBatch) -> Any:

@@ -8,7 +8,8 @@ from typing import cast
 from torch import nn
 
 from ...errors import ModelError, brief
-from ..spec import ModelSource
+from ..spec import ModelNames, ModelSource
+from .feeding import input_names
 from .lightning.recognise import is_lightning
 from .torch_model import TorchModel
 
@@ -19,8 +20,7 @@ def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
     Raises:
         ModelError: it gives no `TorchModel`, or that has no module.
     """
-    assert source.function is not None
-    model = source.function()
+    model = source.call_function()
     if is_lightning(model):
         model = TorchModel(cast("nn.Module", model))
     if not isinstance(model, TorchModel):
@@ -38,8 +38,7 @@ def build_module(source: ModelSource) -> nn.Module:
     Raises:
         ModelError: it gives none.
     """
-    assert source.function is not None
-    made = source.function()
+    made = source.call_function()
     return _made(made.module if isinstance(made, TorchModel) else made)
 
 
@@ -76,16 +75,20 @@ def check_module(module: nn.Module) -> None:
             f"parameter {lazy[0]!r} of {kind} has no shape yet; call the module once in model_fn, "
             "or give its layers their sizes"
         )
-    meta = [n for n, t in module.state_dict(keep_vars=True).items() if getattr(t, "is_meta", False)]
-    if meta:
-        raise ModelError(
-            f"{meta[0]!r} of {kind} is on the device 'meta', which holds no values: build the "
-            "module on the CPU; where that is what it was made for, call "
-            "module.to_empty(device='cpu') and give the weights their values in model_fn"
-        )
     extra = [name for name in module.state_dict() if name.endswith("_extra_state")]
     if extra:
         raise ModelError(
             f"{kind} keeps extra state ({extra[0]!r}) that is no tensor, which checkpoints cannot "
             "hold: they are arrays and JSON; register it as buffers"
         )
+
+
+def names_of(source: ModelSource) -> ModelNames:
+    """Return the names of a model's inputs, the parameters of its ``forward``.
+
+    Raises:
+        ModelError: ``source`` gives no model.
+    """
+    model, module = build(source)
+    names = input_names(module)
+    return ModelNames(inputs=(names,) if names else (), needs_labels=model.loss is not None)

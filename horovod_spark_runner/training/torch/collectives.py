@@ -68,9 +68,6 @@ class TensorCollectives:
             name: the same on all ranks, and different for every call within one step.
         """
         given = [torch.as_tensor(tensor).detach() for tensor in tensors]
-        if any(tensor.is_complex() for tensor in given):
-            summed = self.sum([real_of(tensor) for tensor in given], name)
-            return [like(one, tensor) for one, tensor in zip(summed, given, strict=True)]
         if hvd.size() == 1:
             return [tensor.clone() for tensor in given]
         groups: dict[torch.dtype, list[int]] = {}
@@ -118,44 +115,6 @@ class TensorCollectives:
     def counted(self) -> Traffic:
         """Return the sums of what was to be noted, over all steps so far."""
         return Traffic(self._sent, self._whole)
-
-    def square(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the squares of all numbers."""
-        return torch.stack([real_of(t.detach()).float().square().sum() for t in tensors]).sum()
-
-    def tally(self, count: int) -> TensorTally:
-        """Return so many sums."""
-        return TensorTally(count)
-
-
-class TensorTally:
-    """Numbers that steps add to.
-
-    Args:
-        count: how many there are.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._sums = [0.0] * count
-
-    def add(self, numbers: Sequence[Tensor]) -> None:
-        """Add one number to each."""
-        self._sums = [old + float(new) for old, new in zip(self._sums, numbers, strict=True)]
-
-    def read(self) -> list[float]:
-        """Return the sums of all steps so far."""
-        return list(self._sums)
-
-
-def real_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's numbers; of complex ones their two parts, along one more axis."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def like(real: Tensor, tensor: Tensor) -> Tensor:
-    """Return what `real_of` gave for a tensor as one of that tensor's type again."""
-    # A view would have to begin at an even place, which a part of a message need not.
-    return torch.complex(real[..., 0], real[..., 1]) if tensor.is_complex() else real
 
 
 def _summed_as(tensor: Tensor) -> torch.dtype:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...data.manifest import Column
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
@@ -17,7 +16,7 @@ from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
 from ..warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
-from .source import check_given_callbacks, model_source
+from .source import check_exportable, check_given_callbacks, model_source, portable_metrics
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,7 +32,7 @@ class TorchEngine:
         # What the first optimizer imports.
         "torch._dynamo",
         "horovod.torch",
-        "horovod_spark_runner.training.torch.trainees",
+        "horovod_spark_runner.training.torch.lightning.trainee",
     )
     weights_formats = (
         WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
@@ -49,11 +48,11 @@ class TorchEngine:
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
-            from .names import names_of
+            from .build import names_of
         return names_of(source)
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
-        from .begin import begin
+        from .rank import begin
 
         begin(seed)
 
@@ -65,9 +64,14 @@ class TorchEngine:
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .trainees import trainee_of
+        from .build import build
+        from .lightning.recognise import is_lightning
+        from .lightning.trainee import LightningTrainee
+        from .trainee import TorchTrainee
 
-        return trainee_of(spec, world, synchroniser)
+        model, module = build(spec.model)
+        kind = LightningTrainee if is_lightning(module) else TorchTrainee
+        return kind(spec, world, synchroniser, model, module)
 
     def adopt(
         self,
@@ -103,15 +107,7 @@ class TorchEngine:
     def held(self, parts: TorchParts) -> Mapping[str, bytes]:
         return held_files(parts)
 
-    def check_export(
-        self,
-        format: str,
-        names: Sequence[str],
-        transformed: Collection[str],
-        columns: Sequence[Column] = (),
-    ) -> None:
-        from .exported import check_exportable
-
+    def check_export(self, format: str, names: Sequence[str], transformed: Collection[str]) -> None:
         check_format(format, self.export_formats)
         check_exportable(format, names, transformed)
 
@@ -135,8 +131,6 @@ class TorchEngine:
         return describe_outputs(recipe)
 
     def portable_metrics(self, given: object) -> object:
-        from .given_metrics import portable_metrics
-
         return portable_metrics(given)
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:

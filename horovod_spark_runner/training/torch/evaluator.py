@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,15 +14,15 @@ from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
+from ..sample_rows import repeat_rows
 from ..trained_model import Recipe, with_model_fn
 from .build import build
 from .feeding import Feed, check_columns, to_tensor
 from .lightning.recognise import is_lightning
-from .loading import computing_in, make_predicting, own_device, to_numpy
+from .loading import make_predicting, own_device, to_numpy, unsteady
 from .losses import SUM, Losses, target_of
 from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
 from .outputs import leaves
-from .steady import unsteady
 from .torch_model import TorchModel
 
 # How far rounding may be off, relative to the value.
@@ -57,15 +56,19 @@ class TorchEvaluator:
         self._binding, self._weight = targets.outputs, targets.weight
         self._losses: Losses | None = None
         self._metrics: list[Metrics] = []
-        if question.compiled:
-            self._take_own(_trained_by(recipe))
+        accuracy = question.metrics is not None and _asks_accuracy(question.metrics)
+        model = None
+        if question.compiled or accuracy:
+            model = _trained_by(recipe, needed=question.compiled)
+        if model is not None and question.compiled:
+            self._take_own(model)
         if question.metrics is not None:
             if self._weight is not None:
                 raise InvalidInputError(
                     "metrics of PyTorch models do not weigh rows, as sample_weight_col "
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
-            loss = _loss_of(recipe) if _asks_accuracy(question.metrics) else None
+            loss = None if model is None else model.loss  # which tells classes
             self._metrics.append(_known(question.metrics, self._called.device, loss))
         names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
         every = [*names, *(name for one in self._metrics for name in one.of_objects)]
@@ -102,8 +105,8 @@ class TorchEvaluator:
         return [] if self._losses is None else self._losses.names
 
     def _try(self, recipe: Recipe, question: Question) -> None:
-        """Evaluate two rows of zeros, by which shapes show."""
-        features = {column.name: column.blank().repeat(2, 0) for column in recipe.columns}
+        """Evaluate two rows, with labels of zeros, by which shapes show."""
+        features = repeat_rows(recipe.sample_rows().inputs, 2)
         labels = {column.name: column.blank().repeat(2, 0) for column in question.targets.columns}
         try:
             self._add(*self._tensors(features, labels))
@@ -140,7 +143,8 @@ class TorchEvaluator:
         return sums
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
-        means = self._sums.results(sums[0], asked=self._sums.names)
+        self._sums.assign(sums[0])
+        means = self._sums.results(asked=self._sums.names)
         found: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
         for metrics, states in zip(self._metrics, sums[1:], strict=True):
             found.update(metrics.computed([states]))
@@ -161,9 +165,8 @@ class TorchEvaluator:
         self, inputs: list[Tensor], labels: list[Tensor], weights: Tensor | None
     ) -> np.ndarray:
         """Add rows to the sums; return the first output."""
-        called = self._called
-        with torch.inference_mode(), computing_in(called.autocast, called.device):
-            outputs = called([value.clone() for value in inputs])
+        with torch.inference_mode():
+            outputs = self._called([value.clone() for value in inputs])
             if self._losses is not None:
                 terms = self._losses.terms(outputs, labels, inputs, weights)
                 summed = [term.name for term in terms if term.kind == SUM]
@@ -187,10 +190,9 @@ class TorchEvaluator:
         Raises:
             ModelError: one does; the message names it.
         """
-        rows = len(data[0][0])
-        if rows == 2:  # too few for parts of unequal size
-            data, rows = _rows_of(data, [0, 1, 0, 1]), 4
-        every = list(range(rows))
+        every = list(range(len(data[0][0])))
+        if len(every) == 2:  # too few for parts of unequal size
+            every *= 2
         kept = self._sums.numpy()
         states = [metrics.states.numpy() for metrics in self._metrics]
 
@@ -200,12 +202,15 @@ class TorchEvaluator:
                 self._add(*_rows_of(data, part))
             return self._sums.results()
 
-        once, again = after(every), after(every)
-        apart = after(every[: rows // 3], every[rows // 3 :])
+        cut = len(every) // 3
+        whole, apart = after(every), after(every[:cut], every[cut:])
         self._sums.assign(kept)
         for metrics, state in zip(self._metrics, states, strict=True):
             metrics.states.assign(state)
-        for name in _differing(once, again, apart):
+        for name, value in whole.items():
+            other = apart.get(name, np.nan)
+            if np.isclose(value, other, rtol=_TOLERANCE, atol=1e-6, equal_nan=True):
+                continue
             if why := unsteady(self._called, features):
                 raise ModelError(
                     f"{name!r} has no exact value over all rows: "
@@ -219,30 +224,27 @@ class TorchEvaluator:
             )
 
 
-def _trained_by(recipe: Recipe) -> TorchModel:
-    """Return what a model was trained with.
+def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
+    """Return what a model was trained with, ``None`` where that is not known here.
 
     Raises:
-        ModelError: that is not known here.
+        ModelError: it is ``needed``.
     """
     source = recipe.own.source
     if source is None or source.function is None:
+        if not needed:
+            return None
         raise ModelError(
             "what the module was trained with is not known, as code is not kept in storage: give "
             f"the function that returns the TorchModel, {with_model_fn(TORCH)}, or ask for metrics "
             "without 'compiled', metrics=['accuracy', …]"
         )
-    return build(source)[0]
-
-
-def _loss_of(recipe: Recipe) -> object:
-    """Return the loss that a model was trained with, which tells classes; ``None`` if not known."""
-    source = recipe.own.source
-    if source is None or source.function is None:
+    try:
+        return build(source)[0]
+    except ModelError:  # it gives a module alone
+        if needed:
+            raise
         return None
-    with contextlib.suppress(ModelError):  # it gives a module alone
-        return build(source)[0].loss
-    return None
 
 
 def _asks_accuracy(metrics: object) -> bool:
@@ -267,14 +269,3 @@ def _rows_of(
         [value[rows] for value in labels],
         None if weights is None else weights[rows],
     )
-
-
-def _differing(
-    once: dict[str, float], again: dict[str, float], apart: dict[str, float]
-) -> Iterator[str]:
-    for name, value in once.items():
-        # What is random shows nothing.
-        same = np.isclose(value, again.get(name, np.nan), rtol=_TOLERANCE, equal_nan=True)
-        other = apart.get(name, np.nan)
-        if same and not np.isclose(value, other, rtol=_TOLERANCE, atol=1e-6, equal_nan=True):
-            yield name

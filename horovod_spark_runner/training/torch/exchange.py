@@ -2,10 +2,8 @@
 
 In the usual step they leave in buckets while the backward pass goes on: a thread hands each bucket
 to the synchroniser once its gradients, and all buckets before it, are there. One is on its way at
-a time, so that sums are made in the same order whenever a step is repeated. Whether gradients come
-whole, the first backward pass shows, which none leaves early: a parameter that is used in several
-parts of a reentrant checkpoint gets its gradient in as many. Then all leave after the pass. In a
-step of the user's own, an optimizer's gradients leave where it is about to step.
+a time, so that sums are made in the same order whenever a step is repeated. In a step of the user's
+own, an optimizer's gradients leave where it is about to step.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class GradientExchange:
         first = self._given[0]
         self._buckets = [
             *_buckets_of([p for p in first if p.requires_grad]),
-            *_buckets_of([p for p in first if not p.requires_grad and _can_be_trained(p)]),
+            *_buckets_of([p for p in first if not p.requires_grad and p.is_floating_point()]),
         ]
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
         # What has ever required a gradient, and the buckets with some of it, in their order.
@@ -73,9 +71,8 @@ class GradientExchange:
         self._came: set[int] = set()
         self._sent: list[Future[_Sent]] = []
         self._watching = False
-        # Whether gradients come in parts; not known before a backward pass was seen.
-        self._in_parts: bool | None = None
-        self._late: str | None = None
+        # A parameter whose gradient came twice in a backward pass.
+        self._twice: str | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._seconds = 0.0
 
@@ -139,7 +136,6 @@ class GradientExchange:
         ]
         if not self._overlapping:
             return
-        self._in_parts = None
         for parameter in new:
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._arrived
@@ -203,8 +199,8 @@ class GradientExchange:
         """Be within the backward pass, whose gradients may leave before it has ended.
 
         Raises:
-            ModelError: to a gradient that had left something was added, or an optimizer has been
-                given other parameters than it had.
+            ModelError: a gradient came in parts, or an optimizer has been given other parameters
+                than it had.
         """
         self._take_up()
         self._waiting = [sum(p.requires_grad for p in bucket) for bucket in self._buckets]
@@ -214,15 +210,13 @@ class GradientExchange:
             yield
         finally:
             self._watching = False
-        if self._late is not None:
+        if self._twice is not None:
             raise ModelError(
-                f"the gradient of {self._late!r} came in parts, as it had not before, and its "
-                "first part has left for the other ranks already. That is how "
-                "torch.utils.checkpoint(…, use_reentrant=True) computes gradients of what is used "
-                "in several parts; give use_reentrant=False"
+                f"the gradient of {self._twice!r} came in parts, but gradients leave for the other "
+                "ranks as soon as they come. That is how torch.utils.checkpoint(…, "
+                "use_reentrant=True) computes gradients of what is used in several parts; give "
+                "use_reentrant=False"
             )
-        if self._in_parts is None and self._came:
-            self._in_parts = False
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
@@ -243,16 +237,11 @@ class GradientExchange:
         if not self._watching:
             return
         key = id(parameter)
-        number = self._bucket_of[key]
         if key in self._came:
-            self._in_parts = True
-            if number in self._active[: len(self._sent)]:
-                self._late = self._names[key]
+            self._twice = self._names[key]
             return
         self._came.add(key)
-        self._waiting[number] -= 1
-        if self._in_parts is not False:
-            return
+        self._waiting[self._bucket_of[key]] -= 1
         while len(self._sent) < len(self._active) and not self._waiting[self._next]:
             self._submit()
 
@@ -342,10 +331,6 @@ class GradientExchange:
 
     def _note(self, control: Tensor) -> None:
         *self._counts, self._total_count = control.tolist()
-
-
-def _can_be_trained(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

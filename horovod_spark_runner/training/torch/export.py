@@ -14,22 +14,23 @@ from torch.export import ExportedProgram
 
 from ...data.manifest import Column
 from ...errors import DataError, ModelError, on_one_line
-from ...scoring.onnx_session import OnnxSession
+from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ..engine import ONNX
 from ..likeness import check_close
+from ..onnx_session import OnnxSession
+from ..sample_rows import finite_rows, repeat_rows
 from ..spec import OutputSpec
 from ..trained_model import Recipe
-from .artifact import some_rows
-from .exported import check_exportable
 from .feeding import Feed, joined
-from .loading import CPU, Predicting, make_predicting, to_numpy
+from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
 from .onnx_file import need_onnx, onnx_contents
 from .outputs import pick
 from .program import Program, dump_program, load_program, make_program, silent
+from .source import check_exportable
 
-# Rows that an export is compared on, and the fewest that it is made with.
-_SIZES, _ROWS = (1, 17), 3
+# Rows that an export is compared on.
+_SIZES = (1, 17)
 
 
 class Served(nn.Module):
@@ -108,19 +109,20 @@ def export_recipe(
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
         names, added = list(columns), list(outputs)
-    # In the types of the weights, without autocast, of which an export would keep nothing.
-    called = replace(make_predicting(recipe, CPU), autocast="")
-    program = _program(called, recipe, names, added)
+    called = make_predicting(recipe, CPU)
+    sample = recipe.sample_rows().inputs
+    rows = dict(zip(columns, (sample[column.name] for column in recipe.columns), strict=True))
+    program = _program(called, recipe, names, added, list(rows.values()))
     if format == ONNX:
         size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
         predict = functools.partial(_predicted, called, recipe, inputs, outputs)
-        some = some_rows(tuple(inputs), size)
-        data = onnx_contents(program, recipe, inputs, list(outputs), some, predict)
-        _compare(called, recipe, inputs, outputs, OnnxSession(data))
+        rows = finite_rows(rows, size, lambda some: [*predict(some).values()])
+        data = onnx_contents(program, recipe, inputs, list(outputs))
+        _compare(called, recipe, inputs, outputs, rows, OnnxSession(data))
     else:
         data = dump_program(program)
-        again = Program(load_program(data, str(target)), CPU)
-        _compare(called, recipe, inputs, outputs, functools.partial(_run, again))
+        again = load_program(data, str(target))
+        _compare(called, recipe, inputs, outputs, rows, functools.partial(_run, again))
     target.write_bytes(data)
 
 
@@ -129,7 +131,11 @@ def _numbered(kind: str, names: Sequence[str]) -> list[str]:
 
 
 def _program(
-    called: Predicting, recipe: Recipe, names: Sequence[str], added: Sequence[str]
+    called: Predicting,
+    recipe: Recipe,
+    names: Sequence[str],
+    added: Sequence[str],
+    sample: Sequence[np.ndarray],
 ) -> ExportedProgram:
     """Return the module with columns as inputs as a program.
 
@@ -137,9 +143,8 @@ def _program(
         ModelError: torch.export cannot hold it.
     """
     served = Served(called, recipe.columns, names, recipe.outputs, added)
-    columns = [replace(c, name=n) for c, n in zip(recipe.columns, names, strict=True)]
     rows = recipe.batch_size
-    given = some_rows(tuple(columns), _ROWS if rows is None else rows)
+    given = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
     feed = Feed(tuple((name,) for name in given), tuple(given))
     values = [torch.from_numpy(array) for array in given.values()]
     try:
@@ -178,6 +183,7 @@ def _compare(
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],
+    sample: Arrays,
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
 ) -> None:
     """Check that an export gives what the module gives.
@@ -187,7 +193,7 @@ def _compare(
     """
     kind = type(called.module).__name__
     for rows in _SIZES if recipe.batch_size is None else (recipe.batch_size,):
-        given = some_rows(tuple(inputs), rows)
+        given = repeat_rows(sample, rows)
         expected = _predicted(called, recipe, inputs, outputs, given)
         try:
             found = run(given)

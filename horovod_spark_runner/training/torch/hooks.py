@@ -41,7 +41,7 @@ class TorchHooks(Hooks):
         modes: its modes.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
-        after_epoch: is told the number of an epoch and its results.
+        after_epoch: is told the results of an epoch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TorchHooks(Hooks):
         modes: Modes,
         capture: Callable[[], dict[str, Any]],
         restore: Callable[[Mapping[str, Any]], None],
-        after_epoch: Callable[[int, Mapping[str, object]], None],
+        after_epoch: Callable[[Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
         self._module, self._modes = module, modes
@@ -101,7 +101,7 @@ class TorchHooks(Hooks):
         results = plain(logs)
         for callback in self._callbacks:
             callback.on_epoch_end(epoch, results)
-        self._after_epoch(epoch, results)
+        self._after_epoch(results)
         return dict(logs)
 
     def test_begin(self) -> None:

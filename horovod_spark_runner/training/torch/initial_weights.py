@@ -15,10 +15,14 @@ from ...rundir.handed import contents_of
 from ...storage.arrays import ArraysFile
 from ..spec import WarmStart
 from ..warm_start import ARRAYS
-from .program import load_program
+from .program_file import ProgramFile
 from .variables import set_tensor, weights_of
 
 _SHOWN = 5
+# What a state_dict is called in a dictionary.
+_KEYS = ("state_dict", "model_state_dict")
+# What DataParallel, torch.compile and modules of Lightning put before the names of weights.
+_PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
 def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
@@ -31,7 +35,9 @@ def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
     given = _of_run(start) if start.kind == ARRAYS else _of_file(start)
     own = weights_of(module)
     fitting = [n for n in given if n in own and tuple(given[n].shape) == tuple(own[n].shape)]
-    if not start.skip_mismatch or not fitting:
+    if not fitting:
+        raise ModelError(_no_fit(own, given, start.origin))
+    if not start.skip_mismatch:
         _check_all(own, given, start.origin)
     for name in fitting:
         value = given[name]
@@ -61,7 +67,8 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
     ((name, carried),) = start.files.items()
     data = contents_of(carried)
     if name.endswith(".pt2"):
-        return dict(load_program(data.read(), f"initial_weights={start.origin!r}").state_dict)
+        file = ProgramFile(data.read(), f"initial_weights={start.origin!r}")
+        return file.tensors("weights", torch.device("cpu"))
     try:
         # Nothing but tensors and plain containers is made of what a file says.
         found = torch.load(data.open(), map_location="cpu", weights_only=True)
@@ -71,14 +78,39 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
             f"initial_weights={start.origin!r} holds something else than weights: {reason}; write "
             "them with torch.save(module.state_dict(), …)"
         ) from error
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
+    for key in _KEYS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
         raise ModelError(
             f"initial_weights={start.origin!r} holds no state_dict, tensors by name; write it with "
             "torch.save(module.state_dict(), …)"
         )
     return found
+
+
+def _no_fit(
+    own: Mapping[str, Tensor], given: Mapping[str, np.ndarray | Tensor], origin: str
+) -> str:
+    """Return what to say where no weight has the name and shape of one of the module's."""
+    text = (
+        f"initial_weights={origin!r}: no weight has the name and shape of one of the module's. "
+        f"There are {_listed(given)}; the module has {_listed(own)}"
+    )
+    for prefix in _PREFIXES:
+        if any(prefix + name in given for name in own):
+            return (
+                f"{text}. Without the prefix {prefix!r} their names are the module's: write them "
+                f"with torch.save({{name.removeprefix({prefix!r}): value for name, value in "
+                "weights.items()}, …)"
+            )
+    return text
+
+
+def _listed(weights: Mapping[str, np.ndarray | Tensor]) -> str:
+    shown = [f"{name!r} {tuple(value.shape)}" for name, value in weights.items()]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) or "none") + more
 
 
 def _check_all(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,18 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from ...storage.arrays import Arrays, load_arrays
-from ..likeness import check_like
+from ...storage.archives import open_archive
+from ...storage.arrays import load_arrays
+from ..likeness import check_close
+from ..sample_rows import repeat_rows
 from ..trained_model import Model, Recipe
 from .build import build_module
 from .feeding import Feed
 from .outputs import leaves, output_specs, pick
 from .program import Program, load_program
 from .saved import TorchParts
-from .weights import give_weights
+from .variables import as_array, set_tensor, weights_of
 
 CPU = torch.device("cpu")
-_ROWS = 2
+# What reads or writes files in the source that a file of TorchScript holds.
+_FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
+# Rows that a module is described by.
+ROWS = 3
+# What `unsteady` tells.
+BY_CHANCE = "gives other outputs whenever it is called with the same rows"
+BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
 
 
 @dataclass(frozen=True)
@@ -39,18 +48,15 @@ class Predicting:
         module: the module, in evaluation mode.
         feed: how columns are fed to it.
         device: where it is.
-        autocast: type that it is computed in, ``""`` for that of its weights.
     """
 
     module: nn.Module
     feed: Feed
     device: torch.device
-    autocast: str = ""
 
     def __call__(self, values: Sequence[Tensor]) -> Any:
         """Return what the module gives for its inputs."""
-        with computing_in(self.autocast, self.device):
-            return self.feed.call(self.module, values)
+        return self.feed.call(self.module, values)
 
     def of(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """Return what the module gives for columns, which stay as they are."""
@@ -58,12 +64,12 @@ class Predicting:
         with torch.inference_mode():
             return self(values)
 
-
-def computing_in(autocast: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which a module is computed in a type other than its weights'."""
-    if not autocast:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, autocast))
+    def outputs(
+        self, arrays: Mapping[str, np.ndarray], count: int | None = None
+    ) -> list[np.ndarray]:
+        """Return `of` as arrays, for so many rows, by default at least two."""
+        rows = repeat_rows(arrays, count or max(2, len(next(iter(arrays.values())))))
+        return [to_numpy(tensor) for _, tensor in leaves(self.of(rows))]
 
 
 def own_device() -> torch.device:
@@ -138,13 +144,12 @@ def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
     module = _made(parts, device)
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
-        holder = module.module if isinstance(module, Program) else module
-        give_weights(holder, parts.paths, [arrays[name] for name in sorted(arrays)])
+        give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
     if not isinstance(module, Program):  # which is as it is
         module = module.eval().to(device)
-    called = Predicting(module, feed, device, parts.autocast)
-    if parts.sample is not None:
-        check_sample(called, load_arrays(parts.sample))
+    called = Predicting(module, feed, device)
+    if parts.source is not None:
+        recipe.sample_rows().check(called.outputs)
     return called
 
 
@@ -157,31 +162,54 @@ def _made(parts: TorchParts, device: torch.device) -> nn.Module:
     if parts.script is not None:
         return load_script(parts.script)
     assert parts.program is not None
-    return Program(load_program(parts.program, "the model's program"), device)
+    return load_program(parts.program, "the model's program", device)
 
 
 def load_script(data: bytes) -> nn.Module:
-    """Return the module in a file of TorchScript, on the CPU."""
+    """Return the module in a file of TorchScript, on the CPU.
+
+    Raises:
+        ModelError: it reads or writes files.
+        InvalidInputError: it is none, or is damaged.
+    """
+    # Readers of archives differ in which entries they find: what was searched is loaded.
+    searched = io.BytesIO()
+    given = open_archive(io.BytesIO(data), "a file of TorchScript")
+    with given as archive, zipfile.ZipFile(searched, "w") as copy:
+        # PyTorch looks names up in any case, and of two equal ones takes either.
+        names = [name.lower() for name in archive.namelist()]
+        if len(set(names)) < len(names):
+            raise ModelError("the file of TorchScript is damaged: an entry is there twice")
+        for name in archive.namelist():
+            content = archive.read(name)
+            copy.writestr(name, content)
+            if not name.lower().endswith(".py"):
+                continue
+            if found := _FILE_OPERATORS.search(content):
+                raise ModelError(
+                    f"the TorchScript calls {found[0].decode()!r}, and with that may read or write "
+                    "files, which a model that predicts has no need of"
+                )
+    searched.seek(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
-            io.BytesIO(data), map_location=CPU
+            searched, map_location=CPU
         )
     return module.eval()
 
 
 def made_module(recipe: Recipe) -> nn.Module:
     """Return the module on the CPU, in evaluation mode; see `Engine.model`."""
-    module = make_predicting(recipe, CPU).module
-    return module.module if isinstance(module, Program) else module
+    return make_predicting(recipe, CPU).module
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
     """Return what the module gives, or nothing and why; see `Engine.describe_outputs`."""
     called = make_predicting(recipe, own_device())
-    blank = {column.name: column.blank().repeat(_ROWS, 0) for column in recipe.columns}
+    rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
     try:
-        specs = output_specs(called.module, called.of(blank), _ROWS)
+        specs = output_specs(called.module, called.of(rows), ROWS)
         return [asdict(output) for output in specs], ""
     except ModelError:
         raise
@@ -199,30 +227,84 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def take_sample(called: Predicting, arrays: Arrays) -> Arrays | None:
-    """Return inputs and outputs by which the module is known again.
+def give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
+    """Give a module the weights of the trained one.
 
     Args:
-        called: the module.
-        arrays: some rows.
-
-    Returns:
-        ``None`` where they tell nothing, as the module gives something else each time.
-    """
-    given, again = ([to_numpy(leaf) for _, leaf in leaves(called.of(arrays))] for _ in range(2))
-    if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(given, again, strict=True)):
-        return None
-    inputs = {f"input/{name}": array for name, array in arrays.items()}
-    return {**inputs, **{f"output/{number:05d}": a for number, a in enumerate(given)}}
-
-
-def check_sample(called: Predicting, sample: Arrays) -> None:
-    """Check that the module gives what the trained one gave.
+        module: the module.
+        names: what the trained one's ``state_dict()`` calls them.
+        values: the weights, as `as_array` returns them.
 
     Raises:
-        ModelError: it gives something else.
+        ModelError: they are not those of such a module.
     """
-    inputs = {n.partition("/")[2]: a for n, a in sample.items() if n.startswith("input/")}
-    expected = [array for name, array in sorted(sample.items()) if name.startswith("output/")]
-    found = [to_numpy(leaf) for _, leaf in leaves(called.of(inputs))]
-    check_like(expected, found)
+    built, trained = weights_of(module), dict(zip(names, values, strict=True))
+    kind = type(module).__name__
+    for name in [*trained, *built]:
+        if name not in built or name not in trained:
+            where = "it has no" if name not in built else "the trained one had no"
+            raise ModelError(
+                f"model_fn builds another model than was trained: {kind}, {where} weight {name!r}; "
+                f"it has {len(built)} weights, the trained one {len(trained)}"
+            )
+        ours, theirs = _described(as_array(built[name])), _described(trained[name])
+        if ours != theirs:
+            raise ModelError(
+                f"model_fn builds another model than was trained: weight {name!r} of {kind} is "
+                f"{ours}, that of the trained one {theirs}"
+            )
+    for name, array in trained.items():
+        set_tensor(built[name], array)
+
+
+def _described(weight: np.ndarray) -> str:
+    return f"{weight.dtype} of shape {weight.shape}"
+
+
+def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
+    """Return what the outputs of a module depend on besides the row that they are of.
+
+    A program that was captured in training mode drops and normalises as it did there, whatever mode
+    it is put into; a module may look at the rows of a batch together in evaluation mode, too. Spark
+    cuts rows into batches as it likes.
+
+    Args:
+        called: the module; generators of random numbers stay as they are.
+        arrays: some rows, which it can be called with.
+        calls: how often it is called with them: few numbers may all be dropped twice.
+
+    Returns:
+        `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
+    """
+    beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
+    with _generator_kept():
+        once = _given(called, arrays)
+        if not all(_same(once, _given(called, arrays)) for _ in range(calls - 1)):
+            return BY_CHANCE
+        try:
+            other = _given(called, beside)
+        except Exception:  # the user's own forward may fail in any way
+            return ""
+    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else BY_OTHERS
+
+
+@contextlib.contextmanager
+def _generator_kept() -> Iterator[None]:
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _given(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    return [to_numpy(tensor) for _, tensor in leaves(called.of(arrays))]
+
+
+def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
+    try:
+        for one, other in zip(some, others, strict=True):
+            check_close(one, other)
+    except AssertionError:
+        return False
+    return True

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, brief
 from ..spec import Binding
 from .outputs import leaves, pick
-from .pairing import Pairing
-from .targets import CLASSES, ELEMENTS, OF_ROWS, fitting_label, plain_label
+from .targets import CLASSES, ELEMENTS, OF_ROWS, Pairing, fitting_label, plain_label
 from .torch_model import Loss
 
 LOSS = "loss"
@@ -207,11 +206,6 @@ class _RankLoss:
                 "would train; make it a part of the module, which then returns the loss"
             )
         takes, most = (None, None) if self.of_torch else _parameters(self.function)
-        if takes is not None and takes > 2:
-            raise ModelError(
-                f"loss {name!r} must take outputs and labels, but {brief(given)} must be given "
-                f"{takes} things; give a function of outputs and labels that calls it"
-            )
         either = takes == 1 and most != 1
         if either and not isinstance(self.function, nn.Module):
             raise ModelError(

@@ -1,14 +1,13 @@
 """States of torchmetrics' objects: as bytes, and merged by the reductions that they were made with.
 
 A record holds the states of some metrics, as one rank or task has them. Records stand one after the
-other in an array of bytes, so that joining such arrays loses nothing; they are merged only where a
-result is computed. torchmetrics itself is never imported here.
+other in an array of bytes, so that joining such arrays loses nothing; they are merged where a
+result is computed, and where other ranks resume. torchmetrics itself is never imported here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,64 +42,34 @@ class MetricStates(ByteVariable):
     def __init__(self, metrics: Sequence[Any]) -> None:
         self.path = "torchmetrics"
         self._metrics = metrics
-        # What ranks have seen that are no longer there.
-        self._others = np.zeros(0, np.uint8)
-        self._calling = 0
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
     def numpy(self) -> np.ndarray:
-        """Return this rank's record, and those that it holds for others."""
+        """Return this rank's record."""
         arrays: Arrays = {}
         for number, metric in enumerate(self._metrics):
             arrays.update(_state(f"{number:05d}", metric))
-        return np.concatenate([_record(arrays), self._others])
+        return _record(arrays)
 
     def assign(self, value: np.ndarray) -> None:
         """Take over what `numpy` returned, or several such arrays joined.
 
         Raises:
-            RunDirectoryError: they are of other metrics.
+            RunDirectoryError: they are of other metrics, or cannot be merged before a result is
+                computed.
         """
-        self.reset()
-        records = list(_records(value))
-        if len(records) == 1:
-            self._set(records)
-        else:
-            self._others = np.array(value, np.uint8)
+        self._set(list(_records(value)), goes_on=True)
 
     def reset(self) -> None:
         """Begin anew."""
-        self._others = np.zeros(0, np.uint8)
-        for metric in self._metrics:
-            _clear(metric)
-
-    def follow(self) -> None:
-        """Let a metric that somebody resets forget what others have seen, too."""
-        for number, metric in enumerate(self._metrics):
-            called = functools.partial(self._called, metric)
-            object.__setattr__(metric, "forward", called)
-            object.__setattr__(metric, "reset", functools.partial(self._reset, number))
-
-    def leave(self) -> None:
-        """Leave the metrics as they were before `follow`."""
-        for metric in self._metrics:
-            for name in ("forward", "reset"):
-                vars(metric).pop(name, None)
-
-    def _called(self, metric: Any, *given: Any, **named: Any) -> Any:
-        self._calling += 1  # a metric that is called resets itself to compute for the batch
-        try:
-            return type(metric).forward(metric, *given, **named)
-        finally:
-            self._calling -= 1
-
-    def _reset(self, number: int) -> None:
-        if self._calling:
-            _clear(self._metrics[number])
-        else:
+        for number in range(len(self._metrics)):
             self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """Let a metric begin anew."""
+        _clear(self._metrics[number])
 
     @contextlib.contextmanager
     def merged(self, parts: Sequence[np.ndarray]) -> Iterator[None]:
@@ -118,27 +87,23 @@ class MetricStates(ByteVariable):
             for number, (metric, (state, updates)) in enumerate(
                 zip(self._metrics, kept, strict=True)
             ):
-                if seen[number] and not metric._update_count:
+                if seen[number] and not metric._update_count:  # somebody has reset it
                     self.forget(number)
                 else:
                     _give(metric, state, updates)
 
-    def forget(self, number: int) -> None:
-        """Let a metric begin anew, also for what this rank holds of others."""
-        _clear(self._metrics[number])
-        records = list(_records(self._others))
-        for record in records:
-            record[f"{number:05d}/{_UPDATES}"] = np.array(0)
-        self._others = np.concatenate([np.zeros(0, np.uint8), *map(_record, records)])
-
-    def _set(self, records: Sequence[Arrays]) -> None:
+    def _set(self, records: Sequence[Arrays], *, goes_on: bool = False) -> None:
         for number, metric in enumerate(self._metrics):
             prefix = f"{number:05d}/"
             parts = [
                 {n.removeprefix(prefix): a for n, a in record.items() if n.startswith(prefix)}
                 for record in records
             ]
-            _merge(metric, parts)
+            _check_same(metric, parts)
+            seen = [part for part in parts if int(part[_UPDATES])]
+            if goes_on and len(seen) > 1:
+                _check_goes_on(metric, len(records))
+            _merge(metric, seen)
 
 
 def _record(arrays: Arrays) -> np.ndarray:
@@ -189,10 +154,8 @@ def _state(prefix: str, metric: Any) -> Arrays:
     return arrays
 
 
-def _merge(metric: Any, parts: Sequence[Arrays]) -> None:
-    """Give a metric the state of all parts that have seen rows."""
-    _check_same(metric, parts)
-    seen = [part for part in parts if int(part[_UPDATES])]
+def _merge(metric: Any, seen: Sequence[Arrays]) -> None:
+    """Give a metric the state of all parts, which have seen rows."""
     _clear(metric)
     if not seen:
         return
@@ -250,4 +213,18 @@ def _check_same(metric: Any, parts: Sequence[Arrays]) -> None:
                 "the checkpoint was taken within an epoch by a model with other metrics than "
                 f"{type(metric).__name__}; give the same ones, and change them when that epoch is "
                 "over"
+            )
+
+
+def _check_goes_on(metric: Any, ranks: int) -> None:
+    """Check that a metric can see more rows when what several ranks have seen is merged.
+
+    What torchmetrics only stacks is one value for each rank, which `compute` alone can take.
+    """
+    for name, default in metric._defaults.items():
+        if not isinstance(default, list) and not _named(metric._reductions[name]):
+            raise RunDirectoryError(
+                f"the checkpoint was taken within an epoch on {ranks} ranks, and what "
+                f"{type(metric).__name__} has seen cannot be merged before the epoch's end: resume "
+                f"with {ranks} ranks, or from the checkpoint before that epoch"
             )

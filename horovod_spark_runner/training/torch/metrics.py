@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import ModelError, brief
-from .accuracy import Accuracy
 from .losses import LOSS, SUM, Term
 from .metric_states import MetricStates, is_torchmetrics
 from .outputs import leaves, one_number
-from .pairing import Pairing
+from .targets import Pairing
 from .torch_model import MetricLike
+from .variables import ByteVariable
 
-# Results of one training at most: they are kept as one array.
-CAPACITY = 64
+# What PyTorch's losses of classes leave out if they are told nothing.
+_IGNORED = -100
 
 
-class Sums:
+class Sums(ByteVariable):
     """Sums of values, and what each is divided by in the end, by name.
 
     Args:
@@ -31,70 +32,67 @@ class Sums:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.names: list[str] = []
         # Named as other variables that training changes.
         self.path = "sums"
-        self._values = torch.zeros((CAPACITY, 2), dtype=torch.float64, device=device)
-        # Views of it, which are added to in place: a step has no time for indexing.
-        self._cells = [row.unbind() for row in self._values.unbind()]
+        self._device = device
+        # A sum and what it is divided by, which are added to in place.
+        self._cells: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self._values.shape)
-
-    @property
-    def dtype(self) -> object:
-        return np.dtype(np.float64)
+    def names(self) -> list[str]:
+        """The names there are, in the order in which they came."""
+        return list(self._cells)
 
     def numpy(self) -> np.ndarray:
-        """Return a copy of the sums, a row for each name and then zeros."""
-        found: np.ndarray = self._values.cpu().numpy().copy()
-        return found
+        """Return all of them, as a line of JSON."""
+        return np.frombuffer(f"{json.dumps(self._pairs())}\n".encode(), np.uint8)
 
     def assign(self, value: np.ndarray) -> None:
-        """Take over what `numpy` returned."""
-        self._values.copy_(torch.from_numpy(np.array(value, np.float64)))
+        """Take over what `numpy` returned, or the sum by name of several such arrays joined."""
+        self.reset()
+        for line in value.tobytes().decode().splitlines():
+            for name, (total, count) in json.loads(line).items():
+                self.add(name, total, count)
 
     def reset(self) -> None:
         """Begin new sums."""
-        self._values.zero_()
+        for cell in self._cells.values():
+            for number in cell:
+                number.zero_()
 
     def declare(self, names: Iterable[str]) -> None:
-        """Take note of names, in the order of the array's rows.
-
-        Raises:
-            ModelError: there are too many.
-        """
+        """Take note of names, whose results come in this order."""
         for name in names:
-            if name not in self.names:
-                self.names.append(name)
-        if len(self.names) > CAPACITY:
-            raise ModelError(f"a training has {CAPACITY} results at most, got {len(self.names)}")
+            if name not in self._cells:
+                zeros = torch.zeros(2, dtype=torch.float64, device=self._device)
+                self._cells[name] = (zeros[0], zeros[1])
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to the sums of ``name``."""
-        if name not in self.names:
+        if name not in self._cells:
             self.declare([name])
-        summed, counted = self._cells[self.names.index(name)]
+        summed, counted = self._cells[name]
         summed.add_(total.detach() if isinstance(total, Tensor) else total)
         counted.add_(count)
 
-    def results(
-        self, values: np.ndarray | None = None, *, asked: Collection[str] = ()
-    ) -> dict[str, float]:
+    def results(self, *, asked: Collection[str] = ()) -> dict[str, float]:
         """Return the means there are.
 
         Args:
-            values: sums over all ranks; by default, those of this rank.
             asked: names that are told also where nothing counted, as no number: PyTorch's mean
                 over labels that are all ignored is none.
         """
-        array = self.numpy() if values is None else values
         return {
-            name: float(total / count) if count else math.nan
-            for name, (total, count) in zip(self.names, array, strict=False)
+            name: total / count if count else math.nan
+            for name, (total, count) in self._pairs().items()
             if count or name in asked
         }
+
+    def _pairs(self) -> dict[str, tuple[float, float]]:
+        if not self._cells:
+            return {}
+        cells = torch.stack([torch.stack(cell) for cell in self._cells.values()])
+        return dict(zip(self._cells, cells.tolist(), strict=True))
 
 
 class Metrics:
@@ -232,7 +230,7 @@ def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | f
             return total, count
     mean = one_number(value)
     if mean is not None:
-        return (mean.double() if isinstance(mean, Tensor) else mean) * rows, rows
+        return mean * rows, rows
     if isinstance(value, Tensor) and value.shape[0] == rows:
         return value.reshape(rows, -1).double().mean(1).sum(), rows
     shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
@@ -351,3 +349,43 @@ def _told(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, (list, tuple)) and all(isinstance(each, Tensor) for each in value):
         return {name: [each.detach().cpu().double().tolist() for each in value]}
     return {name: value}
+
+
+class Accuracy:
+    """Whether rows have the right class.
+
+    Args:
+        loss: the loss, by which it is known which labels do not count, and from where on one number
+            per row is true; something else than one of ``torch.nn`` tells neither.
+    """
+
+    def __init__(self, loss: Any = None) -> None:
+        made = getattr(nn, loss, None) if isinstance(loss, str) else loss
+        kind = made if isinstance(made, type) else type(made)
+        self._ignored = getattr(made, "ignore_index", _IGNORED)
+        self._least: float | None = None
+        if issubclass(kind, (nn.BCEWithLogitsLoss, nn.BCELoss)):
+            self._least = 0.5 if issubclass(kind, nn.BCELoss) else 0.0
+
+    def __call__(self, output: Tensor, label: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return how many rows are right, and how many count.
+
+        Raises:
+            ModelError: nothing tells a class.
+        """
+        if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
+            found = output.argmax(1)
+            if label.shape == output.shape:
+                return (found == label.argmax(1)).sum(), float(found.numel())
+            label = label.reshape(found.shape)
+            counted = label != self._ignored
+            right = (found == label) & counted
+            return right.sum(), counted.sum()
+        if self._least is None or output.numel() != label.numel():
+            raise ModelError(
+                "metric 'accuracy' compares classes, but the output has one number per row, and no "
+                "loss says from where on it is true, as BCEWithLogitsLoss and BCELoss do; give a "
+                "function of outputs and labels"
+            )
+        right = (output > self._least) == (label.reshape(output.shape) > 0.5)
+        return right.sum(), float(right.numel())

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, HorovodSparkError, ModelError, on_one_line
+from ...errors import EnvironmentProblem, ModelError, on_one_line
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import BOUNDS, import_onnxruntime
-from ..onnx_facts import MOST_BYTES, add_facts, name_rows, tell_facts
-from ..onnx_indices import check_indices
-from ..onnx_rows import completed
+from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
+from ..onnx_session import import_onnxruntime
 from ..trained_model import Recipe
 from .program import silent
-
-# What PyTorch's exporter writes of the operation that a node is made of, and the operations that
-# take no negative index; `Tensor.__getitem__` does.
-_ORIGIN = "pkg.torch.onnx.fx_node"
-_REFUSING = ("aten.embedding.", "aten.embedding_bag.", "aten.gather.", "aten.index_select.")
 
 
 def need_onnx() -> None:
@@ -53,8 +45,6 @@ def onnx_contents(
     recipe: Recipe,
     inputs: Sequence[Column],
     added: list[str],
-    given: Mapping[str, np.ndarray],
-    predict: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
 ) -> bytes:
     """Return the contents of an ONNX file of a program.
 
@@ -63,8 +53,6 @@ def onnx_contents(
         recipe: the model.
         inputs: the columns, by their names in the file.
         added: the names of the outputs in the file.
-        given: rows, by the columns' names in the file.
-        predict: what the module gives for rows, by the names in the file.
 
     Raises:
         ModelError: the format cannot hold the program.
@@ -87,17 +75,14 @@ def onnx_contents(
         assert made is not None
         model = made.model_proto
         if recipe.batch_size is None:
-            name_rows(model.graph)
+            _name_rows(model.graph)
         # As `Served` gives them.
         given_as = [
             replace(one, dtype="float32") if one.dtype == "bfloat16" else one
             for one in recipe.outputs
         ]
-        tell_facts(model, inputs, given_as, added)
-        add_facts(model, {BOUNDS: check_indices(model, _refuses)})
-        return completed(model, inputs, given, predict, rows=recipe.batch_size)
-    except HorovodSparkError:
-        raise  # which say it themselves
+        tell_facts(model, inputs, given_as, added, {})
+        return bytes(model.SerializeToString())
     except Exception as error:  # whatever PyTorch's exporter comes across
         told = on_one_line(error)
         raise ModelError(
@@ -106,7 +91,10 @@ def onnx_contents(
         ) from error
 
 
-def _refuses(node: Any) -> bool:
-    """Tell whether a node looks something up that PyTorch refuses for a negative index."""
-    origin = next((one.value for one in node.metadata_props if one.key == _ORIGIN), "")
-    return any(f"torch.ops.{name}" in origin for name in _REFUSING)
+def _name_rows(graph: Any) -> None:
+    """Say that the first dimension of all that goes into a graph and out of it is the rows."""
+    for value in (*graph.input, *graph.output):
+        first = value.type.tensor_type.shape.dim
+        if first:
+            first[0].Clear()
+            first[0].dim_param = ROWS

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import collections
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import ModelError, brief, on_one_line
+from ...errors import ModelError, brief
 from ...settings.compression import Compression, Moving
 from ...settings.sync import Allreduce, Sync
 from ..sync.threshold import notice_late_momentum
@@ -20,6 +20,8 @@ from .variables import parameters_of
 
 # What the checkpoint decides wherever a run goes on.
 _RATES = ("lr", "initial_lr")
+# How a `collections.Counter`, whose keys are numbers, is marked in JSON.
+COUNTER = "counter"
 
 
 def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer]:
@@ -39,8 +41,6 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
     else:
         made = {"": _made(given, module)}
     check_optimizers(made, module)
-    if model.train_step is None:
-        _check_steps_alone(next(iter(made.values())))
     return made
 
 
@@ -70,30 +70,13 @@ def _made(given: Any, module: nn.Module) -> Any:
                 f"optimizer={given!r} is no optimizer of torch.optim; there are "
                 f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
             )
-        return _constructed(found, parameters)
+        given = found
     if not callable(given):
         raise ModelError(
             "optimizer must be the name of a class of torch.optim, a function that makes one of "
             f"parameters, or an optimizer, got {brief(given)}"
         )
-    return _constructed(given, parameters)
-
-
-def _constructed(make: Callable[..., Any], parameters: list[nn.Parameter]) -> Any:
-    """Return an optimizer.
-
-    Raises:
-        ModelError: a class of optimizers does not take its arguments.
-    """
-    kind = make.func if isinstance(make, functools.partial) else make
-    try:
-        return make(parameters)
-    except (TypeError, ValueError) as error:
-        if not inspect.isclass(kind):  # the user's own code may fail in any way
-            raise
-        raise ModelError(
-            f"optimizer {kind.__name__} cannot be made with what it is given: {on_one_line(error)}"
-        ) from error
+    return given(parameters)
 
 
 def _check(optimizer: Any, what: str, own: set[int]) -> None:
@@ -116,15 +99,6 @@ def _check(optimizer: Any, what: str, own: set[int]) -> None:
             f"{what} {kind} was made of parameters that are not the module's: their values would "
             "not be kept. Build module and optimizer in the same call of model_fn, without copying "
             "the module in between"
-        )
-
-
-def _check_steps_alone(optimizer: Optimizer) -> None:
-    asked = inspect.signature(optimizer.step).parameters.get("closure")
-    if asked is not None and asked.default is inspect.Parameter.empty:
-        raise ModelError(
-            f"optimizer {type(optimizer).__name__} cannot be used: its step() must be given a "
-            "closure, by which it computes gradients itself"
         )
 
 
@@ -158,13 +132,12 @@ def check_compression(
             )
 
 
-def check_gradients(module: nn.Module, ranks: int, *, in_step: bool = True) -> None:
+def check_gradients(module: nn.Module, *, alone: bool) -> None:
     """Check that no layer gives sparse gradients, or changes its weights otherwise.
 
     Args:
         module: the module.
-        ranks: number of ranks that make a step together.
-        in_step: whether all ranks make equally many steps; see `Synchroniser`.
+        alone: whether a step on this rank is all that changes its weights, until ranks meet.
 
     Raises:
         ModelError: one does.
@@ -177,31 +150,26 @@ def check_gradients(module: nn.Module, ranks: int, *, in_step: bool = True) -> N
                 f"layer {name!r} gives sparse gradients, which are not exchanged; build it with "
                 "sparse=False"
             )
-        if layer.max_norm is not None and ranks > 1:
+        if layer.max_norm is not None and not alone:
             raise ModelError(
                 f"layer {name!r} has max_norm={layer.max_norm:g}: with every batch it changes its "
                 "weights, those that a rank's own rows use, so that ranks would hold other models. "
-                "Limit what it gives, in forward, or train on one rank"
-            )
-        if layer.max_norm is not None and not in_step:
-            raise ModelError(
-                f"layer {name!r} has max_norm={layer.max_norm:g}, which holds for what each rank "
-                "makes of its weights but not for the sum of what ranks add to them with "
-                "sync=AsyncServer(…). Limit what it gives, in forward"
+                "Limit what it gives, in forward, or train on one rank with sync=Allreduce()"
             )
 
 
-def check_complex(module: nn.Module, sync: Sync) -> None:
-    """Check that complex weights, if there are any, can be synchronised so.
+def check_complex(module: nn.Module, sync: Sync, ranks: int) -> None:
+    """Check that complex weights, if there are any, are those of one rank.
 
     Raises:
-        ModelError: they cannot.
+        ModelError: they are not.
     """
     held = [name for name, parameter in module.named_parameters() if parameter.is_complex()]
-    if held and sync != Allreduce():
+    if held and (ranks > 1 or sync != Allreduce()):
         raise ModelError(
-            f"weight {held[0]!r} is complex, which sync={sync!r} cannot send; use sync=Allreduce() "
-            "without compression"
+            f"weight {held[0]!r} is complex, and ranks add up real numbers: make "
+            "torch.view_as_real of it the parameter, and take torch.view_as_complex in forward; or "
+            "train on one rank with sync=Allreduce(), without compression"
         )
 
 
@@ -212,7 +180,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
         ModelError: one is no number, text or list of these.
     """
     return [
-        {key: _as_json(optimizer, key, value) for key, value in group.items() if key != "params"}
+        as_json({k: v for k, v in group.items() if k != "params"}, type(optimizer).__name__)
         for group in optimizer.param_groups
     ]
 
@@ -241,16 +209,30 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
         group[key] = tuple(value) if isinstance(value, list) else value
 
 
-def _as_json(optimizer: Optimizer, key: str, value: Any) -> Any:
+def as_json(value: Any, what: str) -> Any:
+    """Return what an optimizer or a scheduler keeps as JSON, but for the optimizer itself.
+
+    Args:
+        value: what it keeps.
+        what: what that is, for messages.
+
+    Raises:
+        ModelError: something is no number, text, or list or dictionary of these.
+    """
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_as_json(optimizer, key, each) for each in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, collections.Counter):
+        return {COUNTER: sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each, what) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            key: as_json(each, f"{what}.{key}") for key, each in value.items() if key != "optimizer"
+        }
     raise ModelError(
-        f"optimizer {type(optimizer).__name__} has the setting {key}={brief(value)}, which "
-        "checkpoints cannot hold: they are arrays and JSON"
+        f"{what} is {brief(value)}, which checkpoints cannot hold: they are arrays and JSON"
     )
 
 

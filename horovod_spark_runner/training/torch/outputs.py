@@ -54,10 +54,10 @@ def pick(value: Any, path: Path) -> Tensor:
 def one_number(value: Any) -> Tensor | float | None:
     """Return a number, however a function gave it: of Python's, NumPy's or a tensor of one element.
 
-    ``None`` for anything else.
+    A tensor is float64 and without a gradient then. ``None`` for anything else.
     """
     if isinstance(value, Tensor):
-        return value.reshape(()) if value.numel() == 1 else None
+        return value.detach().reshape(()).double() if value.numel() == 1 else None
     return float(value) if isinstance(value, (bool, int, float, np.number)) else None
 
 

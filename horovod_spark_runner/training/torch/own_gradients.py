@@ -25,17 +25,11 @@ class OwnGradients:
     Args:
         optimizers: the optimizers, by name.
         ranks: number of ranks that make a step together.
-        kept: whether gradients stay from one step to the next until the user clears them.
-        instead: what to do in place of changing gradients of one rank, for messages.
     """
 
-    def __init__(
-        self, optimizers: Mapping[str, Optimizer], ranks: int, *, kept: bool, instead: str
-    ) -> None:
+    def __init__(self, optimizers: Mapping[str, Optimizer], ranks: int) -> None:
         self._optimizers = optimizers
         self._ranks = ranks
-        self._kept = kept
-        self._instead = instead
         self._owner: dict[int, Optimizer] = {}
         # After the last backward pass; when the step before ended; what was added to the latter.
         self._last: dict[int, _State] = {}
@@ -67,7 +61,7 @@ class OwnGradients:
         for noted in (self._last, self._added, self._changed, self._exchanged, self._late):
             noted.clear()
         for optimizer in self._optimizers.values():
-            if not self._kept and not self._holds(optimizer):
+            if not self._holds(optimizer):
                 optimizer.zero_grad(set_to_none=True)
         self._stepped.clear()
 
@@ -114,14 +108,14 @@ class OwnGradients:
         for optimizer in self._optimizers.values():
             held = [p for p in parameters_of(optimizer) if p.grad is not None]
             waiting = bool(held) and id(optimizer) not in self._stepped
-            if waiting and len(self._optimizers) == 1 and not self._kept:
+            if waiting and len(self._optimizers) == 1:
                 raise ModelError(
                     "train_step ended with gradients that its optimizer has not stepped with, "
                     "which would be lost: call step() in every train_step; to add up gradients, "
                     "cut the batch into parts within one train_step"
                 )
             for parameter in held:
-                if waiting or self._kept:
+                if waiting:
                     self._left[id(parameter)] = _state_of(parameter.grad)
 
     def _holds(self, optimizer: Optimizer) -> bool:
@@ -165,7 +159,8 @@ class OwnGradients:
             if self._ranks > 1 and (changed or key in self._changed):
                 raise ModelError(
                     f"gradients of {self._named(optimizer)} were changed between backward() and "
-                    f"step(), when they were those of one rank; {self._instead}"
+                    "step(), when they were those of one rank; call step.synchronize() after the "
+                    "last backward(), which makes them those of all ranks, and then change them"
                 )
             self._changed.discard(key)
 

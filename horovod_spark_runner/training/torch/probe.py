@@ -1,121 +1,135 @@
-"""Whether losses and metrics of the user's own are means over rows, tried on parts of a batch.
-
-They are tried a second time with outputs that differ from row to row: a module whose last layer
-begins with zeros gives the same for each.
-"""
+"""Trial of a module's training step and metrics on some rows; see `part_comparison`."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import functools
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
+from torch.optim import Optimizer
 
-from ...errors import ModelError
-from ..parting import parting_shares
-from .outputs import leaves, one_number
+from ..part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
+from .forgetting import forgetting
+from .variables import as_array, kept_buffers, parameters_of, set_tensor
 
-# How far rounding may be off, relative to the value.
-_TOLERANCE = 1e-3
+_seeds = itertools.count()
 
 
-def check_means(
-    functions: Sequence[tuple[str, Callable[..., Any]]],
-    outputs: Any,
-    target: Any,
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """Leave the random generators as they are."""
+    state = random.getstate(), np.random.get_state()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            np.random.set_state(state[1])
+
+
+@contextlib.contextmanager
+def preserve_state(
+    module: nn.Module, optimizers: Sequence[Optimizer], *, vary: bool
+) -> Iterator[None]:
+    """Give a module and its optimizers their state back afterwards.
+
+    Meanwhile PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
+
+    Args:
+        module: the module.
+        optimizers: its optimizers, which do not step meanwhile.
+        vary: whether the module has other weights meanwhile, by which rows differ.
+    """
+    weights = [(p, p.detach().clone(), p.grad) for p in module.parameters()]
+    modes = [(each, each.training) for each in module.modules()]
+    held = [(vars(optimizer), dict(vars(optimizer))) for optimizer in optimizers]
+    groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
+    seed = next(_seeds)  # what is random is to differ
+    with random_kept(), forgetting(module):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            for each, _ in modes:
+                # A GPU goes backwards through recurrent layers in training mode only.
+                known = type(each).__module__.startswith("torch.nn.")
+                each.training &= not known or isinstance(each, nn.RNNBase)
+            for parameter, value, _ in weights:
+                parameter.grad = None
+                if vary and parameter.requires_grad and parameter.is_floating_point():
+                    set_tensor(parameter, vary_weights(as_array(value)))
+            yield
+        finally:
+            for parameter, value, gradient in weights:
+                parameter.data.copy_(value)
+                parameter.grad = gradient
+            for each, training in modes:
+                each.training = training
+            for now, before in (*held, *groups):
+                now.clear()
+                now.update(before)
+
+
+class Recorder:
+    """Gradients that optimizers are given in a step, none of which is made."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], np.ndarray] = {}
+        self._early: list[Optimizer] = []
+        self._times = 0
+
+    def record(self, optimizer: Optimizer) -> None:
+        """Take the gradients of an optimizer, before it is to step."""
+        self._times += 1
+        self._early.append(optimizer)
+        for number, parameter in enumerate(parameters_of(optimizer)):
+            if parameter.grad is not None:
+                gradient = parameter.grad.detach().double().cpu().numpy()
+                self.found[GRADIENT, f"{self._times}.{number}"] = gradient
+
+    def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
+        """Take the place of an optimizer's ``step``."""
+        if not any(optimizer is each for each in self._early):
+            self.record(optimizer)
+        self._early = [each for each in self._early if each is not optimizer]
+
+
+def values_of_step(
+    module: nn.Module,
+    optimizers: Sequence[Optimizer],
+    compute: Callable[[Recorder], Values],
     *,
-    vary: bool = True,
-) -> Iterator[str]:
-    """Yield a warning for each function whose number for a batch is no mean over its rows.
+    vary: bool,
+) -> Values:
+    """Return what a step gives: gradients, and by what buffers change.
 
     Args:
-        functions: of outputs and labels, or of outputs alone, by their names.
-        outputs: what the module gave for some rows.
-        target: the labels.
-        vary: try them also on outputs that differ from row to row.
-
-    Raises:
-        ModelError: one is a sum over rows, which would count twice on two ranks.
+        module: the module, whose state is what it was afterwards.
+        optimizers: its optimizers.
+        compute: a step, which records what optimizers do not step with; it may return more values.
+        vary: see `preserve_state`.
     """
-    trials = [outputs]
-    with contextlib.suppress(Exception):  # a tensor of another kind
-        trials += [_varied(outputs)] if vary else []
-    for name, function in functions:
-        if not all(_is_mean(name, function, given, target, given is outputs) for given in trials):
-            yield (
-                f"{name!r} is no mean over the rows of a batch: with several ranks it is the mean "
-                "of what each gives for its own rows"
-            )
-
-
-def _is_mean(
-    name: str, function: Callable[..., Any], outputs: Any, target: Any, real: bool
-) -> bool:
-    """Tell whether a function's number for a batch is a mean over its rows, or none is known.
-
-    Args:
-        name: of the function.
-        function: of outputs and labels.
-        outputs: what the module gave, or may give.
-        target: the labels.
-        real: whether it did: what has no number for other outputs tells nothing.
-    """
-    rows = next(leaves(outputs))[1].shape[0]
-    first = max(1, rows // 3)
-    try:
-        with torch.no_grad():
-            values = [
-                one_number(function(*(_rows(each, part) for each in (outputs, target))))
-                for part in (slice(None), slice(first), slice(first, None))
-            ]
-    except Exception:  # takes outputs alone, or only works inside its own step
-        return True
-    numbers = [float(value) for value in values if value is not None]
-    if len(numbers) < len(values):  # one value per row, or what is no mean but a pair
-        return True
-    whole, one, other = numbers
-    if not real and not all(map(math.isfinite, numbers)):
-        return True
-    if _close(whole, (first * one + (rows - first) * other) / rows):
-        return True
-    if _close(whole, one + other):
-        raise ModelError(
-            f"{name!r} is a sum over the rows of a batch, so several ranks would count "
-            "differently from one; return the mean, or one value per row"
-        )
-    return False
-
-
-def _varied(value: Any) -> Any:
-    """Return outputs of which no two are equal, about as large; a probability stays one."""
-
-    def vary(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        shares = torch.as_tensor(parting_shares(tuple(tensor.shape))).to(tensor)
-        return torch.where(tensor == 0, shares, tensor * (1 - shares))
-
-    return _mapped(vary, value)
-
-
-def _close(value: float, other: float) -> bool:
-    return abs(value - other) <= _TOLERANCE * max(abs(value), abs(other), 1e-6)
-
-
-def _rows(value: Any, part: slice) -> Any:
-    return _mapped(lambda tensor: tensor[part], value)
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return ``value`` with each tensor in it changed; also a tuple with names stays one."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(change, each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [_mapped(change, each) for each in value]
-        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
-    return value
+    recorder = Recorder()
+    with preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # schedulers miss the steps
+        places = kept_buffers(module)
+        before = {
+            name: as_array(holder[key].clone())
+            for name, (holder, key) in places.items()
+            if holder[key] is not None
+        }
+        for optimizer in optimizers:
+            vars(optimizer)["step"] = functools.partial(recorder.step, optimizer)
+        found = dict(compute(recorder))
+        for name, value in before.items():
+            holder, key = places[name]
+            if holder.get(key) is not None and as_array(holder[key]).shape == value.shape:
+                found[CHANGE, name] = measure_change(as_array(holder[key]), value)
+    return {**recorder.found, **found}

@@ -5,29 +5,39 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import json
+import re
 import warnings
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.graph_signature import InputKind, TensorArgument
-from torch.utils import _pytree
 
-from ...errors import ModelError, on_one_line
+from ...errors import ModelError, brief, on_one_line
 from ...quiet import quiet_imports
 from .feeding import Feed
+from .graph import DTYPES, read_graph
+from .program_file import ProgramFile
 
-_ARCHIVE = "archive_format"
-# Files that PyTorch's loader would unpickle, or run as machine code.
-_PICKLED = (".pt",)
-_OBJECTS = ("custom_obj", "opaque_obj")
+_CPU = torch.device("cpu")
 # PyTorch treats batches of no row and of one apart, and says so in a range that begins here.
 _FEW, _MANY = 2, 2**31
+# Where the specification of an input has the name of the tensor that is held for it.
+_HELD = {
+    "parameter": "parameter_name",
+    "buffer": "buffer_name",
+    "tensor_constant": "tensor_constant_name",
+}
+# A dimension of any size, as a symbol alone.
+_SYMBOL = re.compile(r"Symbol\('(\w+)'(?:, \w+=(?:True|False))*\)")
+_TUPLES = ("builtins.tuple", "collections.namedtuple")
+# What is required of inputs, where that is nothing but as many rows of each.
+_ROWS_OF = r"L(\[[^\[\]]*\])+\.size\(\)\[0\]"
+_SAME_ROWS = re.compile(f"{_ROWS_OF} == {_ROWS_OF}")
 
 
 @dataclass(frozen=True)
@@ -48,30 +58,173 @@ class Taken:
 class Program(nn.Module):
     """A program, called by the order of its inputs or by their names.
 
+    Its ``state_dict`` has the names that weights had in the module which was exported.
+
     Args:
-        program: what torch.export has made or read.
+        fields: the program, as JSON gave it back.
+        weights: parameters and buffers, by name.
+        constants: the other tensors that it holds.
         device: where it is computed.
 
-    Attributes:
-        module: PyTorch's own module of it.
-        names: the names of its inputs, in their order.
+    Raises:
+        ModelError: it is more than a computation of tensors, or not of any number of rows, or of
+            one number of rows.
     """
 
-    def __init__(self, program: ExportedProgram, device: torch.device) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        device: torch.device,
+    ) -> None:
         super().__init__()
-        if device.type != "cpu":
-            from torch.export.passes import move_to_device_pass
-
-            program = move_to_device_pass(program, device)
-        self.names = _names(program)
-        self.module = program.module()
-        self._structure = program.call_spec.in_spec
+        content = fields["graph_module"]
+        called = content["module_call_graph"][0]["signature"]
+        held = {name: _hold(self, name, tensor) for name, tensor in weights.items()}
+        for name, tensor in constants.items():
+            held[name] = _hold(self, name, tensor, persistent=False)
+        self._graph = read_graph(content["graph"], device)
+        # Where what the graph is called with is held, and where what it gives replaces it.
+        self._inputs, self._outputs = list[Any](), list[Any]()
+        given = []
+        for name, spec in zip(self._graph.inputs, content["signature"]["input_specs"], strict=True):
+            ((kind, own),) = spec.items()
+            if kind not in (*_HELD, "user_input") or not name:
+                raise ModelError("the program takes inputs that are no tensors")
+            self._inputs.append(held[own[_HELD[kind]]] if kind in _HELD else None)
+            if kind == "user_input":
+                given.append((name, content["graph"]["tensor_values"][name]))
+        for spec in content["signature"]["output_specs"]:
+            ((kind, own),) = spec.items()
+            if kind not in ("user_output", "buffer_mutation"):
+                raise ModelError(f"the program has an output of the kind {brief(kind)}")
+            self._outputs.append(None if kind == "user_output" else held[own["buffer_name"]])
+        self._taken = _taken(given, called["in_spec"])
+        self._rows = _rows([meta["sizes"][0] for _, meta in given], fields["range_constraints"])
+        for required in fields["guards_code"]:
+            if not _SAME_ROWS.fullmatch(required):
+                raise ModelError(f"the program takes some inputs only: {on_one_line(required)}")
+        _, self._structure = json.loads(called["out_spec"])
+        _structured(self._structure, itertools.repeat(None))
 
     def forward(self, *values: Tensor, **named: Tensor) -> Any:
         """Return what the program gives."""
-        ordered = [*values, *(named[name] for name in self.names[len(values) :])]
-        args, kwargs = _pytree.tree_unflatten(ordered, self._structure)
-        return self.module(*args, **kwargs)
+        names = [one.name for one in self._taken]
+        ordered = [*values, *(named[name] for name in names[len(values) :])]
+        for value, one in zip(ordered, self._taken, strict=True):
+            rows = ordered[0].shape[0] if self._rows is None else self._rows
+            if tuple(value.shape[1:]) != one.shape or value.shape[0] != rows:
+                raise ModelError(
+                    f"input {one.name!r} of the program takes {rows} rows of shape {one.shape}, "
+                    f"and was given a tensor of shape {tuple(value.shape)}"
+                )
+        given = iter(ordered)
+        made = self._graph(*(getattr(*at) if at else next(given) for at in self._inputs))
+        for at, value in zip(self._outputs, made, strict=True):
+            if at:
+                getattr(*at).copy_(value)
+        kept = (value for at, value in zip(self._outputs, made, strict=True) if not at)
+        return _structured(self._structure, kept)
+
+
+def _hold(
+    module: nn.Module, path: str, tensor: Tensor, *, persistent: bool = True
+) -> tuple[nn.Module, str]:
+    """Make a tensor a part of a module, and return the module that has it and its name there."""
+    *folders, name = path.split(".")
+    for folder in folders:
+        if folder not in module._modules:
+            module.add_module(folder, nn.Module())
+        module = module.get_submodule(folder)
+    if isinstance(tensor, nn.Parameter):
+        module.register_parameter(name, tensor)
+    else:
+        module.register_buffer(name, tensor, persistent)
+    return module, name
+
+
+def _taken(given: Sequence[tuple[str, Mapping[str, Any]]], structure: str) -> tuple[Taken, ...]:
+    """Return what a program takes, given its inputs and how they are passed.
+
+    Raises:
+        ModelError: something else than tensors with a value for each row.
+    """
+    names = [name for name, _ in given]
+    _, passed = json.loads(structure)
+    positional, named = passed["children_spec"]
+    keywords = json.loads(named["context"])
+    if _leaves(named) == len(keywords):
+        names[_leaves(positional) :] = keywords
+    found = []
+    for name, (_, meta) in zip(names, given, strict=True):
+        if not meta["sizes"]:
+            raise ModelError(
+                f"input {name!r} of the program is no tensor with a value for each row"
+            )
+        if not all("as_int" in size for size in meta["sizes"][1:]):
+            raise ModelError(
+                f"input {name!r} of the program has dimensions of any size; only the number of "
+                "rows may vary"
+            )
+        shape = tuple(size["as_int"] for size in meta["sizes"][1:])
+        found.append(Taken(name, shape, DTYPES[meta["dtype"]]))
+    if not found:
+        raise ModelError("the program takes no inputs")
+    return tuple(found)
+
+
+def _rows(sizes: Sequence[Mapping[str, Any]], ranges: Mapping[str, Any]) -> int | None:
+    """Return the number of rows a program takes; ``None`` for any number.
+
+    Raises:
+        ModelError: it takes some numbers of rows only.
+    """
+    first, *others = sizes
+    if any(other.keys() != first.keys() for other in others):
+        raise ModelError("the program's inputs take different numbers of rows")
+    if "as_int" in first:
+        if any(other != first for other in others):
+            raise ModelError("the program's inputs take different numbers of rows")
+        return int(first["as_int"])
+    for size in sizes:
+        expression = size["as_expr"]["expr_str"]
+        symbol = _SYMBOL.fullmatch(expression)
+        bounds = ranges.get(symbol[1]) if symbol else None
+        least, most = (bounds["min_val"], bounds["max_val"]) if bounds else (_MANY, None)
+        if (least or 0) > _FEW or (most is not None and most < _MANY):
+            raise ModelError(
+                f"the program takes {brief(expression)} rows, in {bounds}; export it for any "
+                "number of rows, dynamic_shapes with torch.export.Dim.DYNAMIC for the first "
+                "dimension of each input"
+            )
+    return None
+
+
+def _leaves(structure: Mapping[str, Any]) -> int:
+    if structure["type"] is None:
+        return 1
+    return sum(_leaves(child) for child in structure["children_spec"])
+
+
+def _structured(structure: Mapping[str, Any], values: Iterator[Any]) -> Any:
+    """Return values nested as PyTorch's description of a structure says.
+
+    Raises:
+        ModelError: it is of something else than tuples, lists and dictionaries.
+    """
+    kind = structure["type"]
+    if kind is None:
+        return next(values)
+    made = [_structured(child, values) for child in structure["children_spec"]]
+    if kind in _TUPLES:
+        return tuple(made)
+    if kind == "builtins.list":
+        return made
+    keys = json.loads(structure["context"])
+    if not isinstance(keys, list) or not all(isinstance(key, (str, int)) for key in keys):
+        raise ModelError(f"the program gives {brief(kind)}; let it give tensors by name")
+    return dict(zip(keys, made, strict=True))
 
 
 @contextlib.contextmanager
@@ -113,132 +266,35 @@ def make_program(
 
 
 def dump_program(program: ExportedProgram) -> bytes:
-    """Return the contents of a program's file."""
+    """Return the contents of a program's file, without the rows that it was made with."""
+    program.example_inputs = torch.utils._pytree.tree_map(torch.zeros_like, program.example_inputs)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()
 
 
-def load_program(data: bytes, where: str) -> ExportedProgram:
-    """Return the program in a file; nothing is unpickled but tensors.
+def load_program(data: bytes, where: str, device: torch.device = _CPU) -> Program:
+    """Return the program in a file; see `program_file`.
 
     Args:
         data: contents of the file.
         where: its place, for messages.
+        device: where it is to be computed.
 
     Raises:
-        ModelError: there is no program in it, or more than graphs and tensors.
+        ModelError: there is no program in it, or more than a graph of operators and tensors.
     """
-    try:
-        _check_plain(data, where)
-        with silent():
-            return torch.export.load(io.BytesIO(data))
-    except ModelError:
-        raise
-    except Exception as error:  # whatever PyTorch comes across
-        told = on_one_line(error, 300)
-        raise ModelError(
-            f"{where} is no program of torch.export that PyTorch {torch.__version__} reads: "
-            f"{type(error).__name__}: {told}"
-        ) from error
+    file = ProgramFile(data, where)
+    weights, constants = (file.tensors(kind, device) for kind in ("weights", "constants"))
+    with file.reading():
+        return Program(file.program(), weights, constants, device)
 
 
-def _check_plain(data: bytes, where: str) -> None:
-    """Check that PyTorch's loader will not unpickle objects, or load machine code."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        inside = {name.partition("/")[2]: name for name in archive.namelist()}
-        if _ARCHIVE not in inside:
-            raise ModelError(
-                f"{where} is no .pt2 archive; write it by torch.export.save(program, path)"
-            )
-        for name, whole in inside.items():
-            wrong = ""
-            if name.startswith("data/aotinductor/"):
-                wrong = "machine code of one computer"
-            elif name.startswith("data/sample_inputs/"):
-                torch.load(io.BytesIO(archive.read(whole)), weights_only=True)
-            elif name.endswith(_PICKLED):
-                wrong = "pickled weights, as earlier versions of PyTorch wrote them"
-            elif name.endswith("_config.json"):
-                entries = json.loads(archive.read(whole))["config"].values()
-                if any(_is_pickled(entry) for entry in entries):
-                    wrong = "pickled objects"
-            if wrong:
-                raise ModelError(
-                    f"{where} holds {wrong} ({name}), which is not loaded; export the module "
-                    "again: torch.export.save(torch.export.export(module, …), path)"
-                )
+def taken_by(program: Program) -> tuple[Taken, ...]:
+    """Return what a program takes."""
+    return program._taken
 
 
-def _is_pickled(entry: dict[str, Any]) -> bool:
-    return bool(entry["use_pickle"]) or entry["path_name"].startswith(_OBJECTS)
-
-
-def taken_by(program: ExportedProgram) -> list[Taken]:
-    """Return what a program takes.
-
-    Raises:
-        ModelError: something else than tensors with a value for each row.
-    """
-    found = []
-    for name, node in zip(_names(program), _user_inputs(program), strict=True):
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor) or not value.shape:
-            raise ModelError(
-                f"input {name!r} of the program is no tensor with a value for each row"
-            )
-        if not all(isinstance(size, int) for size in value.shape[1:]):
-            raise ModelError(
-                f"input {name!r} of the program has the shape {tuple(value.shape)}; only the "
-                "number of rows may vary"
-            )
-        found.append(Taken(name, tuple(value.shape[1:]), value.dtype))
-    if not found:
-        raise ModelError("the program takes no inputs")
-    return found
-
-
-def fixed_rows(program: ExportedProgram) -> int | None:
-    """Return the number of rows a program takes; ``None`` for any number.
-
-    Raises:
-        ModelError: it takes some numbers of rows only.
-    """
-    sizes = {str(s): s for s in (n.meta["val"].shape[0] for n in _user_inputs(program))}
-    if len(sizes) > 1:
-        raise ModelError(f"the program's inputs take different numbers of rows: {', '.join(sizes)}")
-    (size,) = sizes.values()
-    if isinstance(size, int):
-        return size
-    bounds = program.range_constraints.get(size.node.expr)
-    if bounds is None or bounds.lower > _FEW or bounds.upper < _MANY:
-        raise ModelError(
-            f"the program takes {size} rows, in {bounds}; export it for any number of rows, "
-            "dynamic_shapes with torch.export.Dim.DYNAMIC for the first dimension of each input"
-        )
-    return None
-
-
-def _names(program: ExportedProgram) -> list[str]:
-    """Return the names of a program's inputs, in its order, those of keywords as they are given."""
-    names = [node.name for node in _user_inputs(program)]
-    positional, named = program.call_spec.in_spec.children()
-    if named.num_leaves == len(named.context or ()):
-        names[positional.num_leaves :] = named.context or ()
-    return names
-
-
-def _user_inputs(program: ExportedProgram) -> Iterator[Any]:
-    """Yield the nodes of the inputs that are given in a call."""
-    specs = program.graph_signature.input_specs
-    names = [
-        spec.arg.name
-        for spec in specs
-        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
-    ]
-    given = [spec for spec in specs if spec.kind is InputKind.USER_INPUT]
-    if len(names) < len(given):
-        raise ModelError("the program takes inputs that are no tensors")
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for name in names:
-        yield nodes[name]
+def fixed_rows(program: Program) -> int | None:
+    """Return the number of rows a program takes; ``None`` for any number."""
+    return program._rows

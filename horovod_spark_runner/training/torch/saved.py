@@ -8,11 +8,10 @@ from typing import Any
 
 from ...errors import RunDirectoryError
 from ...frameworks import TORCH
+from ..sample_rows import SAMPLE_FILE
 from ..spec import ModelSource
 from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 
-# Inputs and what the trained module gave for them, by which one that is built anew is known again.
-SAMPLE_FILE = "sample.npz"
 # The module as a program of torch.export, or TorchScript, which needs no code of the user's.
 PROGRAM_FILE = "module.pt2"
 SCRIPT_FILE = "script.pt"
@@ -54,7 +53,6 @@ class TorchFacts:
         torch: version of PyTorch.
         module: class of the module, ``"package.module:Class"``.
         names: parameters of ``forward`` that the inputs are for; ``None`` if given by position.
-        autocast: type that it was computed in, ``""`` for that of its weights.
         program: whether there is a program of torch.export, which gives the same.
         script: whether there is TorchScript, which then is all there is.
     """
@@ -62,7 +60,6 @@ class TorchFacts:
     torch: str = ""
     module: str = ""
     names: tuple[str, ...] | None = None
-    autocast: str = ""
     program: bool = False
     script: bool = False
 
@@ -72,10 +69,7 @@ class TorchFacts:
 
 def facts_of(model: StoredModel) -> TorchFacts:
     """Return what a stored model's signature says of it; defaults for what it does not."""
-    known = TorchFacts.__annotations__
-    own = {name: value for name, value in model.signature.own.items() if name in known}
-    names = own.get("names")
-    return TorchFacts(**{**own, "names": None if names is None else tuple(names)})
+    return model.facts(TorchFacts)
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,6 @@ class TorchParts:
         weights: contents of the weights file; ``None`` if the rest holds the weights.
         paths: names of the weights in ``state_dict()``, in the file's order.
         names: parameters of ``forward`` that the inputs are for; ``None`` to give them by position.
-        autocast: type that it is computed in, ``""`` for that of its weights.
-        sample: what the trained module gave, by which what ``source`` builds is checked.
         module: the pickled module, see `SavedModule`; ``program`` is then for storage only.
         program: contents of a file of torch.export.
         script: contents of a file of TorchScript.
@@ -98,8 +90,6 @@ class TorchParts:
     weights: bytes | None = field(default=None, repr=False)
     paths: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
-    autocast: str = ""
-    sample: bytes | None = field(default=None, repr=False)
     module: bytes | None = field(default=None, repr=False)
     program: bytes | None = field(default=None, repr=False)
     script: bytes | None = field(default=None, repr=False)
@@ -125,14 +115,7 @@ def torch_parts(
                 f"{model.directory.location} holds a PyTorch program and no weights for what "
                 "model_fn builds; leave model_fn out"
             )
-        sampled = SAMPLE_FILE in model.sums and not reweighted
-        return replace(
-            called,
-            source=source,
-            weights=model.read(WEIGHTS_FILE),
-            autocast=facts.autocast,
-            sample=model.read(SAMPLE_FILE) if sampled else None,
-        )
+        return replace(called, source=source, weights=model.read(WEIGHTS_FILE))
     if saved is not None and saved.module is not None:
         weights = None if facts.program else model.read(WEIGHTS_FILE)
         return replace(called, module=saved.module, program=program, weights=weights)

@@ -8,20 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...errors import InvalidInputError, ModelError, brief
 from .losses import LOSS
+from .optimizers import COUNTER, as_json
 from .torch_model import TorchModel
 
 # A scheduler that was sent to a rank watched another object of its optimizer.
 warnings.filterwarnings("ignore", "Seems like `optimizer.step\\(\\)` has been overridden")
-
-# What a scheduler refers to and a checkpoint holds otherwise.
-_LEFT_OUT = ("optimizer",)
-_COUNTER = "counter"
 
 
 @dataclass(frozen=True)
@@ -30,18 +26,14 @@ class Planned:
 
     Attributes:
         scheduler: the scheduler.
-        every: ``"epoch"``, ``"step"``, or ``"never"`` where a step of the user's own steps it.
-        frequency: epochs or steps from one of its steps to the next.
+        every: ``"epoch"`` or ``"step"``.
         monitor: the result that it looks at; ``None`` for the validation's loss, or else the
             training's.
-        strict: whether an epoch without that result is an error.
     """
 
     scheduler: Any
     every: str = "epoch"
-    frequency: int = 1
     monitor: str | None = None
-    strict: bool = True
 
     @property
     def watches(self) -> bool:
@@ -105,22 +97,21 @@ class Schedulers:
         """Whether one of them goes on after steps, not epochs."""
         return any(plan.every == "step" for plan in self._planned.values())
 
-    def after_step(self, number: int) -> None:
-        """Go on after a step of the optimizers, given its number in the epoch."""
-        for plan in self._due("step", number):
+    def after_step(self) -> None:
+        """Go on after a step of the optimizers."""
+        for plan in self._due("step"):
             plan.scheduler.step()
 
-    def after_epoch(self, number: int, results: Mapping[str, object]) -> None:
+    def after_epoch(self, results: Mapping[str, object]) -> None:
         """Go on after an epoch, with its results over the rows of all ranks."""
-        for plan in self._due("epoch", number):
-            if not plan.watches:
+        for plan in self._due("epoch"):
+            if plan.watches:
+                plan.scheduler.step(_watched(plan, results))
+            else:
                 plan.scheduler.step()
-            elif (value := _watched(plan, results)) is not None:
-                plan.scheduler.step(value)
 
-    def _due(self, every: str, number: int) -> list[Planned]:
-        plans = self._planned.values()
-        return [p for p in plans if p.every == every and (number + 1) % p.frequency == 0]
+    def _due(self, every: str) -> list[Planned]:
+        return [plan for plan in self._planned.values() if plan.every == every]
 
     def describe(self) -> dict[str, str]:
         """Return the classes, by name."""
@@ -129,12 +120,7 @@ class Schedulers:
     def capture(self) -> dict[str, Any]:
         """Return what they remember, as JSON."""
         return {
-            name: {
-                key: _as_json(value, f"{type(one).__name__}.{key}")
-                for key, value in one.state_dict().items()
-                if key not in _LEFT_OUT
-            }
-            for name, one in self._made.items()
+            name: as_json(one.state_dict(), type(one).__name__) for name, one in self._made.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -162,7 +148,7 @@ def _made(given: Any, optimizer: Optimizer) -> Any:
     return made
 
 
-def _watched(plan: Planned, results: Mapping[str, object]) -> float | None:
+def _watched(plan: Planned, results: Mapping[str, object]) -> float:
     """Return the result that a scheduler looks at.
 
     Raises:
@@ -174,35 +160,16 @@ def _watched(plan: Planned, results: Mapping[str, object]) -> float | None:
         value, what = results.get(f"val_{LOSS}", results.get(LOSS)), "the loss"
     if isinstance(value, float):
         return value
-    if not plan.strict:
-        return None
     raise InvalidInputError(
         f"ReduceLROnPlateau looks at {what}, but the epoch gave "
         f"{', '.join(map(repr, results)) or 'nothing'}"
     )
 
 
-def _as_json(value: Any, where: str) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, collections.Counter):
-        return {_COUNTER: sorted(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(each, where) for each in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _as_json(each, where) for key, each in value.items() if key not in _LEFT_OUT}
-    raise ModelError(
-        f"scheduler keeps {where}={brief(value)}, which checkpoints cannot hold: they are arrays "
-        "and JSON"
-    )
-
-
 def _from_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if set(value) == {_COUNTER}:
-            return collections.Counter(dict(map(tuple, value[_COUNTER])))
+        if set(value) == {COUNTER}:
+            return collections.Counter(dict(map(tuple, value[COUNTER])))
         return {key: _from_json(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_from_json(each) for each in value]

@@ -1,13 +1,15 @@
-"""Where a PyTorch model comes from, as far as the driver can tell. Loads no framework."""
+"""What the driver checks of what is given for a PyTorch model. Loads no framework."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import keyword
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
+from ..engine import TORCH_EXPORT
 from ..spec import ModelSource, check_model_fn
 from .lightning.recognise import is_lightning
 from .torch_model import TorchModel
@@ -90,3 +92,39 @@ def is_of_torch(value: object, name: str) -> bool:
     """Tell whether ``value`` is an instance of PyTorch's class of that name."""
     # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
+
+
+def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
+    """Check as much of an export as shows without the module; see `Engine.check_export`."""
+    for name in names:
+        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ModelError(
+                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
+                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
+                "there: TorchTransformer.setFeatureCols([…]), then export"
+            )
+    for name in transformed:
+        raise ModelError(
+            f"a program cannot take feature column {name!r}: the model was trained with a "
+            "transform of it, which is a function of Python's; transform the rows before, in a "
+            "column of their own, or put it into the module's forward"
+        )
+
+
+def portable_metrics(given: object) -> object:
+    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(given, Mapping):
+        return {str(name): _checked(one) for name, one in given.items()}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [_checked(one) for one in given]
+    return [_checked(given)]
+
+
+def _checked(metric: object) -> object:
+    if isinstance(metric, str) or (callable(metric) and not isinstance(metric, type)):
+        return metric
+    hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
+    raise InvalidInputError(
+        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
+        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+    )

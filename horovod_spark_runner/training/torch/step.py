@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +13,21 @@ from torch.optim import Optimizer
 
 from ...errors import ModelError, brief
 from ..epochs import Step
+from ..part_comparison import Values
 from ..sync.synchroniser import Synchroniser
+from .batch_norm import synchronise_norms
 from .batches import Batches, TorchBatch
 from .exchange import GradientExchange
+from .forgetting import forgetting
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
 from .modes import Modes
-from .outputs import leaves
+from .outputs import leaves, one_number
 from .own_gradients import OwnGradients
 from .own_step import TorchStep, clip
+from .probe import Recorder
 from .statistics import Statistics
-from .sync_norm import synchronise_norms
+from .targets import plain_label
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -48,13 +52,6 @@ class Steps:
         world: communicator of all ranks.
         device: where tensors are.
     """
-
-    # What steps with optimizers, and how it changes gradients of all ranks, for messages.
-    stepping = "train_step"
-    changing = (
-        "call step.synchronize() after the last backward(), which makes them those of all ranks, "
-        "and then change them"
-    )
 
     def __init__(
         self,
@@ -97,17 +94,7 @@ class Steps:
         if self._model.train_step is None:
             self.exchange.overlap(self._module)
             return
-        self._connect_own(kept=False)
-
-    def _connect_own(self, *, kept: bool) -> None:
-        """Let optimizers of the user's own steps have the gradients of all ranks.
-
-        Args:
-            kept: whether gradients stay until the user clears them.
-        """
-        self._gradients = OwnGradients(
-            self._optimizers, self._size, kept=kept, instead=self.changing
-        )
+        self._gradients = OwnGradients(self._optimizers, self._size)
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
@@ -127,6 +114,39 @@ class Steps:
         else:
             self._own(step)
 
+    def try_step(self, step: Step, recorder: Recorder) -> Values:
+        """Compute what optimizers are given for some rows, on this rank alone, and step with none.
+
+        Args:
+            step: the rows.
+            recorder: takes the gradients, also where optimizers are about to step.
+
+        Returns:
+            What metrics give that are functions of a batch.
+        """
+        batch = self._batches.of(step.batch.arrays, training=True)
+        if self._model.train_step is not None:
+            with forgetting(self._model.train_step):
+                self._call_own(batch, lambda given: self._record(recorder, given))
+            return {}
+        functions = [] if self._losses is None else self._losses.functions()
+        with forgetting(*(function for _, function in functions)):
+            outputs, terms = self._forward(batch)
+        # What a known loss is divided by is exchanged; so this is a mean over rows of any.
+        loss = torch.stack([(term.summed / batch.rows).reshape(()) for term in terms]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._record(recorder, None)
+        target, found = self._batches.target(batch), {}
+        for name, function in self._metrics.functions():
+            with contextlib.suppress(Exception), torch.no_grad():  # the user's own
+                if (value := one_number(function(outputs, target))) is not None:
+                    found[f"metric {name!r}", ""] = float(value)
+        return found
+
+    def _record(self, recorder: Recorder, optimizer: Optimizer | None) -> None:
+        for each in self._optimizers.values() if optimizer is None else (optimizer,):
+            recorder.record(each)
+
     def test(self, step: Step) -> None:
         """Add this rank's part of a global batch to the sums."""
         self.modes.evaluate()
@@ -136,12 +156,6 @@ class Steps:
             batch = self._batches.of(step.batch.arrays, training=False)
             outputs, terms = self._forward(batch)
             self._report(batch, outputs, terms, self._counts_batches)
-
-    def evaluated(self, batch: TorchBatch) -> Any:
-        """Return what the module gives for a batch, as in an evaluation."""
-        self.modes.evaluate()
-        with torch.no_grad(), self._autocast():
-            return self._batches.call(self._module, batch)
 
     # -- the usual step ------------------------------------------------------------------------
 
@@ -238,22 +252,11 @@ class Steps:
     # -- a step of the user's own --------------------------------------------------------------
 
     def _own(self, step: Step) -> None:
-        assert self._model.train_step is not None
         self._gradients.begin()
         batch = self._batches.nothing()
         if step.batch.rows:
             batch = self._batches.of(step.batch.arrays, training=True)
-        given = TorchStep(
-            self._module,
-            batch.inputs,
-            batch.labels,
-            batch.weights,
-            self._optimizers,
-            lambda: self._batches.call(self._module, batch),
-            self._synchronize,
-        )
-        with self._autocast():
-            logs = self._model.train_step(given)
+        logs = self._call_own(batch, self._synchronize)
         self._gradients.end()
         self._agree_to_step(-1)
         if logs is None:
@@ -265,7 +268,31 @@ class Steps:
             )
         rows = step.batch.rows
         for name, value in logs.items():
-            self._sums.add(str(name), _told(str(name), value) * rows if rows else 0.0, rows)
+            number = one_number(value)
+            if number is None:
+                shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
+                raise ModelError(
+                    f"train_step reports {name!r} with {shown}; report one number, the mean over "
+                    "the rows of the batch"
+                )
+            self._sums.add(str(name), number * rows if rows else 0.0, rows)
+
+    def _call_own(
+        self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]
+    ) -> object:
+        """Return what the user's ``train_step`` gives for a batch."""
+        assert self._model.train_step is not None
+        given = TorchStep(
+            self._module,
+            batch.inputs,
+            [plain_label(label) for label in batch.labels],
+            batch.weights,
+            self._optimizers,
+            lambda: self._batches.call(self._module, batch),
+            synchronize,
+        )
+        with self._autocast():
+            return self._model.train_step(given)
 
     def _number_of(self, optimizer: Optimizer) -> int:
         every = self._optimizers.values()
@@ -284,7 +311,6 @@ class Steps:
         if self._gradients.stepping(optimizer):
             self._agree_to_step(self._number_of(optimizer))
             self.exchange.of(optimizer)
-        self._ready(optimizer)
         self._clip(optimizer)
 
     def _check_closure(self, closure: object) -> None:
@@ -301,9 +327,6 @@ class Steps:
                 "without a closure"
             )
 
-    def _ready(self, optimizer: Optimizer) -> None:
-        """Do what is to be done with the gradients of all ranks, before they are clipped."""
-
     def _agree_to_step(self, number: int) -> None:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
         if self._size == 1:
@@ -316,7 +339,7 @@ class Steps:
                 f"rank {rank} {names[each]!r}" for rank, each in enumerate(numbers[:8])
             )
             raise ModelError(
-                f"{self.stepping} let the ranks step with other optimizers, or not as often: next "
+                "train_step let the ranks step with other optimizers, or not as often: next "
                 f"are {shown}. Call step() of each optimizer equally often in every step (multiply "
                 "a loss by 0 where it is not to count)"
             )
@@ -339,23 +362,6 @@ class Steps:
         dtype = getattr(torch, self._model.autocast)
         with torch.autocast(self._device.type, dtype=dtype):
             yield
-
-
-def _told(name: str, value: Any) -> float:
-    """Return what a train_step reports as a number.
-
-    Raises:
-        ModelError: it is none.
-    """
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
-    if isinstance(value, (bool, int, float, np.number)):
-        return float(value)
-    shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
-    raise ModelError(
-        f"train_step reports {name!r} with {shown}; report one number, the mean over the rows of "
-        "the batch"
-    )
 
 
 def _factor(term: Term, rows: int, count: float) -> float:

@@ -1,11 +1,17 @@
-"""Labels as the losses of ``torch.nn`` take them."""
+"""Labels as losses take them, and whether functions pair each row with its own label."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
+from ..part_comparison import Values, compare_parts
+from .outputs import leaves
 
 # Losses whose labels are numbers of classes.
 CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
@@ -25,6 +31,8 @@ ELEMENTS = (
 )
 # Losses that give one value for a row by themselves.
 OF_ROWS = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
+# Rows that a function is tried with, and calls in which it is: the first ones may tell nothing.
+_ROWS, _CALLS = 8, 3
 
 
 def plain_label(label: Tensor) -> Tensor:
@@ -80,22 +88,73 @@ def _classes(loss: nn.Module, output: Tensor, label: Tensor) -> Tensor:
                 f"{name} takes labels of shape {wanted} for outputs of shape "
                 f"{tuple(output.shape)}, but they have shape {tuple(label.shape)}"
             )
-        _check_range(loss, output, label)
     return label.to(torch.int64)
 
 
-def _check_range(loss: nn.CrossEntropyLoss | nn.NLLLoss, output: Tensor, label: Tensor) -> None:
-    """Tell of classes that the output does not have; on a GPU PyTorch ends the process."""
-    if label.device.type != "cpu" or not label.numel():
-        return
-    classes = output.shape[1] if output.dim() > 1 else output.shape[0]
-    least, most = label.aminmax()
-    if int(least) >= 0 and int(most) < classes:  # as nearly always, for which one look suffices
-        return
-    wrong = label[(label < 0) | (label >= classes)]
-    wrong = wrong[wrong != loss.ignore_index]
-    if wrong.numel():
-        raise ModelError(
-            f"{type(loss).__name__} got the label {int(wrong.flatten()[0])}, but the output has "
-            f"{classes} classes, 0 to {classes - 1}"
+class Pairing:
+    """Looks at the first calls of a function of the user's own.
+
+    PyTorch stretches a column of outputs, (n, 1), and a row of labels, (n,), to a square in which
+    every output meets every label. Functions do so without a word, and train something else.
+
+    Args:
+        name: what it is called in messages.
+        function: the function.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name, self._function = name, function
+        self._left = _CALLS
+
+    def check(self, outputs: Any, label: Any, value: Any) -> None:
+        """Check what the function gave.
+
+        Raises:
+            ModelError: it compared each row with all others.
+        """
+        if not self._left or not isinstance(label, Tensor):
+            return
+        found = [tensor for _, tensor in leaves(outputs)]
+        if len(found) != 1 or found[0].shape == label.shape or len(label) < 2:
+            return
+        output, rows = found[0], len(label)
+        if not output.numel() == label.numel() == rows:
+            return
+        self._left -= 1
+        if isinstance(value, Tensor) and tuple(value.shape[:2]) == (rows, rows):
+            raise self._error(output, label)
+        if self._stretches(output.detach()[:_ROWS], label.detach()[:_ROWS]):
+            raise self._error(output, label)
+
+    def _stretches(self, output: Tensor, label: Tensor) -> bool:
+        """Tell whether it is a mean over rows only where labels have the outputs' shape."""
+
+        def differing(label: Tensor) -> bool:
+            def compute(rows: np.ndarray, fraction: float) -> Values:
+                return {("", ""): _mean(self._function(output[rows], label[rows]))}
+
+            return bool(compare_parts(compute, len(label)))
+
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                return differing(label) and not differing(label.view_as(output))
+        except Exception:  # works on whole batches only, or on labels of its own shape
+            return False
+        finally:
+            torch.set_rng_state(state)
+
+    def _error(self, output: Tensor, label: Tensor) -> ModelError:
+        return ModelError(
+            f"{self._name} compares each row with the labels of all: outputs have shape "
+            f"{tuple(output.shape)} and labels {tuple(label.shape)}, which PyTorch stretches to a "
+            "square. Give both one shape, labels.view_as(outputs) or outputs.squeeze(1)"
         )
+
+
+def _mean(value: Any) -> float:
+    """Return what a function gave as a mean over rows: a number, one for each, or a pair."""
+    if isinstance(value, (tuple, list)):
+        total, count = map(_mean, value)
+        return total / count
+    return float(value.double().mean()) if isinstance(value, Tensor) else float(value)

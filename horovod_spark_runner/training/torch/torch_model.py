@@ -54,6 +54,7 @@ class TorchModel:
             ``train_step``, a dictionary of several optimizers by name, already made.
         scheduler: function that makes a learning rate scheduler of the optimizer, or a scheduler
             of it; of several optimizers a dictionary by their names. ``None`` (default) for none.
+            ``training_steps()`` gives it the number of steps.
         schedule: when the scheduler steps: after every ``"epoch"`` (default) or every ``"step"``.
             ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,28 +13,38 @@ from mpi4py import MPI
 from torch import nn
 from torch.optim import Optimizer
 
+from ...data.read.reader import Batch
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.directory import RunDirectory
 from ...settings.sync import Allreduce
-from ..changes import ModelChanges, joined
+from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
+from ..part_comparison import (
+    CHANGE,
+    GRADIENT,
+    LOW_PRECISION,
+    TOLERANCE,
+    Values,
+    compare_parts,
+    report_parts,
+    try_varied,
+)
 from ..rank_state import JOIN
 from ..spec import OutputSpec, TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .artifact import outputs_of, save_module
+from .batch_norm import check_lone_rows, release_norms
 from .batches import Batches
-from .begin import rank_device
 from .changes import compare, describe
 from .feeding import Feed
 from .hooks import TorchHooks, made_callbacks
 from .initial_weights import load_initial_weights
 from .lightning.recognise import is_lightning
-from .lone_rows import check_lone_rows
 from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
@@ -46,13 +56,12 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
-from .probe import check_means
+from .probe import random_kept, values_of_step
+from .rank import TorchTracer, rank_device
 from .saved import SavedModule
 from .schedulers import Planned, Schedulers, planned_schedulers
 from .step import Steps
-from .sync_norm import release_norms
 from .torch_model import TorchModel
-from .tracing import TorchTracer
 from .variables import ByteVariable, TorchVariables, trained_in
 
 
@@ -80,7 +89,6 @@ class TorchTrainee(Trainee):
         module: nn.Module,
     ) -> None:
         self._spec, self._world = spec, world
-        self._rank = world.Get_rank()
         self._callbacks = made_callbacks(spec.callbacks)
         self._model, self.module = model, module
         if not is_lightning(module):  # whose parts stay in the mode that they are in
@@ -101,7 +109,7 @@ class TorchTrainee(Trainee):
                 "schedule='epoch', the run's own learning-rate schedule, or sync=Allreduce()"
             )
         self._batches = Batches(self.module, spec, self._device)
-        self.columns, self.blank = self._batches.columns, self._batches.blank
+        self.columns = self._batches.columns
         together = self._model.sync_batch_norm
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
         self._losses = None
@@ -133,12 +141,11 @@ class TorchTrainee(Trainee):
         self._begun = [settings_of(optimizer) for optimizer in every]
         self._begun_trained = trained_in(self.module)
         self._last_rates: list[float] = []
-        self._taken, self._told = 0, set[str]()
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
-        check_gradients(self.module, self._together, in_step=self._in_step)
-        check_complex(self.module, self._spec.sync)
+        check_gradients(self.module, alone=self._together == 1 and self._in_step)
+        check_complex(self.module, self._spec.sync, self._world.Get_size())
 
     def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
         """Return the optimizers, by name, and the schedulers."""
@@ -156,11 +163,10 @@ class TorchTrainee(Trainee):
     def train_step(
         self, step: Step, asked: Sequence[bool], last: bool
     ) -> tuple[Logs | None, list[float] | None]:
-        self._try_again(step)
         counts = self._steps.train(step, asked)
         if self._schedulers:
             self._last_rates = self._rates.read()
-            self._schedulers.after_step(step.number)
+            self._schedulers.after_step()
         return self._logs("train"), counts
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
@@ -174,22 +180,15 @@ class TorchTrainee(Trainee):
     def _logs(self, kind: str) -> Logs:
         return Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
 
-    def _means(self, kind: str, summed: np.ndarray | None = None) -> dict[str, float]:
-        """Return what is a mean, of sums over all ranks or, without them, of this one's."""
+    def _means(self, kind: str) -> dict[str, float]:
+        """Return what is a mean, of the sums there are."""
         own = kind == "train" and self._model.train_step is not None  # which reports what it likes
         asked = () if own else (*self._loss_names, *self._metrics.names)
-        return total_loss(self._sums.results(summed, asked=asked), self._loss_names)
+        return total_loss(self._sums.results(asked=asked), self._loss_names)
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
-        names = self._world.allgather(self._sums.names)
-        if any(own != names[0] for own in names):
-            raise ModelError(
-                "train_step must report the same names on all ranks, but rank 0 has "
-                f"{', '.join(names[0])} and others {joined(sorted({str(n) for n in names[1:]}))}"
-            )
-        summed = np.zeros(self._sums.shape)
-        self._world.Allreduce(self._sums.numpy(), summed)
-        results: dict[str, object] = dict(self._means(kind, summed))
+        self._sums.assign(np.concatenate(self._world.allgather(self._sums.numpy())))
+        results: dict[str, object] = dict(self._means(kind))
         if self._metrics.states:
             states = self._world.allgather(self._metrics.states.numpy())
             results.update(self._metrics.computed(states))
@@ -212,18 +211,17 @@ class TorchTrainee(Trainee):
     def outputs(self) -> Sequence[OutputSpec] | None:
         before = self.variables.capture()
         with random_kept():
-            found = outputs_of(self.module, *self._predicting)[0]
+            found = outputs_of(self.module, *self._predicting)
         self.variables.restore(before)  # a buffer may be changed by any call
         return found
 
     @property
-    def _predicting(self) -> tuple[ModelInputs, Feed, str]:
-        """What the module takes when it predicts, how columns are fed to it, and autocast."""
-        inputs = ModelInputs.of_training(self._spec)
-        return inputs, self._batches.feed, self._model.autocast or ""
+    def _predicting(self) -> tuple[ModelInputs, Feed]:
+        """What the module takes when it predicts, and how columns are fed to it."""
+        return ModelInputs.of_training(self._spec), self._batches.feed
 
     def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
-        return TorchHooks(
+        return self._made_hooks(
             self._callbacks,
             self.module,
             self._steps.modes,
@@ -232,12 +230,15 @@ class TorchTrainee(Trainee):
             self._schedulers.after_epoch,
         )
 
+    def _made_hooks(self, *given: Any) -> TorchHooks:
+        """Return what calls the callbacks, given all that `TorchHooks` takes."""
+        return TorchHooks(*given)
+
     def _capture(self) -> dict[str, Any]:
         return {
             "begun": self._begun,
             "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
             "schedulers": self._schedulers.capture(),
-            "results": self._sums.names,
             "trained": dict(trained_in(self.module).items() - self._begun_trained.items()),
         }
 
@@ -248,9 +249,6 @@ class TorchTrainee(Trainee):
         self._schedulers.restore(state["schedulers"])
         for name, trained in state["trained"].items():
             self.module.get_parameter(name).requires_grad_(trained)
-        # Within an epoch the sums that follow are those of these names, in their order.
-        self._sums.names = []
-        self._sums.declare([*state["results"], *self._loss_names, *self._metrics.names])
 
     @property
     def _rates(self) -> LearningRates:
@@ -294,47 +292,43 @@ class TorchTrainee(Trainee):
         return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
 
     def metric_merges(self) -> list[str]:
-        return ["sum", JOIN] if self._metrics.states else ["sum"]
+        return [JOIN, JOIN] if self._metrics.states else [JOIN]
 
     def metric_names(self) -> list[str]:
         return [*self._sums.names, *self._metrics.of_objects]
 
-    def probe(self, step: Step) -> None:
-        losses = [] if self._losses is None else self._losses.functions()
-        functions = [*losses, *self._metrics.functions()]
-        if step.batch.rows < 2 or self._model.train_step is not None or not functions:
-            return
-        batch = self._batches.of(step.batch.arrays, training=False)
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        with random_kept():
-            outputs = self._steps.evaluated(batch)
-            for text in check_means(functions, outputs, self._batches.target(batch)):
-                if text not in self._told:
-                    notify(text)
-                self._told.add(text)
-        for name, buffer in self.module.named_buffers():
-            if name in buffers and buffers[name].shape == buffer.shape:
-                buffer.copy_(buffers[name])
+    def probe(self, step: Step) -> Sequence[str]:
+        if step.batch.rows < 2:
+            return ()
+        schedulers = self._schedulers.capture()
+        self._steps.modes.train()
+        warned = try_varied(lambda vary: self._try_step(step, vary))
+        self._schedulers.restore(schedulers)
+        return warned
 
-    def _try_again(self, step: Step) -> None:
-        """Try functions on rows of the 2nd, 4th, 8th, … step: the first may have none to ignore."""
-        self._taken += 1
-        due = self._taken > 1 and not self._taken & (self._taken - 1)
-        if due and self._rank == 0 and self._world.Get_size() > 1:
-            TorchTrainee.probe(self, step)
+    def _try_step(self, step: Step, vary: bool) -> list[str]:
+        """Return warnings of what is no mean over rows of what a step and metrics give."""
+        every = list(self._optimizers.values())
 
+        def compute(chosen: np.ndarray, fraction: float) -> Values:
+            arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
+            part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
+            tried = functools.partial(self._steps.try_step, part)
+            return values_of_step(self.module, every, tried, vary=vary)
 
-@contextlib.contextmanager
-def random_kept() -> Iterator[None]:
-    """Leave the random generators as they are."""
-    state = random.getstate(), np.random.get_state()
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(gpus):
-        try:
-            yield
-        finally:
-            random.setstate(state[0])
-            np.random.set_state(state[1])
+        low = self._model.autocast or self._device.type != "cpu"
+        low = low or any(p.element_size() < 4 for p in self.module.parameters())
+        found = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
+        subjects = {GRADIENT: self._trained_by, CHANGE: "what buffer '{name}' changes by"}
+        return report_parts(found, subjects, "take the mean, or let it give one value per row")
+
+    @property
+    def _trained_by(self) -> str:
+        """What gives the gradients, for messages."""
+        if self._model.train_step is not None:
+            return "the loss in train_step"
+        own = [] if self._losses is None else self._losses.functions()
+        return f"loss {', '.join(repr(name) for name, _ in own)}" if own else "the loss"
 
 
 class _GeneratorState(ByteVariable):

@@ -53,7 +53,7 @@ REASONS = (
     ),
     Reason(
         "`keras.config.set_max_epochs` and `set_max_steps_per_epoch`, Keras' limits for trying "
-        "things out, hold for its own loop; ours refuses them by name.",
+        "things out, hold for its own loop; ours goes by `epochs` and `steps_per_epoch`.",
         (_TRAINER + "test_max_epochs_and_steps",),
     ),
     Reason(

@@ -12,7 +12,7 @@ from .reasons import reason_for, unused_patterns
 from .run import SECONDS, Result, run_suite
 from .table import kind_of, render
 
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(SECONDS + 60)]
 
 Results = dict[str, Result]
 
@@ -24,6 +24,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.thorough
 def test_every_test_passes_or_has_a_reason(results: Results) -> None:
     kinds = Counter(kind_of(name, result) for name, result in results.items())
     print(f"Keras' own tests: {dict(kinds)}")

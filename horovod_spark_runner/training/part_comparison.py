@@ -1,0 +1,228 @@
+"""Comparison of what a training step gives for a batch with what it gives for the batch's parts.
+
+Ranks share the rows of a batch, and what each gives is averaged by its rows. One process gives the
+same where the whole's value is the mean of the parts', as of any mean over rows. A sum over rows,
+and what compares rows with each other, are told from it by their values, before some of the steps
+(`agreement.StepTrials`). The step is called on its own weights, which may treat all rows alike (a
+last layer of zeros), only where it cannot be called on others.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import ModelError, on_one_line
+
+logger = logging.getLogger(__name__)
+
+# Kind and name. What is of one kind has one magnitude; within it, values have names.
+Key = tuple[str, str]
+Values = Mapping[Key, ArrayLike]
+# Values, given numbers of rows and what part of the whole these are.
+Compute = Callable[[np.ndarray, float], Values]
+
+GRADIENT, CHANGE = "gradient", "change"
+# Of what a processor computes in single precision, and of anything less precise.
+TOLERANCE, LOW_PRECISION = 1e-4, 5e-2
+# Below this part of all values of a kind, one is what rounding leaves of 0.
+_ROUNDING = 1e-5
+# Rows, repeated ones counted, whose mean a random step is judged by; copies of a row in a batch.
+_RANDOM_ROWS, _COPIES = 128, 4
+# So many random numbers that their distances are hardly by chance.
+_MANY = 50
+# Numbers of one array that are compared.
+_COMPARED = 1 << 18
+
+
+class Verdict(enum.Enum):
+    """Relation of the value for a batch to those for its parts."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    CLIPPED = "clipped"
+    NEITHER = "neither"
+
+
+def compare_parts(
+    compute: Compute, rows: int, tolerance: float = TOLERANCE
+) -> dict[str, tuple[str, Verdict]]:
+    """Compare the values for a batch with those for its halves.
+
+    Args:
+        compute: returns values of some rows; it is called on the whole first.
+        rows: of the batch, 2 at least.
+        tolerance: relative rounding error of the values.
+
+    Returns:
+        By kind, a name of what is no mean over rows, of a sum if there is one. Nothing where values
+        are not finite, or are random beyond comparison.
+    """
+    found = _compared(compute, rows, 1, tolerance)
+    draws = max(2, _RANDOM_ROWS // (_COPIES * rows))
+    if found is None and (found := _compared(compute, rows, draws, tolerance)):
+        found = _compared(compute, rows, draws, tolerance)  # not by chance
+    return found or {}
+
+
+def try_varied(trial: Callable[[bool], Sequence[str]]) -> Sequence[str]:
+    """Return the warnings of a trial on varied weights, or where it fails on a model's own.
+
+    Args:
+        trial: takes whether weights are varied; the user's own code in it may fail in any way.
+
+    Raises:
+        ModelError: what the trial raises.
+    """
+    for vary in (True, False):
+        try:
+            return trial(vary)
+        except ModelError:
+            raise
+        except Exception as raised:
+            kind, text = type(raised).__name__, on_one_line(raised)
+            logger.info("a model could not be tried on parts of a batch: %s: %s", kind, text)
+    return ()
+
+
+def report_parts(
+    found: Mapping[str, tuple[str, Verdict]], subjects: Mapping[str, str], advice: str
+) -> list[str]:
+    """Return warnings of what `compare_parts` has found.
+
+    Args:
+        found: what it returned.
+        subjects: by kind, what the values are of, else the kind; ``{name}`` stands for the name.
+        advice: how to write what the gradients are of as a mean.
+
+    Raises:
+        ModelError: something is a sum over rows.
+    """
+    titles = {
+        kind: subjects.get(kind, kind).replace("{name}", name) for kind, (name, _) in found.items()
+    }
+    for kind, (_, verdict) in found.items():
+        if verdict is not Verdict.SUM:
+            continue
+        if kind == CHANGE:
+            advice = (
+                "let it change by a mean over rows (divide by the rows of the batch), or train "
+                "with num_workers=1"
+            )
+        raise ModelError(
+            f"{titles[kind]} is a sum over the rows of a batch, which depends on how many ranks "
+            f"share them; {advice}"
+        )
+    return [_warning(kind, titles[kind], verdict) for kind, (_, verdict) in found.items()]
+
+
+def _warning(kind: str, title: str, verdict: Verdict) -> str:
+    if verdict is Verdict.CLIPPED:
+        return (
+            f"gradients of {title} are clipped or normalised by their norm before an optimizer is "
+            "given them: every rank does so with those of its own rows, which is not what it does "
+            "to those of the global batch. Let the optimizer clip them: it is given those of all "
+            "ranks"
+        )
+    why = (
+        "compares rows with each other, divides by what it counts in them, or adds a sum to a mean"
+    )
+    if kind == GRADIENT:
+        why += " (or its gradients are clipped before an optimizer is given them)"
+    return (
+        f"{title} is no mean over the rows of a batch: it {why}. Every rank computes it from its "
+        "own rows, and the mean of that counts, which is another number than that of the global "
+        "batch"
+    )
+
+
+def _compared(
+    compute: Compute, rows: int, draws: int, tolerance: float
+) -> dict[str, tuple[str, Verdict]] | None:
+    """Return `compare_parts` by means of some draws; ``None`` for one of what is random."""
+    order, cut = np.arange(rows), rows // 2
+    share = cut / rows
+    pieces = [(order, 1.0), (order, 1.0), (order[:cut], share), (order[cut:], 1.0 - share)]
+    if draws > 1:
+        pieces = [(np.tile(chosen, _COPIES), fraction) for chosen, fraction in pieces]
+    whole, again, first, second = (
+        _mean([_reduced(compute(*piece)) for _ in range(draws)]) for piece in pieces
+    )
+    found: dict[str, tuple[str, Verdict]] = {}
+    for kind in dict.fromkeys(kind for kind, _ in whole):
+        keys = [key for key in whole if key[0] == kind]
+        # Zeros where there is none, as of a weight that some rows do not use.
+        given = [
+            [values.get(key, np.zeros_like(whole[key])) for key in keys]
+            for values in (whole, again, first, second)
+        ]
+        joined = [np.concatenate(arrays) for arrays in given]
+        if not all(np.isfinite(array).all() for array in joined):
+            continue
+        size, noise = max(map(_norm, joined)), _norm(joined[0] - joined[1])
+        if noise > tolerance * size:
+            if draws == 1:
+                return None
+            # As one vector: of few numbers, chance makes anything.
+            one, other, a, b = joined
+            mean = share * a + (1 - share) * b
+            if _sums_by_chance(one, other, mean):
+                found[kind] = keys[0][1], Verdict.SUM
+            elif one.size >= _MANY and _norm((one + other) / 2 - mean) > 3 * noise:
+                found[kind] = keys[0][1], Verdict.NEITHER
+            continue
+        for (_, name), one, _, a, b in zip(keys, *given, strict=True):
+            limit = tolerance * max(_norm(one), _norm(a + b)) + _ROUNDING * size + 3 * noise
+            verdict = Verdict.SUM if _norm(one - a - b) <= limit else Verdict.NEITHER
+            if _norm(one - share * a - (1 - share) * b) <= limit:
+                verdict = Verdict.MEAN
+            elif min(_norm(a), _norm(b)) <= limit:  # as of rows that a loss leaves out
+                verdict = Verdict.NEITHER
+            if verdict is Verdict.SUM or (verdict is Verdict.NEITHER and kind not in found):
+                found[kind] = name, verdict
+        if found.get(kind, ("", None))[1] is Verdict.NEITHER and kind == GRADIENT:
+            norms = [_norm(each) for each in joined]
+            if max(norms) - min(norms) <= tolerance * size:  # whatever the rows
+                found[kind] = found[kind][0], Verdict.CLIPPED
+    return found
+
+
+def _sums_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> bool:
+    """Tell whether random values, as a whole, are a sum of the parts' rather than their mean."""
+    alike = float(whole @ again)
+    # The mean of the parts is as large for a mean, and half as large for a sum.
+    return alike > 0.7 * _norm(whole) * _norm(again) and float(mean @ (whole + again)) < 1.4 * alike
+
+
+def _reduced(values: Values) -> dict[Key, np.ndarray]:
+    flat = {key: np.asarray(value).reshape(-1) for key, value in values.items()}
+    return {
+        key: value[:: 1 + value.size // _COMPARED].astype(np.float64) for key, value in flat.items()
+    }
+
+
+def _mean(drawn: Sequence[dict[Key, np.ndarray]]) -> dict[Key, np.ndarray]:
+    return {
+        key: np.asarray(np.mean([each.get(key, np.zeros_like(first)) for each in drawn], 0))
+        for key, first in drawn[0].items()
+    }
+
+
+def _norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values))
+
+
+def measure_change(value: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return by what a statistic has changed, as far as its precision tells."""
+    now, then = np.asarray(value, np.float64), np.asarray(before, np.float64)
+    return np.where(np.abs(now - then) > 1e-4 * np.abs(then), now - then, 0.0)
+
+
+def vary_weights(value: np.ndarray) -> np.ndarray:
+    """Return weights by which rows differ: of the same signs and sizes, and none of them 0."""
+    random = 2 * np.random.Generator(np.random.Philox(0)).random(value.shape, np.float32) - 1
+    return np.asarray(np.where(value == 0, 0.05 * random, value * (1 + 0.3 * random)), value.dtype)

@@ -1,0 +1,193 @@
+"""A few rows that a model can be called with, and its outputs for them: kept with a trained model.
+
+They are rows of its training where there are some: a model need not take others, and may give no
+number for them. With these it is described, compared with one that is made anew, and exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.manifest import Column
+from ..errors import ModelError
+from ..storage.arrays import Arrays, dump_arrays, load_arrays
+from ..storage.contents import Contents
+from .likeness import check_close, check_like
+
+SAMPLE_FILE = "sample.npz"
+# How many rows are kept, and their bytes, of which a single row may have more.
+SAMPLE_COUNT, _MOST_BYTES = 8, 4 * 1024 * 1024
+# Values of made-up columns of strings.
+_TEXTS = ("", "a", "b c", "Ä")
+_INPUT, _OUTPUT = "input/", "output/"
+
+# From columns to the outputs, which need not be those that a signature lists.
+Call = Callable[[Arrays], Sequence[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class SampleRows:
+    """Rows that a model can be called with.
+
+    Attributes:
+        inputs: by feature column.
+        outputs: what the model gives for them; none where that is something else each time.
+    """
+
+    inputs: Arrays
+    outputs: Sequence[np.ndarray] = ()
+
+    @classmethod
+    def of(cls, call: Call, inputs: Arrays) -> SampleRows:
+        """Return rows with what a model gives for them; fewer where that is much."""
+        once = call(inputs)
+        if sum(output.nbytes for output in once) > _MOST_BYTES:
+            inputs = {name: array[:2] for name, array in inputs.items()}
+            once = call(inputs)
+        again = call(inputs)
+        try:
+            for one, other in zip(once, again, strict=True):
+                check_close(one, other)
+        except AssertionError:
+            return cls(inputs)
+        return cls(inputs, once)
+
+    def dump(self) -> memoryview:
+        """Return the contents of a file."""
+        inputs = {_INPUT + name: array for name, array in self.inputs.items()}
+        outputs = {f"{_OUTPUT}{n:05d}": array for n, array in enumerate(self.outputs)}
+        return dump_arrays({**inputs, **outputs})
+
+    @classmethod
+    def load(cls, data: bytes | memoryview | Contents) -> SampleRows:
+        """Return the rows in a file.
+
+        Raises:
+            ValueError: it is no such file.
+        """
+        arrays = load_arrays(data)
+        outputs = [arrays[name] for name in sorted(arrays) if name.startswith(_OUTPUT)]
+        inputs = {n.removeprefix(_INPUT): a for n, a in arrays.items() if n.startswith(_INPUT)}
+        return cls(inputs, outputs)
+
+    def check(self, call: Call) -> None:
+        """Check that a model which is made anew gives what the trained one gave.
+
+        Raises:
+            ModelError: it gives something else.
+        """
+        if self.outputs:
+            check_like(self.outputs, call(self.inputs))
+
+    def fits(self, columns: Sequence[Column]) -> bool:
+        """Tell whether the rows are of these columns."""
+        wanted = {column.name: (column.shape, column.numpy_dtype) for column in columns}
+        return {n: (a.shape[1:], a.dtype) for n, a in self.inputs.items()} == wanted
+
+
+def few_rows(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """Return copies of the first rows: few enough to keep."""
+    first = {name: array[:SAMPLE_COUNT] for name, array in arrays.items()}
+    sizes = [sum(map(_bytes_of, row)) for row in zip(*first.values(), strict=True)]
+    count = max(1, np.count_nonzero(np.cumsum(sizes) <= _MOST_BYTES))
+    return {name: np.array(array[:count]) for name, array in first.items()}
+
+
+def _bytes_of(value: object) -> int:
+    array = np.asarray(value)
+    return sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind in "OU" else array.nbytes
+
+
+def repeat_rows(arrays: Mapping[str, np.ndarray], count: int) -> Arrays:
+    """Return so many rows, those given by turns."""
+    return {n: np.take(a, np.arange(count) % len(a), axis=0) for n, a in arrays.items()}
+
+
+def finite_rows(arrays: Mapping[str, np.ndarray], count: int, call: Call) -> Arrays:
+    """Return those rows that a model gives finite numbers for.
+
+    Args:
+        arrays: the rows.
+        count: how many the model is called with.
+        call: the model.
+
+    Raises:
+        ModelError: it gives none for any.
+    """
+    rows = repeat_rows(arrays, count)
+    finite = np.ones(count, bool)
+    for output in call(rows):
+        if output.dtype.kind == "f":
+            finite &= np.isfinite(output.reshape(count, -1)).all(axis=1)
+    if not finite.any():
+        raise ModelError("its outputs are NaN or infinite for all rows that it is tried with")
+    return {name: array[finite] for name, array in rows.items()}
+
+
+def choose_rows(columns: Sequence[Column], given: Arrays | None, call: Call) -> Arrays:
+    """Return rows by which models can be told apart: those given, made up where there are none.
+
+    If the rows given are all equal, which tell little, made-up ones come first.
+
+    Args:
+        columns: what the model takes.
+        given: real rows.
+        call: the model, which may take some rows only: the first that it gives finite numbers for
+            are chosen, else the last that it takes.
+
+    Raises:
+        Exception: the model takes none of them; whatever it raised.
+    """
+    chosen, problem = None, None
+    for rows in _candidates(columns, given):
+        try:
+            outputs = call(rows)
+        except Exception as error:  # the user's own call may fail in any way
+            problem = error
+            continue
+        chosen = rows
+        if rows is given or all(map(_is_finite, outputs)):
+            return rows
+    if chosen is None:
+        assert problem is not None
+        raise problem
+    return chosen
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _candidates(columns: Sequence[Column], given: Arrays | None) -> Iterator[Arrays]:
+    if given is None or all((array == array[:1]).all() for array in given.values()):
+        yield made_up_rows(columns)
+        random = np.random.default_rng(0)
+        yield made_up_rows(columns, random.random)
+    yield {c.name: c.blank().repeat(2, 0) for c in columns} if given is None else given
+
+
+def made_up_rows(
+    columns: Sequence[Column], numbers: Callable[..., np.ndarray] | None = None
+) -> Arrays:
+    """Return rows that differ in all columns.
+
+    Args:
+        columns: the columns.
+        numbers: draws real numbers of a shape; by default, normally distributed ones.
+    """
+    random = np.random.default_rng(0)
+
+    def values(column: Column) -> np.ndarray:
+        shape = (SAMPLE_COUNT, *column.shape)
+        if column.is_text:
+            return random.choice(np.array(_TEXTS, object), shape)
+        dtype = column.numpy_dtype
+        if dtype.kind in "iub":  # small enough for the smallest vocabulary
+            return random.integers(0, 2, shape).astype(dtype)
+        drawn: np.ndarray = (numbers or random.standard_normal)(shape)
+        return drawn.astype(dtype)
+
+    return {column.name: values(column) for column in columns}

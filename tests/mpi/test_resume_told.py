@@ -1,0 +1,76 @@
+"""Calls that resume a run, or have nothing left to train, say so on the driver."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import trainings
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def other_loss() -> Any:
+    model = trainings.digits_model()
+    model.compile("adam", "mse")
+    return model
+
+
+def stop_early() -> list[Any]:
+    import keras
+
+    return [keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=1e9)]
+
+
+@pytest.fixture(scope="module")
+def small(digits_df: Any) -> Any:
+    return digits_df.filter("id < 192").coalesce(1)
+
+
+def test_a_call_says_what_is_left_to_train(
+    small: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def call(epochs: int, **arguments: Any) -> tuple[int, str, list[str]]:
+        """Train; return how many epochs there are, what was printed and what was warned of."""
+        caplog.clear()
+        capfd.readouterr()
+        with caplog.at_level(logging.WARNING, "horovod_spark_runner"):
+            train = functools.partial(trainings.train, small, tmp_path / "run", stream_logs=True)
+            history = train(epochs=epochs, **arguments).summary.history
+        return len(history), capfd.readouterr().err, [one.getMessage() for one in caplog.records]
+
+    assert "resuming" not in call(1)[1]
+    count, printed, _ = call(3)
+    assert count == 3
+    told = re.search(r"step-0000000(\d): epochs 2 to 3 of 3", printed)
+    assert told
+    assert told.start() < printed.index("preparing the data"), "at once"
+    # What changes has no effect where nothing is left, and nothing else is said of it.
+    count, printed, warned = call(3, batch_size=16, model_fn=other_loss)
+    assert count == 3
+    assert "resuming from" not in printed
+    (text,) = warned
+    assert re.search(r"nothing is left.*\b3\b.*epochs=3", text)
+
+
+@pytest.mark.thorough
+def test_a_run_that_a_callback_stopped_stays_so(
+    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = functools.partial(trainings.train, small, tmp_path / "run", callbacks=stop_early)
+    first = train(epochs=9).summary.history
+    assert len(first) == 2
+    for epochs in (9, 20):
+        caplog.clear()
+        assert train(epochs=epochs).summary.history == first
+        (warned,) = [one.getMessage() for one in caplog.records if "nothing is" in one.getMessage()]
+        assert re.search(r"callback.*epoch 2\b", warned)
+        assert "this one" not in warned, "which may be given no callback"
