@@ -1,13 +1,11 @@
-"""The lock that keeps two runs from writing one run directory.
+"""Lease file: keeps a place in storage for one writer at a time.
 
-``lock.json`` names its holder (host, process), who writes it anew every few seconds. It is stale
-once its process is known to be dead, or is this one and no run in it holds the lock any more. Where
-that cannot be known, because it is of another machine or container, it is once it has not changed
-while one watched it for a minute: clocks of two hosts may differ by more than that. Whoever reads
-and then writes it holds the file system's lock of another file meanwhile; where there is none, as
-on object stores, it is read back after a moment. And every checkpoint's writer looks whether the
-lock is still its run's own (`check_held`), which keeps out a run whose lock was taken while it
-seemed dead.
+The file names its holder (host, boot, process) and is renewed every few seconds. A lease is stale
+if its process is dead, or is this one and holds it no more. The holder on another machine, or in
+another container, cannot be asked: its lease is stale if it has not changed for a minute of
+watching, as the clocks of two hosts may differ by more than that. Local writers take turns by
+`flock` of a guard file; on object stores, which have no locks, a new lease is read back after a
+moment. A holder that was taken for dead is shut out by its token, see `check_held`.
 """
 
 from __future__ import annotations
@@ -17,110 +15,136 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import IO, Any
 
-from ..errors import CheckpointError, RunDirectoryError
+from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
-from ..storage.filesystem import Location, open_no_link
-from ..storage.patience import HungError, answered
 from ..typed_json import load_json
-from .directory import RunDirectory
+from .filesystem import Location, open_no_link
+from .patience import HungError, answered
 
 logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
-# How often the lock of another machine is looked at meanwhile.
+# Interval at which a lease of another machine is polled.
 WATCH_SECONDS = 1.0
-# How long another writer's lock may take to become visible on an object store.
+# Time another writer's lease may take to become visible on an object store.
 SETTLE_SECONDS = 1.0
-# Tokens of the locks that runs of this process hold, or are about to.
+# Tokens of the leases that this process holds or is about to take.
 _live: set[str] = set()
 
 
 class Holder(Enum):
-    """What can be told at once of the process that holds a lock."""
+    """State of a lease's holder, as far as this process can tell at once."""
 
     ALIVE = "alive"
     GONE = "gone"
     ELSEWHERE = "on another machine, or in another container"
 
 
-class RunLock:
-    """Holds a run directory for one writer; use as a context manager.
+@dataclass(frozen=True)
+class Terms:
+    """Words and exceptions of one kind of lease.
 
-    Args:
-        directory: the run directory.
-
-    Raises:
-        RunDirectoryError: on entry, if another run holds it.
-        CheckpointError: on entry, if the storage fails.
+    Attributes:
+        resource: the leased place, as messages name it.
+        holder: kind of its holders, as messages name it.
+        instead: alternative to waiting for the holder.
+        refused: exception for a lease that another holder has.
+        failed: exception for storage that fails.
     """
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._place = directory.lock
+    resource: str
+    holder: str
+    instead: str
+    refused: type[HorovodSparkError]
+    failed: type[HorovodSparkError]
+
+
+class Lease:
+    """Lease of a place in storage for one writer; use as a context manager.
+
+    Args:
+        file: the lease file.
+        guard: file that is locked while the lease file changes hands, if it is local. It is never
+            deleted: another host may have locked the deleted one.
+        terms: words and exceptions.
+
+    Attributes:
+        token: identity of the current attempt.
+
+    Raises:
+        HorovodSparkError: on entry, of the classes that ``terms`` names.
+    """
+
+    def __init__(self, file: Location, guard: Location, terms: Terms) -> None:
+        self._file = file
+        self._guard_file = guard
+        self._terms = terms
         self.token = uuid.uuid4().hex
-        # All that were written, or may have been where storage failed, or may be yet.
+        # All that were written, or may have been where storage failed.
         self._tokens: set[str] = set()
         self._ended = threading.Event()
         self._guard = threading.Lock()  # token and file change together
-        self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
+        self._renewing = threading.Thread(target=self._renew, name="hsr-lease", daemon=True)
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> Lease:
         try:
             self._take()
         except OSError as error:
-            self._give_up(delete=not isinstance(error, HungError))
-            raise CheckpointError(f"{self._place} cannot be written: {error}") from error
+            self._release(delete=not isinstance(error, HungError))
+            raise self._terms.failed(f"{self._file} cannot be written: {error}") from error
         except BaseException:
-            self._give_up(delete=bool(self._tokens))
+            self._release(delete=bool(self._tokens))
             raise
         self._renewing.start()
         return self
 
     def _take(self) -> None:
-        """Take the lock, as soon as it is known to be free or stale."""
+        """Take the lease as soon as it is known to be free or stale."""
         watch = Watch()
-        if self._taken(watch):
+        if self._try_to_take(watch):
             return
         logger.warning(
-            "%s is of another machine or container; whether its run lives shows in at most %.0f s",
-            self._place,
+            "%s is of another machine or container; whether its %s is alive shows within %.0f s",
+            self._file,
+            self._terms.holder,
             STALE_SECONDS,
         )
-        while not self._taken(watch):
+        while not self._try_to_take(watch):
             time.sleep(WATCH_SECONDS)
 
-    def _taken(self, watch: Watch) -> bool:
-        """Take the lock if it is free or stale; return whether that could be told already.
-
-        Raises:
-            RunDirectoryError: another run holds it.
-        """
-        with _alone(self._directory) as alone:
-            found = read_lock(self._place)
+    def _try_to_take(self, watch: Watch) -> bool:
+        """Take the lease if it is free or stale; return whether that is known yet."""
+        with self._exclusive() as exclusive:
+            found = read_lease(self._file)
             if found is not None:
                 reason = self._why_stale(found, watch)
                 if reason is None:
                     return False
-                logger.warning("%s is stale (%s) and is taken over", self._place, reason)
+                logger.warning("%s is stale (%s) and is taken over", self._file, reason)
             self._write(self.token)
-            if alone:
-                self._directory.sweep_locks()
-        if not alone:
-            self._confirm()
+            if exclusive:
+                self._sweep()
+        if not exclusive:
+            time.sleep(SETTLE_SECONDS)
+            found = read_lease(self._file) or {}
+            if found.get("token") != self.token:
+                raise self._refusal(found)
         return True
 
     def _why_stale(self, found: dict[str, Any], watch: Watch) -> str | None:
-        """Return why the lock may be taken over; ``None`` if only time will tell."""
+        """Return why the lease may be taken over; ``None`` if only time will tell."""
         if not found:
             return "it is damaged"
         holder = holder_of(found)
@@ -128,10 +152,10 @@ class RunLock:
             return f"process {found.get('pid')} on this machine is gone"
         own = holder is Holder.ALIVE and found.get("pid") == os.getpid()
         if own and found.get("token") not in _live:
-            return "it was left by a run of this process that has ended"
+            return f"it was left by a {self._terms.holder} of this process that has ended"
         same = watch.look(found) if holder is Holder.ELSEWHERE else None
         if same is None:
-            raise RunDirectoryError(self._refusal(found))
+            raise self._refusal(found)
         if same >= STALE_SECONDS:
             return f"{found.get('host')} has not renewed it for {STALE_SECONDS:.0f} s"
         return None
@@ -144,108 +168,114 @@ class RunLock:
     ) -> None:
         self._ended.set()
         self._renewing.join()
-        self._give_up(delete=True)
+        self._release(delete=True)
 
-    def _give_up(self, *, delete: bool) -> None:
-        """Hold the lock no more; if it cannot be deleted, it is stale."""
+    def _release(self, *, delete: bool) -> None:
+        """Give up the lease; a file that cannot be deleted is stale from now on."""
         try:
             if delete:
-                with contextlib.suppress(OSError), _alone(self._directory):
-                    if self._is_ours():
-                        self._place.delete_file()
+                with contextlib.suppress(OSError), self._exclusive():
+                    if self._is_own():
+                        self._file.delete_file()
         finally:
             _live.difference_update(self._tokens)
 
-    def _is_ours(self) -> bool:
-        return (read_lock(self._place) or {}).get("token") in self._tokens
+    def _is_own(self) -> bool:
+        return (read_lease(self._file) or {}).get("token") in self._tokens
 
     def begin_attempt(self) -> str:
-        """Return a new token; writers of an earlier attempt are shut out from now on.
+        """Return a new token; writers with an earlier one are shut out from now on.
 
         Raises:
-            RunDirectoryError: another run has taken the lock.
-            CheckpointError: the storage fails.
+            HorovodSparkError: another holder has taken the lease, or the storage fails.
         """
         try:
-            with self._guard, _alone(self._directory):
-                if not self._is_ours():
-                    check_held(self._directory, self.token)
+            with self._guard, self._exclusive():
+                if not self._is_own():
+                    self.check()
                 token = uuid.uuid4().hex
                 self._write(token)
-                self.token = token  # only now: a write that failed has taken nothing from us
+                self.token = token  # only now: a write that failed has changed nothing
         except OSError as error:
-            raise CheckpointError(f"{self._place} cannot be renewed: {error}") from error
+            raise self._terms.failed(f"{self._file} cannot be renewed: {error}") from error
         return self.token
+
+    def check(self) -> None:
+        """Check that the lease is still held; see `check_held`."""
+        check_held(self._file, self.token, self._terms)
 
     def _write(self, token: str) -> None:
         self._tokens.add(token)
         _live.add(token)
         record = {"token": token, "renewed": time.time(), **identity()}
-        self._place.write_text(json.dumps(record))
+        self._file.write_text(json.dumps(record))
 
-    def _confirm(self) -> None:
-        time.sleep(SETTLE_SECONDS)
-        found = read_lock(self._place) or {}
-        if found.get("token") != self.token:
-            raise RunDirectoryError(self._refusal(found))
-
-    def _refusal(self, found: dict[str, Any]) -> str:
-        return (
-            f"run_dir {self._directory.location} is being written by another run (process "
-            f"{found.get('pid')} on {found.get('host')}). Wait for it, give another run_dir, or "
-            f"delete {self._place} if that run is surely dead"
+    def _refusal(self, found: dict[str, Any]) -> HorovodSparkError:
+        terms = self._terms
+        return terms.refused(
+            f"{terms.resource} is being written by another {terms.holder} (process "
+            f"{found.get('pid')} on {found.get('host')}). Wait for it, {terms.instead}, or delete "
+            f"{self._file} if that {terms.holder} is surely dead"
         )
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
             try:
-                with self._guard, _alone(self._directory):
-                    # Never over another's: a run thought dead must not take the lock back.
-                    if not self._is_ours():
-                        logger.warning("%s was taken over by another run", self._place)
+                with self._guard, self._exclusive():
+                    # Never over another's: a holder taken for dead must not take the lease back.
+                    if not self._is_own():
+                        logger.warning(
+                            "%s was taken over by another %s", self._file, self._terms.holder
+                        )
                         return
                     self._write(self.token)
             except OSError as error:
-                logger.warning("%s could not be renewed: %s", self._place, error)
+                logger.warning("%s could not be renewed: %s", self._file, error)
+
+    def _sweep(self) -> None:
+        """Delete files that killed writers of the lease file have left."""
+        aside = re.compile(re.escape(f".{self._file.name}.") + "[0-9a-f]{8}")
+        with contextlib.suppress(OSError):
+            for place in self._file.parent.list():
+                if aside.fullmatch(place.name):
+                    place.delete_file()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[bool]:
+        """Keep other writers out of the lease file; yield whether that was possible.
+
+        The guard is a file of its own: NFS locks only files open for writing, and the lease file
+        is replaced whenever it is written.
+        """
+        file: IO[str] | None = None
+        if self._guard_file.is_local:
+            path = str(self._guard_file)
+            # Some mounted object stores have no locks; they are treated as object stores.
+            with contextlib.suppress(OSError):
+                file = answered(lambda headway: _open_locked(path), path)
+        try:
+            yield file is not None
+        finally:
+            if file is not None:
+                file.close()
 
 
 class Watch:
-    """A look at the lock of a holder elsewhere, for as long as it takes: is it renewed?"""
+    """Stopwatch of a lease that does not change."""
 
     def __init__(self) -> None:
         self._first: dict[str, Any] | None = None
         self._began = 0.0
 
     def look(self, found: dict[str, Any]) -> float | None:
-        """Return for how many seconds the lock has been the same; ``None`` if it has changed."""
+        """Return the seconds for which the lease has been the same; ``None`` if it changed."""
         if self._first is None:
             self._first, self._began = found, time.monotonic()
         return time.monotonic() - self._began if found == self._first else None
 
 
-@contextlib.contextmanager
-def _alone(directory: RunDirectory) -> Iterator[bool]:
-    """Keep others from doing the same at the same time; yields whether that was possible.
-
-    The file is a file of its own that stays: NFS locks only what is open for writing, which no
-    folder can be, and a file that is replaced or removed is not the one another host has locked.
-    """
-    if not directory.location.is_local:
-        yield False
-        return
-    file: IO[str] | None = None
-    # Some mounted object stores know no locks; then it is as in any object store.
-    with contextlib.suppress(OSError):
-        file = answered(lambda headway: _open_locked(str(directory.guard)), str(directory.guard))
-    try:
-        yield file is not None
-    finally:
-        if file is not None:
-            file.close()
-
-
 def _open_locked(path: str) -> IO[str]:
-    file = open(path, "a", opener=open_no_link)  # noqa: SIM115 - closed by whom it is given to
+    file = open(path, "a", opener=open_no_link)  # noqa: SIM115 - closed by the caller
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except BaseException:
@@ -254,10 +284,10 @@ def _open_locked(path: str) -> IO[str]:
     return file
 
 
-def read_lock(place: Location) -> dict[str, Any] | None:
-    """Return the contents of a lock; empty if it is damaged, ``None`` if there is none."""
+def read_lease(file: Location) -> dict[str, Any] | None:
+    """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none."""
     try:
-        found = load_json(place.read_text())
+        found = load_json(file.read_text())
     except FileNotFoundError:
         return None
     except ValueError:
@@ -270,32 +300,37 @@ def read_lock(place: Location) -> dict[str, Any] | None:
     return found if whole else {}
 
 
-def holds(directory: RunDirectory, token: str) -> bool:
-    """Tell whether the run directory's lock is the one of ``token``."""
-    return (read_lock(directory.lock) or {}).get("token") == token
+def holds(file: Location, token: str) -> bool:
+    """Tell whether ``token`` holds the lease of a file."""
+    return (read_lease(file) or {}).get("token") == token
 
 
-def check_held(directory: RunDirectory, token: str) -> None:
-    """Check that the run directory's lock is still the one of ``token``.
+def check_held(file: Location, token: str, terms: Terms) -> None:
+    """Check that a token still holds a lease.
+
+    Args:
+        file: the lease file.
+        token: of the writer.
+        terms: words and exceptions.
 
     Raises:
-        RunDirectoryError: another run has it, or it is damaged.
-        InvalidInputError: nothing leads from this process to the storage.
+        HorovodSparkError: ``terms.refused``: another holder has it, or it is damaged.
+        InvalidInputError: this process cannot reach the storage.
         OSError: it cannot be read; the storage may be away.
     """
-    found = read_lock(directory.lock)
+    found = read_lease(file)
     if found is None:
-        raise FileNotFoundError(f"{directory.lock} is gone")
+        raise FileNotFoundError(f"{file} is gone")
     if not found:
-        raise RunDirectoryError(f"{directory.lock} is damaged; this run writes no more")
+        raise terms.refused(f"{file} is damaged; this {terms.holder} writes no more")
     if found.get("token") != token:
-        raise RunDirectoryError(
-            f"run_dir {directory.location} was taken over by another run; this one writes no more"
+        raise terms.refused(
+            f"{terms.resource} was taken over by another {terms.holder}; this one writes no more"
         )
 
 
 def holder_of(found: dict[str, Any]) -> Holder:
-    """Return what can be told at once of a lock's holder; of a damaged lock, that it is gone."""
+    """Return the state of a lease's holder; that of a damaged lease is gone."""
     own = identity()
     if not found:
         return Holder.GONE
@@ -306,11 +341,11 @@ def holder_of(found: dict[str, Any]) -> Holder:
 
 
 def seems_held(found: dict[str, Any], now: float) -> bool:
-    """Tell whether a lock's holder seems to live; good enough to be shown, not to take it over.
+    """Tell whether a lease's holder seems alive: good enough to show, not to take it over.
 
     Args:
-        found: the lock.
-        now: seconds since 1970, by this machine's clock; the other's may differ.
+        found: the lease.
+        now: seconds since 1970, by this machine's clock; the holder's may differ.
     """
     holder = holder_of(found)
     if holder is Holder.ELSEWHERE:
@@ -319,7 +354,7 @@ def seems_held(found: dict[str, Any], now: float) -> bool:
 
 
 def identity() -> dict[str, Any]:
-    """Return what tells this process from all others, also from a later one of the same number."""
+    """Return the facts that tell this process from all others, also from later ones."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),
