@@ -1,7 +1,8 @@
-"""Trains and searches on the master given, in a process of its own; prints the outcome as JSON.
+"""Train on the master given, in a process of its own, and print the outcome as JSON.
 
-Usage: job.py MASTER RUN_DIR [REQUEST ...] [KEY=VALUE ...]; MASTER is a Spark master, or
+Usage: job.py MASTER RUN_DIR [search] [REQUEST ...] [KEY=VALUE ...]; MASTER is a Spark master, or
 ``connect:`` and the remote of a Spark Connect server, and a REQUEST what `function_job` answers.
+With ``search``, two trials are searched, too.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def search(frame: Any, study_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     master, run_dir, *given = sys.argv[1:]
-    settings = [text for text in given if not text.startswith("{")]
+    settings = [text for text in given if "=" in text and not text.startswith("{")]
     spark = make_session(master, ["spark.driver.host=127.0.0.1", *settings], "ERROR")
     places = HorovodRunner(2).run(where).results
     answers = [answer(text, spark) for text in given if text.startswith("{")]
@@ -98,7 +99,7 @@ def main() -> None:
         "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"
     )
     accuracy = predicted.first().right
-    found = search(frame, f"{run_dir}-study")
+    found = search(frame, f"{run_dir}-study") if "search" in given else None
     spark.stop()
     result = {"places": places, "history": model.summary.history, "accuracy": accuracy}
     print(json.dumps({**result, "search": found, "answers": answers}))

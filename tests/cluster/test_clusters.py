@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.mpi,
+    pytest.mark.spark,
+    pytest.mark.timeout(1200),
+]
 
 HERE = Path(__file__).parent
 STANDALONE = HERE.parent.parent / "scripts" / "standalone"
@@ -22,12 +27,12 @@ STANDALONE = HERE.parent.parent / "scripts" / "standalone"
 def run_job(
     master: str, run_dir: Path, *given: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Train on ``master``; ``given`` are functions to run first and settings, see `job`."""
+    """Train on ``master``; ``given`` are what else `job` does, and settings."""
     return subprocess.run(
         [sys.executable, str(HERE / "job.py"), master, str(run_dir), *given],
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=900,
         check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, **env},
     )
@@ -45,6 +50,9 @@ def check(result: dict[str, Any]) -> None:
     assert {place["size"] for place in result["places"]} == {2}
     assert len(result["history"]) == 2
     assert result["accuracy"] > 0.7
+
+
+def check_search(result: dict[str, Any]) -> None:
     assert result["search"] == {
         "states": ["finished", "finished"],
         "best": {"rate": 0.01},
@@ -94,13 +102,14 @@ def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> 
     ask = {"what": "where", "start_timeout": 1}
     requests = [{**ask, "num_workers": 2, "resources": {"cpus": n}} for n in (1, 2)]
     requests.append({**ask, "num_workers": 3})
-    given = [*map(json.dumps, requests), "spark.executor.memory=512m"]
+    given = ["search", *map(json.dumps, requests), "spark.executor.memory=512m"]
     return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
 
 
 @pytest.mark.thorough
 def test_standalone_cluster(of_standalone: dict[str, Any]) -> None:
     check(of_standalone)
+    check_search(of_standalone)
 
 
 @pytest.mark.thorough
@@ -132,12 +141,13 @@ def of_connect(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became, on one server, of functions of two and of three ranks, and a job."""
     requests = [{"what": "where", "num_workers": ranks} for ranks in (2, 3)]
     run_dir = tmp_path_factory.mktemp("connect") / "run"
-    return result_of(run_job("connect:local[2]", run_dir, *map(json.dumps, requests)))
+    return result_of(run_job("connect:local[2]", run_dir, "search", *map(json.dumps, requests)))
 
 
 @pytest.mark.thorough
 def test_spark_connect(of_connect: dict[str, Any]) -> None:
     check(of_connect)
+    check_search(of_connect)
 
 
 @pytest.mark.thorough

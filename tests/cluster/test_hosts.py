@@ -29,7 +29,7 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 NODES = ("hsr-a", "hsr-b")
-SIZES = (2, 3, 4)
+SIZES = (2, 4)
 KINDS = ("killed", "stopped", "torch")
 
 
@@ -61,8 +61,8 @@ def answers_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What became of functions on two hosts, the second of which has vanished under the last.
+class Outcome:
+    """Results of functions on two hosts, the second of which has vanished under the last.
 
     Attributes:
         answers: the functions', in order.
@@ -76,15 +76,13 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("hosts")
-    requests = [{"what": "where", "num_workers": ranks} for ranks in SIZES]
-    requests.append({"what": "accumulates", "num_workers": 4, "each": 25_000})
-    for kind in KINDS:
-        run_dir = str(folder / kind)
-        requests.append({"what": "counted", "run_dir": run_dir, "kind": kind})
-    requests.append({"what": "where_by_spark", "num_workers": 3})
-    requests.append({"what": "forever", "num_workers": 2, "heartbeat_timeout": 15})
+    requests = [
+        {"what": "where", "num_workers": 3},
+        {"what": "where_by_spark", "num_workers": 3},
+        {"what": "forever", "num_workers": 2, "heartbeat_timeout": 15},
+    ]
     with Hosts(folder / "hosts", NODES) as hosts:
         job = Cluster(hosts, NODES, folder).start(*requests)
         assert job.stderr is not None
@@ -98,7 +96,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         deadline = time.monotonic() + 30
         while (left := ranks_on(hosts, NODES[0])) and time.monotonic() < deadline:
             time.sleep(0.2)
-    return Told(answers, unplugged, left)
+    return Outcome(answers, unplugged, left)
+
+
+@pytest.fixture(scope="module")
+def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Results of 2 and 4 ranks, of ranks that add, and of trainings by `AsyncServer`."""
+    folder = tmp_path_factory.mktemp("asynchronous")
+    requests: list[dict[str, Any]] = [{"what": "where", "num_workers": ranks} for ranks in SIZES]
+    requests.append({"what": "accumulates", "num_workers": 4, "each": 25_000})
+    for kind in KINDS:
+        requests.append({"what": "counted", "run_dir": str(folder / kind), "kind": kind})
+    with Hosts(folder / "hosts", NODES) as hosts:
+        return answers_of(Cluster(hosts, NODES, folder).start(*requests))
 
 
 def ranks_on(hosts: Hosts, name: str) -> list[str]:
@@ -122,17 +132,23 @@ def check_world(results: list[dict[str, Any]], ranks: int) -> None:
     assert all(locals_ == list(range(len(locals_))) for locals_ in by_host.values())
 
 
-def test_ranks_on_two_hosts(told: Told) -> None:
-    *answers, through_spark, _ = told.answers
-    for ranks, answer in zip(SIZES, answers, strict=False):
-        check_world(answer["results"], ranks)
-        assert "all_gather" not in answer["timings"]
+def test_ranks_on_two_hosts(outcome: Outcome) -> None:
+    answer, through_spark, _ = outcome.answers
+    check_world(answer["results"], 3)
+    assert "all_gather" not in answer["timings"]
     check_world(through_spark["results"], 3)
     assert through_spark["timings"]["all_gather"] > 0
 
 
-def test_sums_of_what_ranks_of_two_hosts_add_are_exact(told: Told) -> None:
-    answer = told.answers[len(SIZES)]
+@pytest.mark.thorough
+def test_two_and_four_ranks_on_two_hosts(asynchronous: list[dict[str, Any]]) -> None:
+    for ranks, answer in zip(SIZES, asynchronous, strict=False):
+        check_world(answer["results"], ranks)
+
+
+@pytest.mark.thorough
+def test_sums_of_what_ranks_of_two_hosts_add_are_exact(asynchronous: list[dict[str, Any]]) -> None:
+    answer = asynchronous[len(SIZES)]
     assert (
         answer["results"]
         == [
@@ -146,8 +162,11 @@ def test_sums_of_what_ranks_of_two_hosts_add_are_exact(told: Told) -> None:
     )
 
 
-def test_ranks_of_two_hosts_that_step_by_themselves_lose_no_update(told: Told) -> None:
-    killed, stopped, undisturbed = told.answers[len(SIZES) + 1 : len(SIZES) + 1 + len(KINDS)]
+@pytest.mark.thorough
+def test_ranks_of_two_hosts_that_step_by_themselves_lose_no_update(
+    asynchronous: list[dict[str, Any]],
+) -> None:
+    killed, stopped, undisturbed = asynchronous[len(SIZES) + 1 :]
     every = counted.EPOCHS * counted.PARTS
     for answer in (killed, undisturbed):
         assert set(answer["weights"]) == {every}
@@ -165,13 +184,13 @@ def test_ranks_of_two_hosts_that_step_by_themselves_lose_no_update(told: Told) -
     assert "SIGSTOP" in stopped["stacks"]["1"]
 
 
-def test_a_host_that_vanishes_without_a_word(told: Told) -> None:
-    answer = told.answers[-1]
+def test_a_host_that_vanishes_without_a_word(outcome: Outcome) -> None:
+    answer = outcome.answers[-1]
     assert answer["error"] == "RankFailedError", answer
     assert re.search("on hsr-b .* 15 s", answer["message"])
     # Detection takes the timeout and one heartbeat; then it is to be over soon.
-    assert answer["ended"] - told.unplugged < 15 + 5 + 20
-    assert told.left == []
+    assert answer["ended"] - outcome.unplugged < 15 + 5 + 20
+    assert outcome.left == []
 
 
 @pytest.mark.thorough

@@ -121,6 +121,7 @@ def predictions(transformer: Any, frame: Any) -> list[float]:
     return [float(np.reshape(row.prediction, -1)[0]) for row in rows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model_fn", [attending, packing])
 def test_padding_is_skipped_by_a_module(sentences: Any, tmp_path: Path, model_fn: Any) -> None:
     """Also in a step in which a rank has no row, read again, and given by itself."""

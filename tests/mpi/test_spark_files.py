@@ -57,6 +57,7 @@ def test_files_modules_and_broadcasts_in_a_function(spark: Any) -> None:
         assert result[2].value == lengths.value
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("vocabulary")
 def test_files_and_broadcasts_in_a_training(spark: Any, small: Any, tmp_path: Path) -> None:
     import keras

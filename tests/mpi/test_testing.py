@@ -72,6 +72,7 @@ print([line for line in Path("/proc/self/maps").read_text().splitlines() if "/de
 """
 
 
+@pytest.mark.thorough
 def test_no_files_of_mpi_are_left(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", COUNTS],

@@ -160,6 +160,7 @@ def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_
     assert_same_weights(run, Path(whole.summary.run_dir))
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_path: Path) -> None:
     arguments = {"validation": 0.2, "lr_scaling": "linear", "warmup_epochs": 3.0}
     first = train(small, tmp_path / "run", epochs=2, **arguments)
@@ -233,6 +234,7 @@ def two_headed() -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_several_inputs_and_outputs_by_name(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

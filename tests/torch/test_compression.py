@@ -145,6 +145,7 @@ def test_a_run_that_was_killed_ends_as_it_would_have(frame: Any, tmp_path: Path,
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_momentum_twice_is_refused(frame: Any, tmp_path: Path) -> None:
     def model() -> TorchModel:
         sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)

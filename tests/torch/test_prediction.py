@@ -140,6 +140,7 @@ def test_a_module_that_changes_its_inputs_does_not_change_rows(frame: Any, tmp_p
             assert row["1_class"] == (0 if row.id else 1)
 
 
+@pytest.mark.thorough
 def test_a_stream_is_predicted_on(run: str, frame: Any, spark: Any, tmp_path: Path) -> None:
     frame.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))

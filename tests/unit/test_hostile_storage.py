@@ -367,7 +367,7 @@ def test_a_changed_file_ends_in_an_error_of_this_package(
     tmp_path: Path, leave: Callable[[Path], object]
 ) -> None:
     leave(tmp_path / "run")
-    wrong = mutate(tmp_path, tmp_path / "run", 7, 100)
+    wrong = mutate(tmp_path, tmp_path / "run", 7, 30)
     assert wrong == [], "\n\n".join(wrong)
 
 
