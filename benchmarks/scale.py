@@ -34,6 +34,7 @@ from typing import Any
 import psutil
 from report import present, shown_command, table
 
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.errors import HorovodSparkError
@@ -57,7 +58,6 @@ from horovod_spark_runner.launch.shared.outcome import RAISED, Failure, RankOutc
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
-from horovod_spark_runner.settings.launching import LaunchSettings
 
 KEY = os.urandom(32)
 CLIENTS = 4

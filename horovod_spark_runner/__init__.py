@@ -31,6 +31,12 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import run_training
+    from .config.compression import PowerSGD, Threshold, TopK
+    from .config.data import DataOptions
+    from .config.launch import LaunchOptions, MpiOptions
+    from .config.mlflow import MlflowOptions
+    from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
+    from .config.training import CheckpointOptions, InitialWeights, RestartOptions
     from .dataset import Dataset, prepare_dataset
     from .estimator import HorovodEstimator
     from .export.pipeline import export_pipeline
@@ -42,12 +48,6 @@ if TYPE_CHECKING:
     from .planning.links import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
-    from .settings.compression import PowerSGD, Threshold, TopK
-    from .settings.data import DataOptions
-    from .settings.launching import LaunchOptions, MpiOptions
-    from .settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
-    from .settings.tracking import MlflowOptions
-    from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
     from .training.torch.callbacks import TorchCallback, TorchEarlyStopping
     from .training.torch.torch_model import TorchModel
     from .training.training_steps import training_steps

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ml.trained_transformer import TrainedTransformer
-from .run.pipeline import train_request
-from .run.request import Resume, TrainingRequest, check_request
-from .settings.data import DataOptions
-from .settings.keywords import check_keywords
-from .settings.kinds import ColumnNames, check_options
-from .settings.launching import LaunchOptions
-from .settings.sync import WAYS, Sync, check_sync
-from .settings.tracking import MlflowOptions
-from .settings.training import (
+from .config.data import DataOptions
+from .config.keywords import check_keywords
+from .config.launch import LaunchOptions
+from .config.mlflow import MlflowOptions
+from .config.sync import WAYS, Sync, check_sync
+from .config.training import (
     CheckpointOptions,
     FitOptions,
     InitialWeights,
     LrScaling,
     RestartOptions,
 )
+from .config.validators import ColumnNames, check_options
+from .ml.trained_transformer import TrainedTransformer
+from .run.pipeline import train_request
+from .run.request import Resume, TrainingRequest, check_request
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .config.data import WINDOW_BYTES, DataOptions, Materializer, Transform
+from .config.validators import check_count, check_flag
 from .data.manifest import Manifest
 from .data.prepare.datasets import check_data, data_folder, prepare_one, session_of
 from .data.prepare.schema import Roles
@@ -20,8 +22,6 @@ from .data.read.reader import DatasetReader
 from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError, brief
-from .settings.data import WINDOW_BYTES, DataOptions, Materializer, Transform
-from .settings.kinds import check_count, check_flag
 from .spark.session import check_running, runs_on_this_machine
 from .storage.arrays import Arrays
 from .storage.filesystem import Location

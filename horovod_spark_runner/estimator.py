@@ -16,6 +16,24 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
+from .config.data import DataOptions
+from .config.estimator import options, sync_of
+from .config.fields import Settings
+from .config.importable import (
+    by_import_name,
+    check_given,
+    given_here,
+    inside,
+    is_import_name,
+    misfit,
+)
+from .config.keywords import advice_on, meant_by
+from .config.launch import LaunchOptions
+from .config.mlflow import MlflowOptions
+from .config.prediction import PredictionSettings
+from .config.sync import WAYS
+from .config.training import CheckpointOptions, FitOptions, RestartOptions
+from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .data.prepare.schema import quote_all
 from .errors import InvalidInputError, brief
@@ -28,17 +46,6 @@ from .ml.trained_transformer import TrainedTransformer
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
 from .run.several import SharedFit, train_several
-from .settings.code import by_import_name, check_given, given_here, inside, is_import_name, misfit
-from .settings.data import DataOptions
-from .settings.estimator import options, sync_of
-from .settings.keywords import advice_on, meant_by
-from .settings.kinds import ColumnNames
-from .settings.launching import LaunchOptions
-from .settings.prediction import PredictionSettings
-from .settings.sync import WAYS
-from .settings.table import Settings
-from .settings.tracking import MlflowOptions
-from .settings.training import CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
 from .training.columns import LABEL

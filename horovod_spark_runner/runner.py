@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .config.fields import derive, from_table, setting
+from .config.launch import LaunchSettings
+from .config.validators import Kind
 from .errors import InvalidInputError
 from .launch.driver.console import Console
 from .launch.driver.launch import RunResult
 from .launch.driver.launcher import chosen_launcher
-from .settings.kinds import Kind
-from .settings.launching import LaunchSettings
-from .settings.table import derive, from_table, setting
 from .storage.filesystem import Location
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from horovod_spark_runner.commands import cli
+from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import find_datasets, new_folder, publish
 from horovod_spark_runner.errors import HorovodSparkError
@@ -51,7 +52,6 @@ from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.text import HashingTF, RegexTokenizer
 from horovod_spark_runner.scoring.values import Bucketizer
 from horovod_spark_runner.scoring.vectors import Scaler, VectorAssembler
-from horovod_spark_runner.settings.training import InitialWeights
 from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.arrays import dump_arrays
 from horovod_spark_runner.storage.filesystem import Location

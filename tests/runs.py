@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.sync import Allreduce
-from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.keras.saved import SavedModel
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec

@@ -10,6 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..api import run_training
+from ..config.compression import PowerSGD, Threshold, TopK
+from ..config.data import DataOptions
+from ..config.fields import Settings, default_of, kind_of, text_of
+from ..config.launch import LaunchOptions, LaunchSettings, MpiOptions
+from ..config.mlflow import MlflowOptions
+from ..config.prediction import PredictionSettings
+from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
+from ..config.training import (
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+)
 from ..dataset import prepare_dataset
 from ..estimator import HorovodEstimator
 from ..ml.params import Converter
@@ -17,19 +30,6 @@ from ..ml.torch_transformer import TorchTransformer
 from ..ml.transformer import TFTransformer
 from ..planning.call import plan_training
 from ..runner import HorovodRunner
-from ..settings.compression import PowerSGD, Threshold, TopK
-from ..settings.data import DataOptions
-from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
-from ..settings.prediction import PredictionSettings
-from ..settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
-from ..settings.table import Settings, default_of, kind_of, text_of
-from ..settings.tracking import MlflowOptions
-from ..settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    InitialWeights,
-    RestartOptions,
-)
 from ..tune import tune
 
 # What `run_training` is given as objects, and what is inside of them.

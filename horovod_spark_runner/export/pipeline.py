@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..config.validators import check_choice
 from ..errors import DataError, InvalidInputError, ModelError, on_one_line
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
 from ..scoring.stage import Stage, inputs_of
-from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving, write_aside
 from ..training.onnx_session import check_installed

@@ -9,9 +9,15 @@ from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
+from ..config.estimator import plain_json
+from ..config.importable import (
+    from_storage,
+    inside,
+    is_import_name,
+    is_of_script,
+    name_here,
+)
 from ..errors import InvalidInputError, RunDirectoryError
-from ..settings.code import from_storage, inside, is_import_name, is_of_script, name_here
-from ..settings.estimator import plain_json
 from ..storage.filesystem import Location
 from ..typed_json import load_json
 from .estimator_params import EstimatorParams

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..settings.estimator import EstimatorSettings
-from ..settings.launching import LaunchSettings
-from ..settings.training import FitOptions
+from ..config.estimator import EstimatorSettings
+from ..config.launch import LaunchSettings
+from ..config.training import FitOptions
 from .params import PredictionParams, converted, param, set_defaults
 
 Getter = Callable[[Any], Any]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
+from ..config.validators import ColumnNames
 from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
-from ..settings.kinds import ColumnNames
 from ..spark.python_worker import ask_worker
 from ..spark.session import described
 from ..spark.tasks import raise_task_error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..config.prediction import PredictionSettings
+from ..config.validators import check_choice
 from ..errors import InvalidInputError
-from ..settings.kinds import check_choice
-from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
 from ..training.class_columns import PLAIN, VECTOR, ClassColumn

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..config.prediction import PredictionSettings
 from ..data.manifest import Column
 from ..data.prepare.columns import Source, expression, sizes
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, brief
-from ..settings.prediction import PredictionSettings
 from ..training.spec import Binding
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..config.prediction import PredictionSettings
+from ..config.validators import check_choice
 from ..data.prepare.footers import parquet_files
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, RunCancelledError, RunFailedError
-from ..settings.kinds import check_choice
-from ..settings.prediction import PredictionSettings
 from ..spark.session import classic_context, is_case_sensitive
 from ..spark.tagged_job import TaggedJob
 from ..spark.tasks import raise_task_error

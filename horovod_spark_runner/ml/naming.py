@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..config.prediction import ClassCol, PredictionCol, PredictionSettings
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
-from ..settings.prediction import ClassCol, PredictionCol, PredictionSettings
 
 DEFAULT = "prediction"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..config.prediction import ClassCol, PredictionSettings
 from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
-from ..settings.prediction import ClassCol, PredictionSettings
 from ..training.class_columns import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..training.spec import OutputSpec
 from .inference import is_scalar

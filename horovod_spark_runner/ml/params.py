@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from ..errors import InvalidInputError, brief
-from ..settings.code import as_given, given_here, named
-from ..settings.kinds import ColumnNames
-from ..settings.prediction import (
+from ..config.fields import Settings, default_of, kind_of, text_of
+from ..config.importable import as_given, given_here, named
+from ..config.prediction import (
     ClassCol,
     HandleInvalid,
     OutputForm,
     PredictionCol,
     PredictionSettings,
 )
-from ..settings.table import Settings, default_of, kind_of, text_of
+from ..config.validators import ColumnNames
+from ..errors import InvalidInputError, brief
 
 P = TypeVar("P", bound="Params")
 # Settings in the texts of others, and those whose Params have another name: Spark ML's.

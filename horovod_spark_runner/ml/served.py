@@ -25,7 +25,7 @@ from .trained import TrainedModel, check_callable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ..settings.prediction import PredictionSettings
+    from ..config.prediction import PredictionSettings
 
 
 class ServedModel:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..frameworks import TORCH
-from ..settings.data import Transform
-from ..settings.kinds import ColumnNames, check_place
-from ..settings.prediction import (
+from ..config.data import Transform
+from ..config.prediction import (
     ClassCol,
     HandleInvalid,
     OutputForm,
     PredictionCol,
     PredictionSettings,
 )
+from ..config.validators import ColumnNames, check_place
+from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from ..training.torch.saved import PROGRAM, SCRIPT, GivenModule
 from .persistence import StageReader, UserCode, loading_with

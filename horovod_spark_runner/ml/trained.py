@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..config.data import Transform
+from ..config.validators import ColumnNames, check_count
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError, brief
 from ..frameworks import FRAMEWORKS, KERAS, transformer_of
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
-from ..settings.data import Transform
-from ..settings.kinds import ColumnNames, check_count
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource, bind_columns, check_model_fn, check_objects
 from ..training.trained_model import (

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.util import MLReadable, MLWritable
 
+from ..config.prediction import PredictionSettings
 from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
-from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from .persistence import StageWriter
 from .predictions import PredictionModel

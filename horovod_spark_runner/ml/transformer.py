@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..errors import InvalidInputError, brief
-from ..frameworks import KERAS
-from ..settings.data import Transform
-from ..settings.kinds import ColumnNames, check_place
-from ..settings.prediction import (
+from ..config.data import Transform
+from ..config.prediction import (
     ClassCol,
     HandleInvalid,
     OutputForm,
     PredictionCol,
     PredictionSettings,
 )
+from ..config.validators import ColumnNames, check_place
+from ..errors import InvalidInputError, brief
+from ..frameworks import KERAS
 from .persistence import KerasStageReader, UserCode, loading_with
 from .served import ServedModel
 from .trained import adopt_model

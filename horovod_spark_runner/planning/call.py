@@ -8,6 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.data import DataOptions
+from ..config.launch import LaunchOptions
+from ..config.sync import Allreduce
+from ..config.training import CheckpointOptions, FitOptions, RestartOptions
+from ..config.validators import ColumnNames, check_count, check_options
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
@@ -15,11 +20,6 @@ from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.request import CheckedRequest, TrainingRequest, check_request
 from ..rundir.directory import RunDirectory
-from ..settings.data import DataOptions
-from ..settings.kinds import ColumnNames, check_count, check_options
-from ..settings.launching import LaunchOptions
-from ..settings.sync import Allreduce
-from ..settings.training import CheckpointOptions, FitOptions, RestartOptions
 from ..spark.session import described
 from .links import Link
 from .measure import measure_training

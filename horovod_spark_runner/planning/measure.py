@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..config.fields import derive
+from ..config.launch import LaunchSettings
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
@@ -13,8 +15,6 @@ from ..launch.driver.launcher import chosen_launcher
 from ..launch.shared.topology import in_words
 from ..run.pipeline import import_ahead, training_spec
 from ..run.request import CheckedRequest
-from ..settings.launching import LaunchSettings
-from ..settings.table import derive
 from ..spark.session import described
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec

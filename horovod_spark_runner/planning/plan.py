@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..config.validators import check_count
 from ..errors import InvalidInputError, brief
-from ..settings.kinds import check_count
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
 from .advice import NetworkPlan, advise

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..config.launch import LaunchSettings
+from ..config.training import RestartOptions
 from ..errors import (
     HorovodSparkError,
     NotEnoughSlotsError,
@@ -29,8 +31,6 @@ from ..rundir.attempt import (
 )
 from ..rundir.checkpoint import newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
-from ..settings.launching import LaunchSettings
-from ..settings.training import RestartOptions
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec

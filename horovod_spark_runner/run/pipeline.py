@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session_of
@@ -30,7 +31,6 @@ from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.handed import HandOver, handing_over
-from ..settings.prediction import PredictionSettings
 from ..spark.followed_jobs import told_of
 from ..spark.session import described, master_of
 from ..storage.filesystem import Location

@@ -11,6 +11,20 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..config.data import DataOptions
+from ..config.fields import derive
+from ..config.launch import LaunchOptions, LaunchSettings
+from ..config.mlflow import MlflowOptions
+from ..config.prediction import PredictionCol, PredictionSettings, check_prediction_col
+from ..config.sync import Sync, check_servers, recorded_sync
+from ..config.training import (
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+    check_min_workers,
+)
+from ..config.validators import ColumnNames, check_choice, check_place
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, brief
@@ -19,20 +33,6 @@ from ..ml.naming import check_added, surely_added
 from ..rundir.checkpoint import CheckpointInfo, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
-from ..settings.data import DataOptions
-from ..settings.kinds import ColumnNames, check_choice, check_place
-from ..settings.launching import LaunchOptions, LaunchSettings
-from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
-from ..settings.sync import Sync, check_servers, recorded_sync
-from ..settings.table import derive
-from ..settings.tracking import MlflowOptions
-from ..settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    InitialWeights,
-    RestartOptions,
-    check_min_workers,
-)
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..config.data import WINDOW_BYTES, DataOptions
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
 from ..ml.trained_transformer import TrainedTransformer
-from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_request
 from .request import CheckedRequest, TrainingRequest, check_request

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 from zlib import crc32
 
+from ..config.mlflow import MlflowOptions
 from ..errors import (
     EnvironmentProblem,
     HorovodSparkError,
@@ -32,7 +33,6 @@ from ..errors import (
 )
 from ..launch.shared.messages import Progress
 from ..rundir.directory import RunDirectory
-from ..settings.tracking import MlflowOptions
 from ..storage.filesystem import Location
 from ..storage.urls import without_secrets
 from ..training.logs import beside, numbers

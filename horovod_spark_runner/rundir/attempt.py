@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..config.training import RestartOptions
 from ..errors import (
     CheckpointError,
     HorovodSparkError,
@@ -25,7 +26,6 @@ from ..errors import (
     UnreachableError,
 )
 from ..frameworks import FRAMEWORKS
-from ..settings.training import RestartOptions
 
 RUNNING = "running"  # what the record says until an attempt has ended
 # How attempts end.

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from ..config.training import CheckpointOptions
 from ..errors import RunDirectoryError
-from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays, load_arrays, write_arrays
 from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location

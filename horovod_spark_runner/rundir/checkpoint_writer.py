@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ..config.training import CheckpointOptions
 from ..errors import CheckpointError
-from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays
 from ..storage.patience import patiently
 from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint

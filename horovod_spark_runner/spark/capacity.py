@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..config.launch import LaunchSettings
 from ..errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from ..settings.launching import LaunchSettings
 from .session import classic_context, master_of
 from .stage_resources import TaskShape, java_profile, task_shape
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..config.launch import LaunchOptions
 from ..errors import EnvironmentProblem
-from ..settings.launching import LaunchOptions
 from .session import runs_on_this_machine
 
 if TYPE_CHECKING:

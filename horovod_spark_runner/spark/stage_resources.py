@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..config.launch import LaunchSettings
 from ..errors import EnvironmentProblem, InvalidInputError
-from ..settings.launching import LaunchSettings
 from .session import classic_context, master_of
 
 if TYPE_CHECKING:

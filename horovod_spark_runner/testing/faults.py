@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from ..config.validators import check_choice, check_count, check_number
 from ..errors import InvalidInputError
-from ..settings.kinds import check_choice, check_count, check_number
 from ..storage.trouble import WRITES
 from .one_rank import runs_here
 

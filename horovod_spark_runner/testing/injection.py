@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ..config.validators import check_choice
 from ..errors import InvalidInputError
 from ..frameworks import KERAS, TORCH
-from ..settings.kinds import check_choice
 from ..training.engine import engine_named
 from .faults import Fault, Faults
 

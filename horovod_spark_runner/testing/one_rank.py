@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..config.launch import LaunchSettings
 from ..errors import InvalidInputError
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import using_launcher
@@ -23,7 +24,6 @@ from ..launch.shared.topology import RankPlacement
 from ..launch.worker import reporting
 from ..launch.worker.main import describe_failure
 from ..serialize import dump_call, dumps
-from ..settings.launching import LaunchSettings
 from ..spark.capacity import Allotment
 from ..storage.trouble import WRITES
 from ..typed_json import parse

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..config.sync import WAYS, AsyncServer
+from ..config.training import FitOptions
 from ..errors import RunDirectoryError
 from ..frameworks import model_of
 from ..rundir.checkpoint import CheckpointInfo
-from ..settings.sync import WAYS, AsyncServer
-from ..settings.training import FitOptions
 
 # What a checkpoint keeps of batches that ranks take as they come; see `TakenShares`.
 TAKEN = "taken"

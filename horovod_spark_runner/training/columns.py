@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from ..config.validators import ColumnNames
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
-from ..settings.kinds import ColumnNames
 from .spec import FEATURES, Binding, ModelNames
 
 # What Spark ML calls the labels.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from ..config.training import FitOptions
 from ..data.manifest import Manifest
 from ..data.read.reader import Batch, DatasetReader
 from ..data.read.sharding import EpochPlan, batch_rows, plan_epoch
-from ..settings.training import FitOptions
 
 
 @dataclass(frozen=True)

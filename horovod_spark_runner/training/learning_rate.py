@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..settings.training import FitOptions
+from ..config.training import FitOptions
 
 if TYPE_CHECKING:
     from mpi4py import MPI

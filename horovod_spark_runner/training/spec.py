@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config.data import Transform
+from ..config.importable import misfit
+from ..config.sync import Sync
+from ..config.training import CheckpointOptions, FitOptions
+from ..config.validators import ColumnNames, check_columns
 from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..rundir.checkpoint import LogValue
 from ..rundir.handed import Carried
-from ..settings.code import misfit
-from ..settings.data import Transform
-from ..settings.kinds import ColumnNames, check_columns
-from ..settings.sync import Sync
-from ..settings.training import CheckpointOptions, FitOptions
 from ..storage.arrays import Arrays
 from .training_steps import TrainingSteps, steps_known
 

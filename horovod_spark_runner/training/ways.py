@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
+from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from .sync.allreduce import AllreduceSynchroniser
 from .sync.asynchronous import AsyncSynchroniser
 from .sync.compressed import CompressedSynchroniser

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.pipeline import import_ahead, prepare_data
 from ..run.request import CheckedRequest, Resume, check_request
-from ..settings.kinds import check_choice, check_count, check_flag
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .result import TuneResult

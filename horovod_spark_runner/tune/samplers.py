@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import optuna
 
+from ..config.validators import check_choice
 from ..errors import EnvironmentProblem, InvalidInputError
-from ..settings.kinds import check_choice
 from .space import Dimension, Space
 
 SamplerName = Literal["tpe", "random", "grid"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config.validators import whole_number
 from ..errors import HorovodSparkError, InvalidInputError
-from ..settings.kinds import whole_number
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 
 from ..api import run_training
+from ..config.compression import as_json
+from ..config.data import DataOptions
+from ..config.fields import Settings, kind_of
+from ..config.launch import LaunchOptions, LaunchSettings, MpiOptions
+from ..config.sync import WAYS, Allreduce, check_sync
+from ..config.training import CheckpointOptions, FitOptions, RestartOptions
+from ..config.validators import Kind, check_options
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError
 from ..run.request import TrainingRequest
-from ..settings.compression import as_json
-from ..settings.data import DataOptions
-from ..settings.kinds import Kind, check_options
-from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
-from ..settings.sync import WAYS, Allreduce, check_sync
-from ..settings.table import Settings, kind_of
-from ..settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    RestartOptions,
-)
 from ..storage.filesystem import Location
 from ..training.spec import FEATURES
 from .space import Space

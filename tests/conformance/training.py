@@ -18,6 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import (
     TrainedModel,
@@ -26,8 +28,6 @@ from horovod_spark_runner.ml.trained import (
     read_trained_model,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.sync import Allreduce
-from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.keras.archive import CONFIG_FILE
 from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE

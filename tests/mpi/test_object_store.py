@@ -17,6 +17,7 @@ from horovod_spark_runner import (
     RunDirectoryError,
     TFTransformer,
 )
+from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import handed
 from horovod_spark_runner.rundir.checkpoint import (
@@ -28,7 +29,6 @@ from horovod_spark_runner.rundir.checkpoint import (
     save_checkpoint,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import pytest
 
+from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
-from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.training.changes import (
     check_same_data,
     describe_rest,

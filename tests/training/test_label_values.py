@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.training.keras.batches import BatchBinding
 from horovod_spark_runner.training.keras.label_values import LabelCheck
 from horovod_spark_runner.training.keras.outputs import call_outputs

@@ -244,8 +244,8 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
+    from horovod_spark_runner.config.training import InitialWeights
     from horovod_spark_runner.frameworks import KERAS
-    from horovod_spark_runner.settings.training import InitialWeights
     from horovod_spark_runner.training.keras.engine import ENGINE
     from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
@@ -422,7 +422,7 @@ def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
 def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
+    from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
     from horovod_spark_runner.training import keeper
     from horovod_spark_runner.training.progress import Progress
 

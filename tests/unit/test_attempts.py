@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, RestartOptions
 from horovod_spark_runner.errors import (
     CheckpointError,
     NotEnoughSlotsError,
@@ -27,13 +30,6 @@ from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint, find_chec
 from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.launching import LaunchSettings
-from horovod_spark_runner.settings.sync import Allreduce
-from horovod_spark_runner.settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    RestartOptions,
-)
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds
 from horovod_spark_runner.training.spec import (

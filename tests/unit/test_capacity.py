@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.spark import capacity as capacity_module
 from horovod_spark_runner.spark.capacity import (
     REGISTRATION_SECONDS,

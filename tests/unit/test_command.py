@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
 from horovod_spark_runner.launch.shared.command import (
     SHIM,
     clean_environment,
@@ -14,7 +15,6 @@ from horovod_spark_runner.launch.shared.command import (
     worker_environment,
 )
 from horovod_spark_runner.launch.shared.topology import Node, SlotInfo, arrange
-from horovod_spark_runner.settings.launching import LaunchSettings, MpiOptions
 
 
 def nodes_of(*nodes: str) -> tuple[Node, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
 from horovod_spark_runner.launch.driver import launch as driver
 from horovod_spark_runner.launch.driver import peer
@@ -59,7 +60,6 @@ from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, Re
 from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
 from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
 from horovod_spark_runner.launch.slot.workspace import Workspace
-from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.typed_json import MessageError, to_json
 from tests.connections import cut
 

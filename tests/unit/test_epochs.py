@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.materialize import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
-from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.epochs import Epochs, Step
 

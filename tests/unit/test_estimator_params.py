@@ -24,19 +24,19 @@ from horovod_spark_runner import (
     MpiOptions,
     run_training,
 )
-from horovod_spark_runner.ml.estimator_files import savable
-from horovod_spark_runner.ml.params import camel_case, said_of_param
-from horovod_spark_runner.settings.code import (
+from horovod_spark_runner.config.estimator import EstimatorSettings, options
+from horovod_spark_runner.config.fields import Settings, default_of, text_of
+from horovod_spark_runner.config.importable import (
     CodeName,
     by_import_name,
     from_storage,
     import_name,
 )
-from horovod_spark_runner.settings.estimator import EstimatorSettings, options
-from horovod_spark_runner.settings.launching import LaunchSettings
-from horovod_spark_runner.settings.prediction import PredictionSettings
-from horovod_spark_runner.settings.table import Settings, default_of, text_of
-from horovod_spark_runner.settings.training import FitOptions
+from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.config.prediction import PredictionSettings
+from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.ml.estimator_files import savable
+from horovod_spark_runner.ml.params import camel_case, said_of_param
 
 # Of launching, what `run_training` takes one by one too.
 LAUNCHING = ("num_workers", "gpus_per_worker", "stream_logs")

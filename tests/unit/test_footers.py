@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.data.prepare.datasets import like
 from horovod_spark_runner.data.prepare.footers import parquet_files, read_footers
@@ -18,7 +19,6 @@ from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.ml.files import FilesRequest, plan_files
-from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.storage.filesystem import Location
 
 REQUEST = DataRequest(Roles(("x",), ("y",), "w"))

@@ -20,14 +20,14 @@ from horovod_spark_runner.commands.parameters import (
     described_arguments,
     page,
 )
+from horovod_spark_runner.config.data import DataOptions
+from horovod_spark_runner.config.estimator import EstimatorSettings
+from horovod_spark_runner.config.fields import Settings, default_of, kind_of, text_of
+from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
+from horovod_spark_runner.config.prediction import PredictionSettings
+from horovod_spark_runner.config.sync import WAYS
+from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.ml.params import PredictionParams, camel_case, said_of_param
-from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.estimator import EstimatorSettings
-from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
-from horovod_spark_runner.settings.prediction import PredictionSettings
-from horovod_spark_runner.settings.sync import WAYS
-from horovod_spark_runner.settings.table import Settings, default_of, kind_of, text_of
-from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.training.ways import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from horovod_spark_runner import Link, RunFailedError
+from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.planning import sample
 from horovod_spark_runner.planning.advice import advise
@@ -24,7 +25,6 @@ from horovod_spark_runner.planning.measurement import (
 )
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
 from horovod_spark_runner.planning.sample import extrapolate_writing
-from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.storage.filesystem import Location
 from tests.unit.test_plan import FAST, workload
 

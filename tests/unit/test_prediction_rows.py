@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.ml import inference
@@ -21,7 +22,6 @@ from horovod_spark_runner.ml.naming import added_columns, check_added
 from horovod_spark_runner.ml.outputs import check_classes
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
 from horovod_spark_runner.ml.targets import choose_targets
-from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import Targets
 

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import api, run_training
+from horovod_spark_runner.config.data import DataOptions
+from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
+from horovod_spark_runner.config.mlflow import MlflowOptions
+from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.training import (
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+)
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run import default_place
 from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint
 from horovod_spark_runner.run.request import CheckedRequest, TrainingRequest, as_locked
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
-from horovod_spark_runner.settings.sync import Allreduce
-from horovod_spark_runner.settings.tracking import MlflowOptions
-from horovod_spark_runner.settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    InitialWeights,
-    RestartOptions,
-)
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.keras.source import check_given_callbacks
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from horovod_spark_runner.config.training import RestartOptions, check_min_workers
 from horovod_spark_runner.errors import (
     CheckpointError,
     EnvironmentProblem,
@@ -34,7 +35,6 @@ from horovod_spark_runner.rundir.attempt import (
     describe_attempts,
     steps_lost,
 )
-from horovod_spark_runner.settings.training import RestartOptions, check_min_workers
 from horovod_spark_runner.storage.patience import HungError
 
 

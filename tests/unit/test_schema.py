@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
@@ -34,7 +35,6 @@ from horovod_spark_runner.data.prepare.schema import (
     quoted,
 )
 from horovod_spark_runner.errors import DataError, InvalidInputError
-from horovod_spark_runner.settings.data import DataOptions
 
 
 @pytest.mark.parametrize(

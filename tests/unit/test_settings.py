@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import HorovodEstimator, HorovodRunner, run_training, runner
-from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.estimator import sync_of
-from horovod_spark_runner.settings.kinds import check_options
-from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings, MpiOptions
-from horovod_spark_runner.settings.sync import (
+from horovod_spark_runner.config.data import DataOptions
+from horovod_spark_runner.config.estimator import sync_of
+from horovod_spark_runner.config.fields import derive
+from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings, MpiOptions
+from horovod_spark_runner.config.sync import (
     Allreduce,
     AsyncServer,
     DiLoCo,
@@ -28,12 +27,9 @@ from horovod_spark_runner.settings.sync import (
     check_sync,
     recorded_sync,
 )
-from horovod_spark_runner.settings.table import derive
-from horovod_spark_runner.settings.training import (
-    CheckpointOptions,
-    FitOptions,
-    RestartOptions,
-)
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, RestartOptions
+from horovod_spark_runner.config.validators import check_options
+from horovod_spark_runner.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(

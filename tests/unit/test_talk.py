@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.launch.driver import talk
 from horovod_spark_runner.launch.driver.console import Console
 from horovod_spark_runner.launch.driver.control_server import ControlServer
@@ -31,7 +32,6 @@ from horovod_spark_runner.launch.shared.messages import (
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
-from horovod_spark_runner.settings.launching import LaunchSettings
 
 KEY = b"k" * 32
 

@@ -25,7 +25,7 @@ from horovod_spark_runner import (
     TopK,
 )
 from horovod_spark_runner.commands import tune as command
-from horovod_spark_runner.settings.sync import LocalSGD
+from horovod_spark_runner.config.sync import LocalSGD
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import choice, integer, loguniform, tune, uniform
 from horovod_spark_runner.tune.directory import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.launch.driver.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
@@ -26,7 +27,6 @@ from horovod_spark_runner.launch.shared.messages import (
     Told,
 )
 from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, Failure, is_telling
-from horovod_spark_runner.settings.launching import LaunchSettings
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
@@ -28,7 +29,6 @@ from horovod_spark_runner.rundir.checkpoint import (
 )
 from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.training import CheckpointOptions
 
 
 def info(step: int) -> CheckpointInfo:
@@ -113,7 +113,7 @@ import json, logging, subprocess, sys, numpy as np
 from collections.abc import Callable, Iterator
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
-from horovod_spark_runner.settings.training import CheckpointOptions
+from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter

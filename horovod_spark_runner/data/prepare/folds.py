@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...config.data import DataOptions
 from ...errors import DataError
-from ...settings.data import DataOptions
 from ...storage.filesystem import Location
 from ..manifest import Manifest, RowGroup
 from .datasets import Prepared, frame_of, like, stored

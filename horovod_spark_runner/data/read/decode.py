@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ...config.data import Transform
 from ...errors import DataError
-from ...settings.data import Transform
 from ..manifest import Column
 from .arrow_to_numpy import empty_rows
 from .images import decode_image

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ...config.data import Transform
 from ...errors import DataError
-from ...settings.data import Transform
 from ...storage.arrays import Arrays
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
+from ...config.launch import LaunchSettings
 from ...machine import environment_at_start
-from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment
 from ...spark.session import described, inheriting_thread
 from ...spark.tasks import collect_from_tasks

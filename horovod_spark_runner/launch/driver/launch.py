@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import errors
+from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
 from ...frameworks import FRAMEWORKS
 from ...serialize import dump_call
-from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment, check_slots
 from ...spark.encryption import check_encryption
 from ...spark.memory import check_memory_limit

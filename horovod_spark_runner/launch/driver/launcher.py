@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...settings.launching import LaunchSettings
+from ...config.launch import LaunchSettings
 from ...spark.capacity import Allotment, check_slots
 from ...spark.session import active_session
 from .head_start import import_meanwhile

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Collection
 from enum import Enum
 
+from ...config.launch import LaunchOptions
 from ...errors import NotEnoughSlotsError
-from ...settings.launching import LaunchOptions
 from ..shared.messages import (
     Alive,
     Back,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...settings.launching import LaunchSettings, MpiOptions
+from ...config.launch import LaunchSettings, MpiOptions
 from .affinity import CPUS
 from .topology import Node
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...settings.launching import LaunchSettings
+from ...config.launch import LaunchSettings
 
 # Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
 # they may not exceed spark.driver.maxResultSize (1 GiB unless set).

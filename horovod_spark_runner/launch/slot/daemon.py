@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ...config.launch import MpiOptions
 from ...machine import environment_at_start, is_stopped
-from ...settings.launching import MpiOptions
 from ..shared.command import daemon_environment, mpirun_command
 from ..shared.network import Interface, daemon_network
 from ..shared.outcome import LOG_TAIL_LINES

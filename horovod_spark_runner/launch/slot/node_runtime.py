@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from ...settings.launching import MpiOptions
+from ...config.launch import MpiOptions
 from ..shared.messages import StartDaemon
 from ..shared.network import Interface, mpi_network
 from ..shared.topology import Part

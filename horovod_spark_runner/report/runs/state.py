@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from ...config.training import CheckpointOptions
 from ...errors import InvalidInputError, RunDirectoryError
 from ...rundir.attempt import FINISHED, RUNNING, Attempt
 from ...rundir.checkpoint import (
@@ -18,7 +19,6 @@ from ...rundir.checkpoint import (
     verify_checkpoint,
 )
 from ...rundir.directory import RunDirectory
-from ...settings.training import CheckpointOptions
 from ...storage.archives import parsing
 from ...storage.lease import read_lease, seems_held
 from ...training.trained_model import read_model

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 from mpi4py import MPI
 
+from ...config.sync import Allreduce, DiLoCo, Sync
 from ...errors import ModelError
-from ...settings.sync import Allreduce, DiLoCo, Sync
 from ..spec import TrainingSpec
 from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding

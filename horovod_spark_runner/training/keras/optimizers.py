@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
+from ...config.compression import Compression, Moving, Residual
 from ...errors import ModelError
-from ...settings.compression import Compression, Moving, Residual
 from ..sync.threshold import notice_late_momentum
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ...config.sync import AsyncServer
 from ...errors import ModelError
-from ...settings.sync import AsyncServer
 from .board import Board, Memory, Seen
 from .synchroniser import (
     Alike,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...config.compression import Compression, PowerSGD, Threshold, TopK
 from ...errors import ModelError, RunDirectoryError
-from ...settings.compression import Compression, PowerSGD, Threshold, TopK
 from .allreduce import AllreduceSynchroniser
 from .codec import Codec, Place, Shape, names_of, parts_like
 from .half import HalfCodec

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...settings.compression import PowerSGD
+from ...config.compression import PowerSGD
 from .codec import RESIDUAL, Place, Shape, parts_like, whole
 from .wire import Wire
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...config.sync import DiLoCo, LocalSGD
 from ...errors import ModelError
-from ...settings.sync import DiLoCo, LocalSGD
 from .synchroniser import (
     Alike,
     Collectives,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...settings.compression import TopK
+from ...config.compression import TopK
 from .codec import RESIDUAL, VELOCITY, Place, keeping, moving, numbers_of
 from .wire import Wire
 

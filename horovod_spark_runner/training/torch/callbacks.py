@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...config.validators import check_choice, check_count, check_number
 from ...errors import InvalidInputError, brief
-from ...settings.kinds import check_choice, check_count, check_number
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...config.compression import Compression, Moving
+from ...config.sync import Allreduce, Sync
 from ...errors import ModelError, brief
-from ...settings.compression import Compression, Moving
-from ...settings.sync import Allreduce, Sync
 from ..sync.threshold import notice_late_momentum
 from .torch_model import TorchModel
 from .variables import parameters_of

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from ...config.validators import check_choice
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
-from ...settings.kinds import check_choice
 from .lightning.recognise import is_lightning
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from mpi4py import MPI
 from torch import nn
 from torch.optim import Optimizer
 
+from ...config.sync import Allreduce
 from ...data.read.reader import Batch
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.directory import RunDirectory
-from ...settings.sync import Allreduce
 from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
+from horovod_spark_runner.config.data import DataOptions
+from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.sync import Allreduce
-from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import InvalidInputError, brief
 from .keywords import check_keywords
-from .kinds import Kind
+from .validators import Kind
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")

@@ -11,7 +11,8 @@ from numbers import Integral, Real
 from typing import Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .kinds import (
+from .fields import Settings, from_table, required, setting
+from .validators import (
     FLAG,
     SECONDS,
     Kind,
@@ -22,7 +23,6 @@ from .kinds import (
     number_above_zero,
     optional,
 )
-from .table import Settings, from_table, required, setting
 
 BestMode = Literal["min", "max"]
 LrScaling = Literal["none", "linear", "sqrt"]

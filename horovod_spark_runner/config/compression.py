@@ -8,8 +8,8 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .kinds import Kind, count, number, number_above_zero, optional
-from .table import Settings, from_table, made_of, required, setting
+from .fields import Settings, from_table, made_of, required, setting
+from .validators import Kind, count, number, number_above_zero, optional
 
 # What makes each number shorter, and forgets what is left of it.
 Narrow = Literal["none", "fp16", "bf16"]

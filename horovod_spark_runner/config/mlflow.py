@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .kinds import FLAG, TEXT, TEXT_MAP, optional
-from .table import Settings, from_table, setting
+from .fields import Settings, from_table, setting
+from .validators import FLAG, TEXT, TEXT_MAP, optional
 
 
 @from_table

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .kinds import COLUMNS, TEXT, ColumnNames, Kind, choice, count, optional
-from .table import Settings, from_table, setting
+from .fields import Settings, from_table, setting
+from .validators import COLUMNS, TEXT, ColumnNames, Kind, choice, count, optional
 
 # One name, a prefix, or names by output or in their order; None for the default.
 PredictionCol = str | Mapping[str, str] | Sequence[str] | None

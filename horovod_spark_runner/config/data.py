@@ -11,9 +11,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..errors import DataError, InvalidInputError, brief
-from .code import misfit
-from .kinds import FLAG, PLACE, TEXT, Kind, choice, count, optional, whole_number
-from .table import Settings, from_table, setting
+from .fields import Settings, from_table, setting
+from .importable import misfit
+from .validators import (
+    FLAG,
+    PLACE,
+    TEXT,
+    Kind,
+    choice,
+    count,
+    optional,
+    whole_number,
+)
 
 Materializer = Literal["petastorm", "spark"]
 # Memory of the shuffle window, by default.

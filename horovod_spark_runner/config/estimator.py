@@ -10,15 +10,30 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .code import GivenHere, by_import_name, is_import_name
 from .compression import WAY
 from .data import DataOptions
-from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
-from .launching import LaunchOptions, MpiOptions
-from .sync import WAYS, Allreduce, Sync, check_sync, class_of_way, plain_settings, way_of
-from .table import Settings, check_known, default_of, from_table, made_of, setting
-from .tracking import MlflowOptions
+from .fields import (
+    Settings,
+    check_known,
+    default_of,
+    from_table,
+    made_of,
+    setting,
+)
+from .importable import GivenHere, by_import_name, is_import_name
+from .launch import LaunchOptions, MpiOptions
+from .mlflow import MlflowOptions
+from .sync import (
+    WAYS,
+    Allreduce,
+    Sync,
+    check_sync,
+    class_of_way,
+    plain_settings,
+    way_of,
+)
 from .training import CheckpointOptions, RestartOptions
+from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 
 BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
 

@@ -9,7 +9,8 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError
-from .kinds import (
+from .fields import Settings, from_table, setting
+from .validators import (
     FLAG,
     PLACE,
     SECONDS,
@@ -24,7 +25,6 @@ from .kinds import (
     options_of,
     whole_number,
 )
-from .table import Settings, from_table, setting
 
 AllreduceAlgorithm = Literal["auto", "ring", "segmented_ring", "recursive_doubling"]
 # Slots show themselves every 5 seconds; less than three times that ends healthy runs.

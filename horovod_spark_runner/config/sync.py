@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import InvalidInputError, brief
 from .compression import COMPRESSION, MOMENTUM, WAY, Compression, as_json
-from .kinds import FLAG, count, number_above_zero, optional
-from .table import Settings, from_table, required, setting
+from .fields import Settings, from_table, required, setting
+from .validators import FLAG, count, number_above_zero, optional
 
 
 @from_table
