@@ -35,8 +35,8 @@ from .config.sync import WAYS
 from .config.training import CheckpointOptions, FitOptions, RestartOptions
 from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
-from .data.prepare.schema import quote_all
 from .errors import InvalidInputError, brief
+from .formatting import quote_all
 from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
 from .ml.naming import check_added, surely_added

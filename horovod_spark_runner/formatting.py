@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import datetime, timezone
 
 
@@ -86,3 +87,8 @@ def shortened(text: str, length: int) -> str:
         return text
     head = (length - 1) * 2 // 3
     return text[:head] + "…" + text[len(text) - (length - 1 - head) :]
+
+
+def quote_all(names: Iterable[str]) -> str:
+    """Return names in quotes, for messages."""
+    return ", ".join(repr(name) for name in names)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import InvalidInputError, brief
+from ..formatting import quote_all
 from .fields import Settings, from_table, setting
 from .validators import COLUMNS, TEXT, ColumnNames, Kind, choice, count, optional
 
@@ -122,3 +123,37 @@ class PredictionSettings(Settings):
                 'them, and None for the other; featureCols=[["a", "b"]] joins columns into one '
                 "input"
             )
+
+
+# Name of the column of a single output.
+DEFAULT = "prediction"
+
+
+def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
+    """Return the name of each output's column.
+
+    Args:
+        outputs: names of the outputs.
+        given: the columns asked for.
+
+    Raises:
+        InvalidInputError: it does not fit the outputs.
+    """
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in outputs]
+        if unknown:
+            raise InvalidInputError(
+                f"prediction_col names the output {quote_all(unknown)}; the model's outputs are "
+                + quote_all(outputs)
+            )
+        return [given.get(name, name) for name in outputs]
+    if isinstance(given, str):
+        return [given] if len(outputs) == 1 else [f"{given}_{name}" for name in outputs]
+    if given is None:
+        return [DEFAULT] if len(outputs) == 1 else list(outputs)
+    if len(given) != len(outputs):
+        raise InvalidInputError(
+            f"prediction_col gives {len(given)} columns, but the model's outputs are "
+            + quote_all(outputs)
+        )
+    return list(given)

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from ..config.data import Transform
 from ..data.manifest import Column
-from ..data.prepare.schema import quote_all
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, HorovodSparkError, InvalidInputError
+from ..formatting import quote_all
 from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config.prediction import PredictionSettings
+from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice
 from ..errors import InvalidInputError
 from ..storage.filesystem import Location
@@ -13,7 +13,6 @@ from ..training.class_columns import PLAIN, VECTOR, ClassColumn
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from .features import feature_names
 from .files import MODES
-from .naming import added_columns
 from .outputs import added_by
 from .served import ServedModel
 

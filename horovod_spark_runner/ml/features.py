@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Column
 from ..data.prepare.columns import Source, expression, sizes
-from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, brief
+from ..formatting import quote_all
 from ..training.spec import Binding
 
 if TYPE_CHECKING:

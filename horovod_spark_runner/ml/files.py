@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config.prediction import PredictionSettings
+from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice
 from ..data.prepare.footers import parquet_files
-from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, RunCancelledError, RunFailedError
+from ..formatting import quote_all
 from ..spark.session import classic_context, is_case_sensitive
 from ..spark.tagged_job import TaggedJob
 from ..spark.tasks import raise_task_error
@@ -42,7 +42,7 @@ from .file_task import (
     stored_leaves,
 )
 from .inference import Predictor, spark_type
-from .naming import added_columns, check_added
+from .naming import check_added
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,41 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..config.prediction import ClassCol, PredictionCol, PredictionSettings
-from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError
-
-DEFAULT = "prediction"
-
-
-def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
-    """Return the name of each output's column.
-
-    Args:
-        outputs: names of the outputs.
-        given: the columns asked for.
-
-    Raises:
-        InvalidInputError: it does not fit the outputs.
-    """
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in outputs]
-        if unknown:
-            raise InvalidInputError(
-                f"prediction_col names the output {quote_all(unknown)}; the model's outputs are "
-                + quote_all(outputs)
-            )
-        return [given.get(name, name) for name in outputs]
-    if isinstance(given, str):
-        return [given] if len(outputs) == 1 else [f"{given}_{name}" for name in outputs]
-    if given is None:
-        return [DEFAULT] if len(outputs) == 1 else list(outputs)
-    if len(given) != len(outputs):
-        raise InvalidInputError(
-            f"prediction_col gives {len(given)} columns, but the model's outputs are "
-            + quote_all(outputs)
-        )
-    return list(given)
+from ..config.prediction import DEFAULT, ClassCol, PredictionSettings
+from ..errors import DataError
+from ..formatting import quote_all
 
 
 def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]:

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..config.prediction import ClassCol, PredictionSettings
-from ..data.prepare.schema import quote_all
+from ..config.prediction import DEFAULT, ClassCol, PredictionSettings, added_columns
 from ..errors import InvalidInputError
+from ..formatting import quote_all
 from ..training.class_columns import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..training.spec import OutputSpec
 from .inference import is_scalar
-from .naming import DEFAULT, added_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ..config.validators import ColumnNames
 from ..data.manifest import Column
 from ..data.prepare.columns import Source, sources_of, sources_of_features
-from ..data.prepare.schema import Roles, quote_all
+from ..data.prepare.schema import Roles
 from ..errors import DataError, InvalidInputError, brief
+from ..formatting import quote_all
 from ..training.columns import LABEL
 from ..training.spec import Binding, OutputSpec, bind_columns
 from ..training.trained_model import Targets

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..config.data import Transform
 from ..config.validators import ColumnNames, check_count
-from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError, brief
+from ..formatting import quote_all
 from ..frameworks import FRAMEWORKS, KERAS, transformer_of
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable

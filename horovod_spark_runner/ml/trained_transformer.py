@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 from pyspark.ml.util import MLReadable, MLWritable
 
 from ..config.prediction import PredictionSettings
-from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
+from ..formatting import quote_all
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .persistence import StageWriter

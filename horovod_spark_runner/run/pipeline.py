@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config.prediction import PredictionSettings
+from ..config.prediction import PredictionSettings, added_columns
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session_of
@@ -23,7 +23,6 @@ from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
-from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ..config.validators import ColumnNames
-from ..data.prepare.schema import quote_all
 from ..errors import DataError
+from ..formatting import quote_all
 from .spec import FEATURES, Binding, ModelNames
 
 # What Spark ML calls the labels.

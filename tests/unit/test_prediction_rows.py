@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_spark_runner.config.prediction import PredictionSettings
+from horovod_spark_runner.config.prediction import PredictionSettings, added_columns
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.ml import inference
 from horovod_spark_runner.ml.arrow_features import feature_array
 from horovod_spark_runner.ml.evaluating import Evaluation
 from horovod_spark_runner.ml.inference import array_of, joined
-from horovod_spark_runner.ml.naming import added_columns, check_added
+from horovod_spark_runner.ml.naming import check_added
 from horovod_spark_runner.ml.outputs import check_classes
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
 from horovod_spark_runner.ml.targets import choose_targets

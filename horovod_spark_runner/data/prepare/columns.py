@@ -11,17 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...errors import DataError
+from ...formatting import quote_all
 from ...spark.session import is_case_sensitive
 from ..manifest import TEXT
-from .schema import (
-    Roles,
-    check_named,
-    check_roles,
-    check_unambiguous,
-    field_hint,
-    quote_all,
-    quoted,
-)
+from .schema import Roles, check_named, check_roles, check_unambiguous, field_hint, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

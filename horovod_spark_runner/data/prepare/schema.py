@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import DataError
+from ...formatting import quote_all
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,3 @@ def check_shapes(
             )
         result[name] = shape
     return result
-
-
-def quote_all(names: Sequence[str]) -> str:
-    """Return names in quotes, for messages."""
-    return ", ".join(repr(name) for name in names)
