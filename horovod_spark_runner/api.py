@@ -11,18 +11,18 @@ from .config.data import DataOptions
 from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
 from .config.mlflow import MlflowOptions
-from .config.sync import WAYS, Sync, check_sync
+from .config.sync import WAYS, Sync
 from .config.training import (
     CheckpointOptions,
-    FitOptions,
     InitialWeights,
     LrScaling,
     RestartOptions,
 )
-from .config.validators import ColumnNames, check_options
+from .config.training_config import Resume, TrainingConfig
+from .config.validators import ColumnNames
 from .ml.trained_transformer import TrainedTransformer
-from .run.pipeline import train_request
-from .run.request import Resume, TrainingRequest, check_request
+from .run.pipeline import train_run
+from .run.resolve import resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -179,38 +179,5 @@ def run_training(
         RunCancelledError: the Spark job was cancelled.
         LaunchError: the ranks could not be started, or Spark lost them.
     """
-    request = TrainingRequest(
-        frame=df,
-        model=model_fn,
-        feature_cols=feature_cols,
-        label_cols=label_cols,
-        num_workers=num_workers,
-        gpus_per_worker=gpus_per_worker,
-        stream_logs=stream_logs,
-        sample_weight_col=sample_weight_col,
-        validation=validation,
-        custom_objects=custom_objects,
-        callbacks=() if callbacks is None else callbacks,
-        run_dir=run_dir,
-        resume=resume,
-        initial_weights=initial_weights,
-        prediction_col=prediction_col,
-        fit=FitOptions(
-            batch_size=batch_size,
-            epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            validation_freq=validation_freq,
-            class_weight=class_weight,
-            seed=seed,
-            shuffle=shuffle,
-            lr_scaling=lr_scaling,
-            warmup_epochs=warmup_epochs,
-        ),
-        data=check_options("data", data, DataOptions),
-        checkpoints=check_options("checkpoints", checkpoints, CheckpointOptions),
-        restarts=check_options("restarts", restarts, RestartOptions),
-        launch=check_options("launch", launch, LaunchOptions),
-        sync=check_sync("sync", sync),
-        mlflow=None if mlflow is None else check_options("mlflow", mlflow, MlflowOptions),
-    )
-    return train_request(check_request(request))
+    arguments = dict(locals())
+    return train_run(resolve(arguments.pop("df"), TrainingConfig.from_arguments(arguments)))

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
-from .config.data import DataOptions
 from .config.estimator import options, sync_of
-from .config.fields import Settings
 from .config.importable import (
     by_import_name,
     check_given,
@@ -28,11 +26,10 @@ from .config.importable import (
     misfit,
 )
 from .config.keywords import advice_on, meant_by
-from .config.launch import LaunchOptions
-from .config.mlflow import MlflowOptions
 from .config.prediction import PredictionSettings
 from .config.sync import WAYS
-from .config.training import CheckpointOptions, FitOptions, RestartOptions
+from .config.training import FitOptions
+from .config.training_config import OPTIONS, TrainingConfig
 from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .errors import InvalidInputError, brief
@@ -43,8 +40,8 @@ from .ml.naming import check_added, surely_added
 from .ml.outputs import check_classes
 from .ml.params import camel_case, check_own_params, prediction_settings
 from .ml.trained_transformer import TrainedTransformer
-from .run.pipeline import train_request
-from .run.request import TrainingRequest, check_request
+from .run.pipeline import train_run
+from .run.resolve import resolve
 from .run.several import SharedFit, train_several
 from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
@@ -60,14 +57,6 @@ logger = logging.getLogger(__name__)
 
 # What Params are called that `run_training` takes under another name.
 _MEANT = {"sample_weight_col": "weightCol", "validation": "validationFraction"}
-# Params that hold options, whose settings are no Params themselves.
-_OPTIONS: dict[str, type[Settings]] = {
-    "data": DataOptions,
-    "checkpoints": CheckpointOptions,
-    "restarts": RestartOptions,
-    "launch": LaunchOptions,
-    "mlflow": MlflowOptions,
-}
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -166,16 +155,16 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         _tell_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
-        requests = [
-            stage._request(dataset, place.join(f"fit-{number:02}"))
+        configs = [
+            stage._config(dataset, place.join(f"fit-{number:02}"))
             for number, stage in enumerate(stages)
         ]
-        resumed = [request.run_dir for request in requests if request.resume == "required"]
+        resumed = [config.run_dir for config in configs if config.resume == "required"]
         if len(set(resumed)) < len(resumed):
             raise InvalidInputError(
                 "resumeFrom names one run directory for several maps; each fit needs its own"
             )
-        return _Fits(stages, train_several(requests, place.join("data")))
+        return _Fits(stages, train_several(dataset, configs, place.join("data")))
 
     def write(self) -> EstimatorWriter:
         """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
@@ -199,11 +188,11 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return EstimatorReader(cls)
 
     def _fit(self, dataset: DataFrame) -> TrainedTransformer:
-        request = self._request(dataset)
-        return _model(self, lambda: train_request(check_request(request)))
+        config = self._config(dataset)
+        return _model(self, lambda: train_run(resolve(dataset, config)))
 
-    def _request(self, dataset: DataFrame, place: Location | None = None) -> TrainingRequest:
-        """Return what is asked for, to be trained in ``place``, a new one by default."""
+    def _config(self, dataset: DataFrame, place: Location | None = None) -> TrainingConfig:
+        """Return the configuration of a training in ``place``, by default a new folder."""
         settings = prediction_settings(self)
         value = self.getOrDefault
         code = {name: value(name) for name in ("modelFn", "customObjects", "callbacks")}
@@ -214,9 +203,12 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, dataset.columns, settings, by_case=by_case)
-        return TrainingRequest(
-            frame=dataset,
-            model=self._build(),
+        given: dict[str, Any] = {
+            name: None if value(name) is None else options(kind, name, value(name))
+            for name, kind in OPTIONS.items()
+        }
+        return TrainingConfig(
+            model_fn=self._build(),
             feature_cols=features,
             label_cols=labels,
             num_workers=value("numWorkers"),
@@ -228,21 +220,14 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 name: _imported(f"customObjects[{name!r}]", one)
                 for name, one in value("customObjects").items()
             },
-            callbacks=_imported("callbacks", value("callbacks")) or (),
+            callbacks=_imported("callbacks", value("callbacks")),
             run_dir=resume_from or str(place or self._new_place(dataset)),
             resume="never" if resume_from is None else "required",
             initial_weights=value("initialWeights"),
-            prediction_col=None,  # the model is given this estimator's Params
             check_outputs=_check_of_classes(settings),
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
-            data=options(DataOptions, "data", value("data")),
-            checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
-            restarts=options(RestartOptions, "restarts", value("restarts")),
-            launch=options(LaunchOptions, "launch", value("launch")),
             sync=sync_of("sync", value("sync")),
-            mlflow=None
-            if value("mlflow") is None
-            else options(MlflowOptions, "mlflow", value("mlflow")),
+            **given,
         )
 
     def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:
@@ -315,7 +300,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
     def _no_such(self, name: str) -> str:
         known, meant = [one.name for one in self.params], meant_by(name)
         param = _MEANT.get(meant) or camel_case(meant)
-        within = [one for one, kind in _OPTIONS.items() if meant in kind.__dataclass_fields__]
+        within = [one for one, kind in OPTIONS.items() if meant in kind.__dataclass_fields__]
         ways = [way for way in WAYS.values() if meant in way.__dataclass_fields__]
         near = difflib.get_close_matches(name, known, n=3)
         if advice_on(name):

@@ -183,7 +183,7 @@ class LineTrainee(Trainee):
         return asdict(self.line)
 
     def hooks(self, *, steps: int, resumed: bool) -> Hooks:
-        return Functions(self.spec.callbacks)
+        return Functions(self.spec.config.callbacks)
 
     def save(self, directory: Any) -> None:
         inputs, train = self.spec.inputs, self.spec.train

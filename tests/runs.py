@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from horovod_spark_runner.config.sync import Allreduce
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.config.data import DataOptions
+from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.keras.saved import SavedModel
@@ -39,35 +41,32 @@ def assert_same_weights(run_dir: Path, expected: Path, atol: float = 0.0) -> Non
 
 LABEL = Column("y", "float32")
 
+CONFIG = {one.name for one in fields(TrainingConfig)}
+
 
 def spec_of(
-    columns: Sequence[Column], labels: Sequence[Column] = (LABEL,), **fields: Any
+    columns: Sequence[Column], labels: Sequence[Column] = (LABEL,), **given: Any
 ) -> TrainingSpec:
     """Return the spec of a training on ``columns``, each for the input of that name or order."""
     known = {column.name: column for column in (*columns, *labels)}
     manifest = Manifest("", (), tuple(known.values()), (), "")
-    given: dict[str, Any] = {
+    own = {name: given.pop(name) for name in CONFIG & given.keys()} | {"model_fn": None}
+    own.setdefault("data", DataOptions(window_bytes=1 << 20))
+    values: dict[str, Any] = {
+        "config": TrainingConfig(**own),
         "model": ModelSource(),
         "inputs": Binding(tuple(column.name for column in columns)),
         "outputs": Binding(tuple(column.name for column in labels)),
-        "weight": None,
         "fit": FitOptions(batch_size=4, epochs=1),
-        "sync": Allreduce(),
-        "window_bytes": 1 << 20,
         "train": manifest,
         "validation": None,
         "run_dir": "",
-        "workers": 1,
-        "checkpoint": None,
-        "warm_start": None,
-        "checkpoints": CheckpointOptions(),
         "run_id": "",
-        "lock_token": "",
-        "callbacks": (),
+        "workers": 1,
         "settings": {},
-        **fields,
+        **given,
     }
-    return TrainingSpec(**given)
+    return TrainingSpec(**values)
 
 
 def curves_in(folder: Path) -> dict[str, list[tuple[int, np.float32]]]:

@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"errors", "_version", "formatting", "frameworks", "machine", "quiet"},
     {"captured", "typed_json"},
     {"pickling"},
-    {"settings", "serialize", "report"},
+    {"config", "serialize", "report"},
     {"storage"},
     {"spark", "rundir"},
     {"data"},

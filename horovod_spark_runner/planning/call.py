@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
-from ..config.sync import Allreduce
-from ..config.training import CheckpointOptions, FitOptions, RestartOptions
-from ..config.validators import ColumnNames, check_count, check_options
+from ..config.training_config import TrainingConfig
+from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
-from ..run.request import CheckedRequest, TrainingRequest, check_request
+from ..run.resolve import ResolvedRun, resolve
 from ..rundir.directory import RunDirectory
 from ..spark.session import described
 from .links import Link
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SAMPLE_ROWS = 100_000
+# Arguments that are those of `run_training`.
+_SHARED = (
+    *("model_fn", "feature_cols", "label_cols", "sample_weight_col", "validation", "num_workers"),
+    *("gpus_per_worker", "batch_size", "epochs", "steps_per_epoch", "custom_objects", "data"),
+    *("launch", "stream_logs"),
+)
 # Seconds that a rank measures its steps.
 _SECONDS = 2.0
 
@@ -109,6 +114,7 @@ def plan_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RunFailedError: the ranks have failed; see `run_training` for the kinds of it.
     """
+    arguments = {name: value for name, value in locals().items() if name in _SHARED}
     options = PlanOptions(networks, ranks, ranks_per_host, cores_per_host)
     check_count("sample_rows", sample_rows)
     place = str(plan_dir or default_place(session_of(df), "plan_dir", "plans"))
@@ -118,47 +124,24 @@ def plan_training(
             f"plan_dir {directory.location} is the directory of a run; give another folder, or "
             "plan from the run: horovod-spark-runner plan RUN"
         )
-    request = TrainingRequest(
-        frame=df,
-        model=model_fn,
-        feature_cols=feature_cols,
-        label_cols=label_cols,
-        num_workers=num_workers,
-        gpus_per_worker=gpus_per_worker,
-        stream_logs=stream_logs,
-        sample_weight_col=sample_weight_col,
-        validation=validation,
-        custom_objects=custom_objects,
-        callbacks=(),
-        run_dir=place,
-        resume="never",
-        initial_weights=None,
-        prediction_col=None,
-        fit=FitOptions(batch_size=batch_size, epochs=epochs, steps_per_epoch=steps_per_epoch),
-        data=check_options("data", data, DataOptions),
-        checkpoints=CheckpointOptions(),
-        restarts=RestartOptions(),
-        launch=check_options("launch", launch, LaunchOptions),
-        sync=Allreduce(),
-    )
+    config = TrainingConfig.from_arguments({**arguments, "run_dir": place, "resume": "never"})
     with removed_on_failure(directory.location, keeping=True):
-        checked = check_request(request)
+        run = resolve(df, config)
         Console(directory.location.name, quiet=not stream_logs).say("counting the rows")
         with described(session_of(df), "Horovod: counting rows to plan a training with"):
-            checked = _without_validation(checked)
-            rows = frame_of(checked.request.frame).count()
-        measured = measure_training(checked, sample_rows, _SECONDS, rows)
+            run = _without_validation(run)
+            rows = frame_of(run.df).count()
+        measured = measure_training(run, sample_rows, _SECONDS, rows)
         plan = build_plan(directory.location.name, measured, options)
         for name in ("plan.json", "plan.html"):
             plan.write(str(directory.location.join(name)))
     return plan
 
 
-def _without_validation(checked: CheckedRequest) -> CheckedRequest:
+def _without_validation(run: ResolvedRun) -> ResolvedRun:
     """Drop the validation rows."""
-    request = checked.request
-    if isinstance(request.validation, (str, float)):
-        frame = training_rows(frame_of(request.frame), request.validation, checked.fit.seed)
-        request = replace(request, frame=frame)
-    data = replace(request.data, stratify=None)
-    return replace(checked, request=replace(request, validation=None, data=data))
+    config, df = run.config, run.df
+    if isinstance(config.validation, (str, float)):
+        df = training_rows(frame_of(df), config.validation, run.fit.seed)
+    data = replace(config.data, stratify=None)
+    return replace(run, df=df, config=replace(config, validation=None, data=data))

@@ -14,7 +14,7 @@ from ..launch.driver.console import Console
 from ..launch.driver.launcher import chosen_launcher
 from ..launch.shared.topology import in_words
 from ..run.pipeline import import_ahead, training_spec
-from ..run.request import CheckedRequest
+from ..run.resolve import ResolvedRun
 from ..spark.session import described
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
@@ -23,13 +23,11 @@ from .measurement import MeasuredLaunch, Measurement, combine_launches
 from .sample import written_sample
 
 
-def measure_training(
-    checked: CheckedRequest, sample_rows: int, seconds: float, rows: int
-) -> Measurement:
+def measure_training(run: ResolvedRun, sample_rows: int, seconds: float, rows: int) -> Measurement:
     """Measure a training on the cluster.
 
     Args:
-        checked: the training.
+        run: the training.
         sample_rows: rows to measure with, about.
         seconds: how long a rank measures its steps.
         rows: rows of the whole training.
@@ -38,25 +36,25 @@ def measure_training(
         DataError: the rows do not fill a step of all ranks.
         HorovodSparkError: see `run_training`.
     """
-    _check_enough(checked, rows, rows)
+    _check_enough(run, rows, rows)
     began = time.monotonic()
-    request, directory = checked.request, checked.directory
-    console = Console(directory.location.name, quiet=not request.stream_logs)
-    modules = modules_for(checked.source.engine)
-    import_ahead(checked)
+    config, directory = run.config, run.directory
+    console = Console(directory.location.name, quiet=not config.stream_logs)
+    modules = modules_for(run.model.engine)
+    import_ahead(run)
     place = directory.location.join("rows")
-    with written_sample(checked, place, rows, sample_rows) as sample:
+    with written_sample(run, place, rows, sample_rows) as sample:
         measured_rows = sample.data.rows
-        _check_enough(checked, measured_rows, rows)
+        _check_enough(run, measured_rows, rows)
         console.say(
             f"measuring on {measured_rows:,} rows, ready after {time.monotonic() - began:.1f} s; "
             f"writing all takes {sample.seconds:.1f} s"
         )
-        spec = training_spec(checked, Prepared(sample.data, None, False), "plan", None, "")
-        cached = sample.data.size * rows / measured_rows <= request.data.window_bytes
-        alone = every = _launch(checked, spec, seconds, cached, 1, modules)
-        if checked.workers > 1:
-            every = _launch(checked, spec, seconds, cached, checked.workers, modules)
+        spec = training_spec(run, Prepared(sample.data, None, False), "plan")
+        cached = sample.data.size * rows / measured_rows <= config.data.window_bytes
+        alone = every = _launch(run, spec, seconds, cached, 1, modules)
+        if run.workers > 1:
+            every = _launch(run, spec, seconds, cached, run.workers, modules)
     return combine_launches(
         spec,
         alone,
@@ -67,14 +65,14 @@ def measure_training(
         materialize=sample.seconds,
         seconds=time.monotonic() - began,
         # NCCL and an explicit algorithm sum over all ranks.
-        by_hosts=not request.gpus_per_worker and checked.launching.mpi.algorithm == "auto",
-        on_gpus=bool(request.gpus_per_worker),
+        by_hosts=not config.gpus_per_worker and run.launch.mpi.algorithm == "auto",
+        on_gpus=bool(config.gpus_per_worker),
     )
 
 
-def _check_enough(checked: CheckedRequest, available: int, rows: int) -> None:
+def _check_enough(run: ResolvedRun, available: int, rows: int) -> None:
     """Check that the available rows, of all rows of the training, fill a step of all ranks."""
-    batch, ranks = checked.fit.batch_size, checked.workers
+    batch, ranks = run.fit.batch_size, run.workers
     if not rows:
         raise DataError(f"{NO_ROWS}, so nothing to plan for")
     if available < batch * ranks:
@@ -88,17 +86,17 @@ def _check_enough(checked: CheckedRequest, available: int, rows: int) -> None:
 
 
 def _launch(
-    checked: CheckedRequest,
+    run: ResolvedRun,
     spec: TrainingSpec,
     seconds: float,
     cached: bool,
     count: int,
     modules: Sequence[str],
 ) -> MeasuredLaunch:
-    request, directory = checked.request, checked.directory
-    launching = derive(LaunchSettings, checked.launching, num_workers=count)
-    spark, task = session_of(request.frame), f"measuring steps, sums and reading, {in_words(count)}"
-    console = Console(directory.location.name, quiet=not request.stream_logs, task=task)
+    config, directory = run.config, run.directory
+    launching = derive(LaunchSettings, run.launch, num_workers=count)
+    spark, task = session_of(run.df), f"measuring steps, sums and reading, {in_words(count)}"
+    console = Console(directory.location.name, quiet=not config.stream_logs, task=task)
     with described(spark, f"Horovod: planning {directory.location.name}"):
         result = chosen_launcher().launch(
             spark, launching, measure_rank, (spec, seconds, cached), {}, console, modules, count

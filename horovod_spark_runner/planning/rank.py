@@ -54,7 +54,7 @@ def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
     trainee = _build(spec, world, collectives)
     built = time.perf_counter()
     # Nothing is cached: each pass reads from storage, as the first epoch does.
-    reader = DatasetReader(spec.train, trainee.columns, spec.transforms, 0)
+    reader = DatasetReader(spec.train, trainee.columns, spec.config.data.transforms, 0)
     with contextlib.closing(reader):
         batches = _load_batches(spec, world, reader)
         first = _time_calls(lambda: trainee.train_step(batches[0], NOTHING, False), 1)
@@ -82,7 +82,7 @@ def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
 
 def _build(spec: TrainingSpec, world: MPI.Comm, collectives: Collectives) -> Trainee:
     """Build the model, the same on all ranks."""
-    synchroniser = SYNCHRONISERS[type(spec.sync)](spec.sync, collectives)
+    synchroniser = SYNCHRONISERS[type(spec.config.sync)](spec.config.sync, collectives)
     with steps_known(spec.steps):
         trainee = engine_named(spec.engine).trainee(spec, world, synchroniser)
     broadcast(trainee.variables, world)
@@ -106,7 +106,9 @@ def _gradient_bytes(trainee: Trainee) -> int:
 def _epochs(spec: TrainingSpec, world: MPI.Comm, reader: DatasetReader) -> Epochs:
     ranks, fit = world.Get_size(), replace(spec.fit, steps_per_epoch=None)
     step_rows = fit.batch_size * ranks
-    return Epochs(reader, spec.train, fit, step_rows, spec.window_bytes, world.Get_rank(), ranks)
+    return Epochs(
+        reader, spec.train, fit, step_rows, spec.config.data.window_bytes, world.Get_rank(), ranks
+    )
 
 
 def _load_batches(spec: TrainingSpec, world: MPI.Comm, reader: DatasetReader) -> list[Step]:
@@ -157,7 +159,7 @@ def _time_reading(
     them: one whole pass is measured. Otherwise passes are read for ``seconds``.
     """
     window = spec.train.size if cached else 0
-    reader = DatasetReader(spec.train, trainee.columns, spec.transforms, window)
+    reader = DatasetReader(spec.train, trainee.columns, spec.config.data.transforms, window)
     with contextlib.closing(reader):
         epochs = _epochs(spec, world, reader)
         world.Barrier()

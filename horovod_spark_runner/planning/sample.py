@@ -13,7 +13,7 @@ from ..data.prepare.datasets import frame_of, lies_ready
 from ..data.prepare.schema import quoted
 from ..errors import DataError
 from ..run.pipeline import prepare_data
-from ..run.request import CheckedRequest
+from ..run.resolve import ResolvedRun
 from ..spark.session import described
 from ..storage.filesystem import Location
 
@@ -36,12 +36,12 @@ class Sample:
 
 @contextlib.contextmanager
 def written_sample(
-    checked: CheckedRequest, folder: Location, rows: int, sample_rows: int
+    run: ResolvedRun, folder: Location, rows: int, sample_rows: int
 ) -> Iterator[Sample]:
     """Write rows to measure with, and remove them afterwards.
 
     Args:
-        checked: the training, on all rows.
+        run: the training, on all rows.
         folder: folder for the rows if there is no cache directory. A new one is deleted if the
             measurement fails, or leaves nothing in it.
         rows: rows of the training.
@@ -50,7 +50,7 @@ def written_sample(
     Raises:
         DataError: the values cannot be trained on, or the sample is too small.
     """
-    with removed_on_failure(folder), _written(checked, folder, rows, sample_rows) as written:
+    with removed_on_failure(folder), _written(run, folder, rows, sample_rows) as written:
         yield written
 
 
@@ -75,20 +75,18 @@ def removed_on_failure(folder: Location, *, keeping: bool = False) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _written(
-    checked: CheckedRequest, folder: Location, rows: int, sample_rows: int
-) -> Iterator[Sample]:
+def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[Sample]:
     """Write all rows, or a sample; see `written_sample`."""
-    request = checked.request
-    if rows <= sample_rows or lies_ready(request.frame, checked.roles, request.data):
+    config = run.config
+    if rows <= sample_rows or lies_ready(run.df, run.roles, config.data):
         began = time.monotonic()
-        with prepare_data(checked, folder) as data:
+        with prepare_data(run, folder) as data:
             yield Sample(data.train, 0.0 if data.reused else time.monotonic() - began)
         return
-    columns = [quoted(name) for name in checked.roles.columns]
-    sample = frame_of(request.frame).select(*columns).sample(sample_rows / rows, seed=0).persist()
+    columns = [quoted(name) for name in run.roles.columns]
+    sample = frame_of(run.df).select(*columns).sample(sample_rows / rows, seed=0).persist()
     try:
-        with _sampled(checked, sample, folder, rows, sample_rows) as written:
+        with _sampled(run, sample, folder, rows, sample_rows) as written:
             yield written
     finally:
         sample.unpersist()
@@ -96,7 +94,7 @@ def _written(
 
 @contextlib.contextmanager
 def _sampled(
-    checked: CheckedRequest, sample: DataFrame, folder: Location, rows: int, sample_rows: int
+    run: ResolvedRun, sample: DataFrame, folder: Location, rows: int, sample_rows: int
 ) -> Iterator[Sample]:
     began = time.monotonic()
     with described(sample.sparkSession, "Horovod: taking a sample of the rows to plan with"):
@@ -110,10 +108,10 @@ def _sampled(
             "time of writing all rows; give more"
         )
     # The first job of a session includes one-time work of Spark; the second one does not.
-    with _timed(checked, part, folder) as (_, first):
+    with _timed(run, part, folder) as (_, first):
         pass
-    with _timed(checked, sample, folder) as (data, took):
-        with _timed(checked, part, folder) as (_, again):
+    with _timed(run, sample, folder) as (data, took):
+        with _timed(run, part, folder) as (_, again):
             pass
         seconds = extrapolate_writing(rows, looked, first, again, took, few=few, known=data.rows)
         yield Sample(data, seconds)
@@ -121,13 +119,13 @@ def _sampled(
 
 @contextlib.contextmanager
 def _timed(
-    checked: CheckedRequest, frame: DataFrame, folder: Location
+    run: ResolvedRun, frame: DataFrame, folder: Location
 ) -> Iterator[tuple[Manifest, float]]:
     """Write a DataFrame outside the cache; yield its manifest and the seconds."""
-    request = checked.request
-    request = replace(request, frame=frame, data=replace(request.data, keep_data=False))
+    config = run.config
+    config = replace(config, data=replace(config.data, keep_data=False))
     began = time.monotonic()
-    with prepare_data(replace(checked, request=request), folder) as data:
+    with prepare_data(replace(run, df=frame, config=config), folder) as data:
         yield data.train, time.monotonic() - began
 
 

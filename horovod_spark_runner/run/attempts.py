@@ -33,8 +33,8 @@ from ..rundir.checkpoint import newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
-from ..training.spec import TrainingSpec
-from .found_checkpoint import FoundCheckpoint
+from ..training.spec import AttemptSpec, TrainingSpec
+from .resolve import StartingPoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,28 +100,26 @@ class Attempts:
 
     Attributes:
         spark: session to run in.
-        launching: how to start the ranks.
-        workers: how many of them.
+        launch: how to start the ranks.
         restarts: what to do when they are cut short.
         directory: the run directory.
         lease: its lease, held.
         launcher: starts the ranks.
         pause: waits for so many seconds.
         done: the attempts of this call so far.
-        found: the checkpoint that the first one goes on from, unless others have come since.
+        start: where the first one starts, unless there are other checkpoints by then.
         followers: follow the training, and may end it.
     """
 
     spark: SparkSession
-    launching: LaunchSettings
-    workers: int
+    launch: LaunchSettings
     restarts: RestartOptions
     directory: RunDirectory
     lease: Lease
     launcher: Launcher
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
-    found: FoundCheckpoint | None = None
+    start: StartingPoint | None = None
     followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
@@ -137,20 +135,18 @@ class Attempts:
                 error,
             )
 
-    def run(self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str) -> RunResult:
+    def run(self, spec: TrainingSpec) -> RunResult:
         """Train and return the ranks' results.
 
         Args:
-            spec_for: returns what the ranks of an attempt are told; takes the step of the
-                checkpoint to go on from, if there is one, and the attempt's token of the lease.
-            run_id: identity of the run.
+            spec: the training; each attempt has its own `AttemptSpec`.
 
         Raises:
             HorovodSparkError: the last attempt's error, with a line for each attempt.
         """
         while True:
             try:
-                return self._attempt(spec_for, run_id)
+                return self._attempt(spec)
             except HorovodSparkError as error:
                 decision = decide(self.done, self.restarts, time.time())
                 if decision.restart_at is None:
@@ -158,23 +154,21 @@ class Attempts:
                 logger.warning("%s: %s", decision.reason, _first_line(error))
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
-    def _attempt(
-        self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str
-    ) -> RunResult:
-        newest = self._newest(run_id)
+    def _attempt(self, spec: TrainingSpec) -> RunResult:
+        newest = self._newest(spec)
         self.directory.sweep()
         first_step = newest or 0
-        console = Console(self.directory.location.name, quiet=not self.launching.stream_logs)
+        console = Console(self.directory.location.name, quiet=not self.launch.stream_logs)
         observer = StepObserver(console, first_step, self.followers)
-        attempt = self._begin(first_step)
+        attempt = self._begin(spec.workers, first_step)
         try:
-            workers = self._fitting()
+            workers = self._available_workers(spec.workers)
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
-            spec = spec_for(newest, self.lease.begin_attempt())
+            spec = replace(spec, attempt=AttemptSpec(newest, self.lease.begin_attempt()))
             result = self.launcher.launch(
                 self.spark,
-                self.launching,
+                self.launch,
                 train_rank,
                 (spec,),
                 {},
@@ -196,10 +190,10 @@ class Attempts:
         self._close(observer.reached(attempt), FINISHED)
         return result
 
-    def _begin(self, first_step: int) -> Attempt:
+    def _begin(self, workers: int, first_step: int) -> Attempt:
         return Attempt(
             number=len(self._earlier or ()) + len(self.done) + 1,
-            workers=self.workers,
+            workers=workers,
             started=time.time(),
             ended=time.time(),
             first_step=first_step,
@@ -207,36 +201,37 @@ class Attempts:
             ending=RUNNING,
         )
 
-    def _newest(self, run_id: str) -> int | None:
+    def _newest(self, spec: TrainingSpec) -> int | None:
+        """Return the step of the checkpoint to resume from; ``None`` if there is none."""
         try:
-            found = self.found
-            if found is not None and not self.done and found.steps == read_steps(self.directory):
-                return None if found.info is None else found.info.step
-            newest = newest_checkpoint(self.directory, run_id)
+            start = self.start
+            if start is not None and not self.done and start.steps == read_steps(self.directory):
+                return None if start.checkpoint is None else start.checkpoint.step
+            newest = newest_checkpoint(self.directory, spec.run_id)
             return None if newest is None else newest[1].step
         except HorovodSparkError as error:
             # An attempt, too: storage that stays away uses up the restarts, and where no checkpoint
             # can be resumed from there is none.
             first_step = self.done[-1].first_step if self.done else 0
-            self._close(self._begin(first_step), classify(error), _first_line(error))
+            self._close(self._begin(spec.workers, first_step), classify(error), _first_line(error))
             raise
 
-    def _fitting(self) -> int:
-        """Return how many ranks there are slots for now.
+    def _available_workers(self, wanted: int) -> int:
+        """Return how many of the wanted ranks there are slots for now.
 
         The first attempt takes what was asked for. A restart waits for the executors that replace
         lost ones; then it may make do with fewer, and the next one asks for all again.
         """
         if self.done:
             try:
-                self.launcher.await_slots(self.spark, self.launching, self.workers)
+                self.launcher.await_slots(self.spark, self.launch, wanted)
             except NotEnoughSlotsError as error:
-                ranks = self.workers * error.found // error.asked
-                if ranks < (self.restarts.min_workers or self.workers):
+                ranks = wanted * error.found // error.asked
+                if ranks < (self.restarts.min_workers or wanted):
                     raise
-                logger.warning("going on with %d ranks instead of %d", ranks, self.workers)
+                logger.warning("going on with %d ranks instead of %d", ranks, wanted)
                 return ranks
-        return self.workers
+        return wanted
 
     def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
         self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))

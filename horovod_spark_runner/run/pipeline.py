@@ -1,4 +1,4 @@
-"""The steps of `run_training` once all is checked: materialize, launch, wrap up."""
+"""The steps of `run_training` once all is run: materialize, launch, wrap up."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config.prediction import PredictionSettings, added_columns
+from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session_of
 from ..data.read.classes import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
 from ..ml.served import ServedModel
@@ -38,43 +37,41 @@ from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
-from .found_checkpoint import describe_interruption
+from .find_checkpoint import describe_interruption
 from .record import CallRecord, versions
-from .request import CheckedRequest, as_locked
+from .resolve import ResolvedRun, resolve_again
 from .tracking import begin_tracking
 
 logger = logging.getLogger(__name__)
 
 
-def import_ahead(checked: CheckedRequest, at_once: int = 1) -> None:
+def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
     """Have the executors import what ranks will need, while data are prepared; returns at once.
 
     Args:
-        checked: what the ranks will train.
+        run: what the ranks will train.
         at_once: trainings like it that will go on at once.
     """
-    allotment = replace(checked.allotment, slots=at_once * checked.allotment.slots)
-    modules = modules_for(checked.source.engine)
-    spark = session_of(checked.request.frame)
-    chosen_launcher().prepare(spark, checked.launching, allotment, modules)
+    allotment = replace(run.allotment, slots=at_once * run.allotment.slots)
+    modules = modules_for(run.model.engine)
+    spark = session_of(run.df)
+    chosen_launcher().prepare(spark, run.launch, allotment, modules)
 
 
 @contextlib.contextmanager
-def prepare_data(checked: CheckedRequest, own: Location) -> Iterator[Prepared]:
-    """Materialize the data of a request, and tell how far that is; see `prepared`.
+def prepare_data(run: ResolvedRun, own: Location) -> Iterator[Prepared]:
+    """Materialize the data of a training, and tell how far that is; see `prepared`.
 
     Args:
-        checked: the request.
+        run: the training.
         own: where they go if there is no cache directory.
     """
-    request = checked.request
-    rows = prepared(
-        request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
-    )
-    console = Console(checked.directory.location.name, quiet=not request.stream_logs)
-    expected = rows_to_write(request.frame, request.validation) if request.stream_logs else None
+    config = run.config
+    rows = prepared(run.df, run.roles, config.data, config.validation, own, run.fit.seed)
+    console = run.console
+    expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
     with contextlib.ExitStack() as kept:
-        with told_of(session_of(request.frame), console.say, expected):
+        with told_of(session_of(run.df), console.say, expected):
             data = kept.enter_context(rows)
         yield data
 
@@ -100,41 +97,41 @@ class Trained:
     ended: float
 
 
-def train_request(
-    checked: CheckedRequest,
+def train_run(
+    run: ResolvedRun,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
 ) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
-        checked: what to train.
-        prepare: prepares the data, where that is not for this request alone.
+        run: what to train.
+        prepare: prepares the data, where that is not for this training alone.
         follower: follows the training, and may end it.
     """
-    request, directory = checked.request, checked.directory
-    with described(session_of(request.frame), f"Horovod: training {directory.location.name}"):
+    config, directory = run.config, run.directory
+    with described(session_of(run.df), f"Horovod: training {directory.location.name}"):
         try:
-            trained = train_ranks(checked, prepare, follower)
+            trained = train_ranks(run, prepare, follower)
         except KeyboardInterrupt:
-            text = describe_interruption(directory, checked.fit.epochs)
+            text = describe_interruption(directory, run.fit.epochs)
             raise KeyboardInterrupt(text) from None
         except DataError as error:
-            name_faulty_row(error, request.frame, checked.roles, request.data)
+            name_faulty_row(error, run.df, run.roles, config.data)
             raise
     report, result = trained.report, trained.result
-    transforms = request.data.transforms
-    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
+    transforms = config.data.transforms
+    model = ServedModel(read_trained_model(directory, run.model, report.saved, transforms))
     ended = time.monotonic()
     launching = trained.ended - trained.materialized
     timings = {
         **result.timings,
         **report.timings,
-        "prepare": checked.seconds,
+        "prepare": run.seconds,
         "materialize": trained.materialized - trained.began,
         "attempts": max(0.0, launching - result.timings["total"]),
         "load": ended - trained.ended,
-        "total": checked.seconds + ended - trained.began,
+        "total": run.seconds + ended - trained.began,
         "train": report.train_seconds,
         "samples_per_second": report.samples_per_second,
     }
@@ -147,70 +144,64 @@ def train_request(
         traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
         staleness=tuple(report.staleness),
     )
-    settings = PredictionSettings(prediction_col=request.prediction_col)
-    return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
+    settings = PredictionSettings(prediction_col=config.prediction_col)
+    return transformer_class(run.model.engine)(model, summary=summary, settings=settings)
 
 
 def train_ranks(
-    checked: CheckedRequest,
+    run: ResolvedRun,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
 ) -> Trained:
     """Materialize the data and train on all ranks.
 
     Args:
-        checked: what to train.
-        prepare: prepares the data, where that is not for this request alone.
+        run: what to train.
+        prepare: prepares the data, where that is not for this training alone.
         follower: follows the training, and may end it.
     """
-    request, directory = checked.request, checked.directory
+    config, directory = run.config, run.directory
     began = time.monotonic()
-    spark = session_of(request.frame)
-    console = Console(directory.location.name, quiet=not request.stream_logs)
-    console.say("preparing the data")
+    run.console.say("preparing the data")
     alone = prepare is None
     if prepare is None:
-        import_ahead(checked)
-        prepare = functools.partial(prepare_data, checked, directory.data)
+        import_ahead(run)
+        prepare = functools.partial(prepare_data, run, directory.data)
     rows = prepare()
     with directory.lease() as lease, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
-        console.say(_describe(data, materialized - began))
-        checked = as_locked(checked)
+        run.console.say(_describe(data, materialized - began))
+        run = resolve_again(run)
         try:
-            _check_enough_rows(data.train, checked.workers)
+            _check_enough_rows(data.train, run.workers)
         except DataError:
             # No training goes on from rows that none could begin with.
-            if alone and checked.checkpoint is None and not request.data.keep_data:
+            if alone and run.checkpoint is None and not config.data.keep_data:
                 discard_datasets(directory.data)
             raise
-        _check_profile_steps(checked, data.train.rows)
-        _warn_of_absent_classes(checked, data.train)
-        if checked.checkpoint is not None:
+        _check_profile_steps(run, data.train.rows)
+        _warn_of_absent_classes(run, data.train)
+        if run.checkpoint is not None:
             where = str(directory.location)
-            check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
-        run_id = _begin_record(checked, data.train.rows)
-        seconds = {"prepare": checked.seconds, "materialize": materialized - began}
-        facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
+            check_same_data(run.checkpoint, data.train.fingerprint, run.settings, where)
+        spec = _hand_over(training_spec(run, data, _begin_record(run, data.train.rows)), hand)
+        seconds = {"prepare": run.seconds, "materialize": materialized - began}
+        spark = session_of(run.df)
+        facts = {"workers": run.workers, "master": master_of(spark), "versions": versions()}
         record = CallRecord(directory, seconds, facts)
-        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
+        tracking = begin_tracking(run.tracking, config.mlflow, directory, run.settings)
         try:
             attempts = Attempts(
                 spark,
-                checked.launching,
-                checked.workers,
-                request.restarts,
+                run.launch,
+                config.restarts,
                 directory,
                 lease,
                 chosen_launcher(),
-                found=checked.found,
+                start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            handed = _handed(checked, hand)
-            result = attempts.run(
-                lambda checkpoint, token: training_spec(handed, data, run_id, checkpoint, token),
-                run_id,
-            )
+            result = attempts.run(spec)
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
@@ -219,31 +210,31 @@ def train_ranks(
         trained = time.monotonic()
         report: TrainingReport = result.result
         record.finish(result, report.accounts)
-        if alone and not request.data.keep_data:
+        if alone and not config.data.keep_data:
             discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
-def _handed(checked: CheckedRequest, hand: HandOver) -> CheckedRequest:
-    """Return the request as ranks are told of it, without contents that are large."""
-    source, start = checked.source, checked.warm_start
-    if source.file is not None and not isinstance(source.file, str):
-        source = replace(source, file=hand(source.file))
+def _hand_over(spec: TrainingSpec, hand: HandOver) -> TrainingSpec:
+    """Return a spec whose large contents the ranks read from the run directory."""
+    model, start = spec.model, spec.warm_start
+    if model.file is not None and not isinstance(model.file, str):
+        model = replace(model, file=hand(model.file))
     if start is not None:
         start = replace(start, files={name: hand(one) for name, one in start.files.items()})
-    return replace(checked, source=source, warm_start=start)
+    return replace(spec, model=model, warm_start=start)
 
 
-def _begin_record(checked: CheckedRequest, rows: int) -> str:
+def _begin_record(run: ResolvedRun, rows: int) -> str:
     """Record in the run directory what is trained, on so many rows; return the run's id."""
-    directory = checked.directory
+    directory = run.directory
     # The script's name only: its arguments may hold secrets.
     program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
     try:
-        run_id = _run_id(checked)
-        directory.write_config({**checked.settings, **program, "rows": rows})
+        run_id = _run_id(run)
+        directory.write_config({**run.settings, **program, "rows": rows})
     except OSError as error:
         raise CheckpointError(f"run_dir {directory.location} takes no files: {error}") from error
     return run_id
@@ -256,46 +247,30 @@ def _describe(data: Prepared, seconds: float) -> str:
     return f"{data.train.rows:,} rows to train on{held_out}, {how} in {seconds:.1f} s"
 
 
-def training_spec(
-    checked: CheckedRequest, data: Prepared, run_id: str, checkpoint: int | None, lock_token: str
-) -> TrainingSpec:
-    """Return what the ranks of one attempt are told."""
-    request = checked.request
+def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec:
+    """Return a training as the ranks need to know it."""
     return TrainingSpec(
-        model=checked.source,
-        inputs=checked.inputs,
-        outputs=checked.outputs,
-        weight=request.sample_weight_col,
-        fit=checked.fit,
-        sync=request.sync,
-        window_bytes=request.data.window_bytes,
+        config=run.config.for_ranks(),
+        model=run.model,
+        inputs=run.inputs,
+        outputs=run.outputs,
+        fit=run.fit,
         train=data.train,
         validation=data.validation,
-        run_dir=str(checked.directory.location),
-        workers=checked.workers,
-        checkpoint=checkpoint,
-        warm_start=checked.warm_start,
-        checkpoints=request.checkpoints,
+        run_dir=str(run.directory.location),
         run_id=run_id,
-        lock_token=lock_token,
-        callbacks=request.callbacks,
-        transforms=dict(request.data.transforms),
-        settings=checked.settings,
-        name_outputs=functools.partial(added_columns, given=request.prediction_col)
-        if request.checkpoints.saved_model
-        else None,
-        check_outputs=request.check_outputs,
-        final_metrics=request.params is not None,
-        keep_sample=request.data.keep_data is not False,
+        workers=run.workers,
+        settings=run.settings,
+        warm_start=run.start.warm_start,
     )
 
 
-def _run_id(checked: CheckedRequest) -> str:
+def _run_id(run: ResolvedRun) -> str:
     """Return the identity that this run's checkpoints carry, kept in the run directory."""
-    known = checked.directory.run_id()
+    known = run.directory.run_id()
     if known is None:
-        known = uuid.uuid4().hex if checked.checkpoint is None else checked.checkpoint.run_id
-        checked.directory.write_run_id(known)
+        known = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
+        run.directory.write_run_id(known)
     return known
 
 
@@ -307,10 +282,10 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         )
 
 
-def _check_profile_steps(checked: CheckedRequest, rows: int) -> None:
+def _check_profile_steps(run: ResolvedRun, rows: int) -> None:
     """Check that the run will have the steps that are to be profiled."""
-    wanted, fit = checked.request.checkpoints.profile_steps, checked.fit
-    steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * checked.workers))
+    wanted, fit = run.config.checkpoints.profile_steps, run.fit
+    steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * run.workers))
     if wanted is not None and wanted[1] > steps * fit.epochs:
         raise InvalidInputError(
             f"profile_steps={tuple(wanted)}, but the run has {steps * fit.epochs:,} steps: "
@@ -318,9 +293,9 @@ def _check_profile_steps(checked: CheckedRequest, rows: int) -> None:
         )
 
 
-def _warn_of_absent_classes(checked: CheckedRequest, train: Manifest) -> None:
-    weights, labels = checked.fit.class_weight, checked.outputs.columns
-    transformed = set(labels) & set(checked.request.data.transforms)
+def _warn_of_absent_classes(run: ResolvedRun, train: Manifest) -> None:
+    weights, labels = run.fit.class_weight, run.outputs.columns
+    transformed = set(labels) & set(run.config.data.transforms)
     if weights is None or len(labels) != 1 or transformed or train.column(labels[0]).encoding:
         return
     absent = absent_classes(train, labels[0], weights)

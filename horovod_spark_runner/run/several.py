@@ -6,98 +6,102 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..config.data import WINDOW_BYTES, DataOptions
+from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
 from ..ml.trained_transformer import TrainedTransformer
 from ..storage.filesystem import Location
-from .pipeline import import_ahead, prepare_data, train_request
-from .request import CheckedRequest, TrainingRequest, check_request
+from .pipeline import import_ahead, prepare_data, train_run
+from .resolve import ResolvedRun, resolve
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
 class SharedFit:
     """One of several trainings that share their rows; called once, or abandoned."""
 
-    checked: CheckedRequest
+    run: ResolvedRun
     shared: SharedData
 
     def __call__(self) -> TrainedTransformer:
-        use = partial(self.shared.use, _key(self.checked))
-        return train_request(self.checked, use)
+        use = partial(self.shared.use, _key(self.run))
+        return train_run(self.run, use)
 
     def abandon(self) -> None:
         """Do without it: the rows go with the last that is called."""
         self.shared.leave()
 
 
-def train_several(requests: Sequence[TrainingRequest], own: Location) -> list[SharedFit]:
-    """Check all requests, and return what trains each of them.
+def train_several(
+    df: DataFrame, configs: Sequence[TrainingConfig], own: Location
+) -> list[SharedFit]:
+    """Resolve all configurations, and return what trains each of them.
 
     They may be called by several threads. Those whose rows are prepared in the same way
     read the same datasets, which the first of them writes and which go, unless they are to be kept,
     with the last; also if they differ in the column that says which rows are for validation.
 
     Args:
-        requests: what to train.
+        df: the rows.
+        configs: the trainings.
         own: folder for the datasets if there is no cache directory.
 
     Raises:
-        InvalidInputError: a request cannot be carried out.
+        InvalidInputError: a training cannot be carried out.
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
         EnvironmentProblem: something is not set up as it must be.
     """
-    groups: list[list[CheckedRequest]] = []
-    for checked in map(check_request, requests):
-        alike = next((group for group in groups if _share(group[0], checked)), None)
+    runs = [resolve(df, config) for config in configs]
+    groups: list[list[ResolvedRun]] = []
+    for run in runs:
+        alike = next((group for group in groups if _share(group[0], run)), None)
         if alike is None:
-            groups.append([checked])
+            groups.append([run])
         else:
-            alike.append(checked)
+            alike.append(run)
     fits: dict[int, SharedFit] = {}
     for number, group in enumerate(groups):
         # Each in a folder of its own: what a killed writer left in one is deleted by the next.
         folder = own if len(groups) == 1 else own.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
-        for checked in group:
-            fits[id(checked.request)] = SharedFit(checked, shared)
-    return [fits[id(request)] for request in requests]
+        for run in group:
+            fits[id(run)] = SharedFit(run, shared)
+    return [fits[id(run)] for run in runs]
 
 
-def _share(one: CheckedRequest, other: CheckedRequest) -> bool:
-    """Tell whether two requests' rows can be prepared together."""
-    ours, theirs = one.request, other.request
+def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
+    """Tell whether the rows of two trainings can be prepared together."""
+    ours, theirs = one.config, other.config
     split = ours.validation is theirs.validation
     if _key(one) is not None:
         split = _key(other) is not None
     elif isinstance(ours.validation, float):  # others may be DataFrames, which do not compare
         split = ours.validation == theirs.validation and one.fit.seed == other.fit.seed
-    return (
-        ours.frame is theirs.frame
-        and split
-        and one.roles == other.roles
-        and _of_rows(ours.data) == _of_rows(theirs.data)
-    )
+    same_options = _of_rows(ours.data) == _of_rows(theirs.data)
+    return split and one.roles == other.roles and same_options
 
 
-def _key(checked: CheckedRequest) -> str | None:
+def _key(run: ResolvedRun) -> str | None:
     """Return the column that says which rows are for validation, if one does."""
-    validation = checked.request.validation
+    validation = run.config.validation
     return validation if isinstance(validation, str) else None
 
 
 @contextlib.contextmanager
 def _prepare(
-    group: Sequence[CheckedRequest], own: Location
+    group: Sequence[ResolvedRun], own: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     first = group[0]
     import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
-        request = first.request
-        with prepared_folds(request.frame, first.roles, request.data, names, own) as folds:
+        with prepared_folds(first.df, first.roles, first.config.data, names, own) as folds:
             yield folds
     else:
         with prepare_data(first, own) as data:

@@ -56,7 +56,7 @@ class Keeper:
         self, spec: TrainingSpec, world: MPI.Comm, trainee: Trainee, synchroniser: Synchroniser
     ) -> None:
         self._spec = spec
-        self._options = spec.checkpoints
+        self._options = spec.config.checkpoints
         self._world = world
         self._rank = world.Get_rank()
         self._trainee = trainee
@@ -64,11 +64,13 @@ class Keeper:
         self._synchroniser = synchroniser
         # As it was compiled: what a checkpoint brings and callbacks do comes later.
         self._described = trainee.describe() if self._rank == 0 else {}
-        self._metric_known = spec.checkpoints.best_metric is None
+        self._metric_known = spec.config.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
         self._directory = RunDirectory(spec.run_dir)
-        self._writer = CheckpointWriter(self._directory, spec.checkpoints, spec.lock_token)
+        self._writer = CheckpointWriter(
+            self._directory, spec.config.checkpoints, spec.attempt.lease_token
+        )
 
     # -- going on ------------------------------------------------------------------------------
 
@@ -82,12 +84,12 @@ class Keeper:
             RunDirectoryError: it is another model's, or all are damaged.
             CheckpointError: the storage fails.
         """
-        if self._spec.checkpoint is None:
+        if self._spec.attempt.checkpoint is None:
             return None
         info: CheckpointInfo | None = None
         states: list[RankState] | None = None
         if self._rank == 0:
-            folder, info, files = self._read(self._spec.checkpoint)
+            folder, info, files = self._read(self._spec.attempt.checkpoint)
             self._check_order(folder, info)
             changes = self._check_model(folder, info)
             self._variables.build_optimizers(info.model.get("trained_by", ()))

@@ -48,7 +48,7 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising; by default that of ``spec.sync``.
+        way: makes the way of synchronising; by default that of ``spec.config.sync``.
         began: when this rank began, by `time.perf_counter`; by default, now.
 
     Raises:
@@ -62,12 +62,14 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
     clock = Clock(began=began)
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
+    synchroniser = (way or SYNCHRONISERS[type(spec.config.sync)])(
+        spec.config.sync, engine.collectives()
+    )
     spec = replace(spec, sample=_first_rows(spec, MPI.COMM_WORLD))
     with SignalWatch(signal.SIGTERM) as watch, steps_known(spec.steps):
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
-        if spec.check_outputs is not None and (outputs := trainee.outputs()) is not None:
-            spec.check_outputs(outputs)
+        if spec.config.check_outputs is not None and (outputs := trainee.outputs()) is not None:
+            spec.config.check_outputs(outputs)
         training = Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
@@ -81,7 +83,9 @@ def _first_rows(spec: TrainingSpec, world: MPI.Comm) -> Arrays:
     """Return a few rows to try the model with, the same on all ranks."""
     rows: Arrays | None = None
     if world.Get_rank() == 0:
-        with contextlib.closing(DatasetReader(spec.train, spec.columns, spec.transforms)) as reader:
+        with contextlib.closing(
+            DatasetReader(spec.train, spec.columns, spec.config.data.transforms)
+        ) as reader:
             rows = few_rows(reader.first_rows(SAMPLE_COUNT, spec.fit.seed))
     rows = world.bcast(rows)
     assert rows is not None
@@ -125,8 +129,10 @@ class Training:
         self._validation = (
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
-        events = self._rank == 0 and spec.checkpoints.event_files
-        self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token) if events else None
+        events = self._rank == 0 and spec.config.checkpoints.event_files
+        self._events = (
+            EventFiles(RunDirectory(spec.run_dir), spec.attempt.lease_token) if events else None
+        )
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
@@ -136,10 +142,14 @@ class Training:
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
+        reader = DatasetReader(
+            data, self._trainee.columns, spec.config.data.transforms, spec.config.data.window_bytes
+        )
         self._readers.append(reader)
-        sizes = spec.global_batch, spec.window_bytes, self._rank, self._size
-        ahead = training and not spec.transforms  # which may share what callbacks change
+        sizes = spec.global_batch, spec.config.data.window_bytes, self._rank, self._size
+        ahead = (
+            training and not spec.config.data.transforms
+        )  # which may share what callbacks change
         return Epochs(reader, data, spec.fit, *sizes, training=training, ahead=ahead)
 
     # -- before the first step -----------------------------------------------------------------
@@ -203,7 +213,7 @@ class Training:
                 self._keeper.finish()
                 return {}
         self._clock.to(Kind.SAVE)
-        before = checksums(self._variables) if self._spec.final_metrics else None
+        before = checksums(self._variables) if self._spec.config.is_trial else None
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")

@@ -42,11 +42,11 @@ class ModelInputs:
         return cls(
             inputs=spec.inputs,
             columns=tuple(spec.train.column(name) for name in names),
-            transforms=tuple(sorted(set(spec.transforms) & set(names))),
+            transforms=tuple(sorted(set(spec.config.data.transforms) & set(names))),
             custom_objects=spec.model.custom_objects,
             targets=_targets(spec),
             sample=None if spec.sample is None else {name: spec.sample[name] for name in names},
-            keep_sample=spec.keep_sample,
+            keep_sample=spec.config.data.keep_data is not False,
         )
 
     def choose_rows(self, call: Call) -> Arrays:
@@ -69,11 +69,11 @@ class ModelInputs:
 
 
 def _targets(spec: TrainingSpec) -> Targets:
-    weight = () if spec.weight is None else (spec.weight,)
+    weight = () if spec.weight_col is None else (spec.weight_col,)
     names = dict.fromkeys((*spec.outputs.columns, *weight))
     return Targets(
         spec.outputs,
         tuple(spec.train.column(name) for name in names),
-        spec.weight,
-        tuple(sorted(set(spec.transforms) & set(names))),
+        spec.weight_col,
+        tuple(sorted(set(spec.config.data.transforms) & set(names))),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.data import Transform
 from ..config.importable import misfit
-from ..config.sync import Sync
-from ..config.training import CheckpointOptions, FitOptions
+from ..config.training import FitOptions
+from ..config.training_config import TrainingConfig
 from ..config.validators import ColumnNames, check_columns
 from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
@@ -165,63 +164,53 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class AttemptSpec:
+    """What differs from attempt to attempt of a training.
+
+    Attributes:
+        checkpoint: steps of the checkpoint to resume from; one before it if that is damaged.
+        lease_token: token of the run directory's lease, without which the attempt does not write.
+    """
+
+    checkpoint: int | None = None
+    lease_token: str = ""
+
+
+@dataclass(frozen=True)
 class TrainingSpec:
     """One training, as every rank needs to know it.
 
     Attributes:
+        config: its configuration, see `TrainingConfig.for_ranks`.
         model: where the model comes from.
         inputs: the model's inputs.
         outputs: what its outputs are compared with.
-        weight: column of sample weights.
-        fit: batch size, epochs and the like.
-        sync: how the ranks are kept one model.
-        window_bytes: memory of the shuffle window of a rank.
+        fit: batch size, epochs and the like; a resumed run keeps some of what it was begun with.
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.
-        workers: ranks the run was asked for; a restart may have fewer. Global batch and
-            learning rate follow from this number.
-        checkpoint: steps of the checkpoint to go on from; one before it if that is damaged.
-        warm_start: weights to begin with where there is no checkpoint.
-        checkpoints: when checkpoints are taken and which are kept.
         run_id: identity of the run.
-        lock_token: the run directory's lock as it must be for this attempt to write.
-        callbacks: those of the framework, or a function that returns them.
-        transforms: what to do with each row's value, by column.
+        workers: ranks of the run; a restart may have fewer. Global batch and learning rate follow
+            from this number.
         settings: what to record in checkpoints.
-        name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
-            for those of the model's; ``None`` writes none.
-        check_outputs: raises an error for outputs that cannot be what predictions are asked for;
-            called before the first step, where they are known; ``None`` checks nothing.
-        final_metrics: whether to evaluate the model once more if callbacks or the optimizer change
-            it after the last epoch (false).
-        keep_sample: whether a few rows of the training are kept with the model.
-        sample: these rows, of all columns; the ranks read them.
+        warm_start: weights to begin with where there is no checkpoint.
+        attempt: what differs from attempt to attempt.
+        sample: a few rows of all columns; the ranks read them.
     """
 
+    config: TrainingConfig
     model: ModelSource
     inputs: Binding
     outputs: Binding
-    weight: str | None
     fit: FitOptions
-    sync: Sync
-    window_bytes: int
     train: Manifest
     validation: Manifest | None
     run_dir: str
-    workers: int
-    checkpoint: int | None
-    warm_start: WarmStart | None
-    checkpoints: CheckpointOptions
     run_id: str
-    lock_token: str
-    callbacks: Any
+    workers: int
     settings: dict[str, Any]
-    transforms: Mapping[str, Transform] = field(default_factory=dict)
-    name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
-    check_outputs: Callable[[Sequence[OutputSpec]], None] | None = None
-    final_metrics: bool = False
-    keep_sample: bool = True
+    warm_start: WarmStart | None = None
+    attempt: AttemptSpec = AttemptSpec()
     sample: Arrays | None = field(default=None, repr=False)
 
     @property
@@ -230,9 +219,14 @@ class TrainingSpec:
         return self.model.engine
 
     @property
+    def weight_col(self) -> str | None:
+        """Column of the rows' weights."""
+        return self.config.sample_weight_col
+
+    @property
     def columns(self) -> list[str]:
         """The columns that rows are read of: features, labels and weights, each once."""
-        weight = () if self.weight is None else (self.weight,)
+        weight = () if self.weight_col is None else (self.weight_col,)
         return list(dict.fromkeys([*self.inputs.columns, *self.outputs.columns, *weight]))
 
     @property
@@ -253,7 +247,7 @@ class TrainingSpec:
             "global_batch": self.global_batch,
             "seed": self.fit.seed,
             "shuffle": self.fit.shuffle,
-            "window_bytes": self.window_bytes,
+            "window_bytes": self.config.data.window_bytes,
             "steps_per_epoch": self.fit.steps_per_epoch,
             "row_order": self.train.row_order,
         }

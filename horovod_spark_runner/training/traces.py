@@ -66,7 +66,7 @@ class Traces:
         tracer: Tracer | None,
         say: Callable[[str], None] = notify,
     ) -> None:
-        asked = spec.checkpoints
+        asked = spec.config.checkpoints
         if tracer is None and (asked.timeline or asked.profile_steps):
             raise ModelError(
                 f"timeline and profile_steps: engine {spec.engine!r} records no traces; leave "
@@ -75,7 +75,7 @@ class Traces:
         self._tracer = tracer if rank == 0 else None
         self._timeline = asked.timeline
         self._first, self._last = asked.profile_steps or (0, -1)
-        self._directory, self._token = RunDirectory(spec.run_dir), spec.lock_token
+        self._directory, self._token = RunDirectory(spec.run_dir), spec.attempt.lease_token
         self._say = say
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._tried = self._recording = False

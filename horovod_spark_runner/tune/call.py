@@ -11,19 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..config.training_config import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.pipeline import import_ahead, prepare_data
-from ..run.request import CheckedRequest, Resume, check_request
+from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .result import TuneResult
 from .search import Search
 from .space import Space, check_space, describe_space, suggest
-from .trial_request import TrialRequests, check_names, checked_params, trial_requests
+from .trial_config import TrialConfigs, check_names, checked_params, trial_configs
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -125,7 +126,7 @@ def tune(
     samplers.check_sampler(sampler, space)
     place = study_dir or default_place(session_of(df), "study_dir", "studies")
     directory = StudyDirectory(Location(place))
-    requests = trial_requests(
+    configs = trial_configs(
         df,
         model_fn,
         training,
@@ -133,23 +134,23 @@ def tune(
         seed=seed,
         study_dir=directory.location,
     )
-    made_pruner = samplers.make_pruner(pruner, _epochs(space, requests))
+    made_pruner = samplers.make_pruner(pruner, _epochs(space, configs))
     console = Console(directory.location.name, quiet=not check_flag("stream_logs", stream_logs))
     _check_resume(resume, directory)
-    checked = check_request(requests.base)
-    at_once = _at_once(parallel, checked, max_trials)
+    run = resolve(df, configs.base)
+    at_once = _at_once(parallel, run, max_trials)
     wanted = {
         "metric": metric,
         "direction": best_is,
         "space": describe_space(space),
-        "seed": requests.base.fit.seed,
-        "settings": _lasting(checked.settings),
+        "seed": configs.base.fit.seed,
+        "settings": _lasting(run.settings),
     }
     with directory.lock.lease():
         check_whole(directory)
         check_same(directory, wanted)
-        import_ahead(checked, at_once)
-        with prepare_data(checked, directory.lock.data) as data:
+        import_ahead(run, at_once)
+        with prepare_data(run, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
             choosing = partial(samplers.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
@@ -157,7 +158,7 @@ def tune(
             search = Search(
                 study=study,
                 directory=directory,
-                requests=requests,
+                configs=configs,
                 choose=lambda trial: _chosen(space, trial, training),
                 metric=metric,
                 max_trials=max_trials,
@@ -213,10 +214,10 @@ def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> s
     return check_choice("direction", direction, ("min", "max"))
 
 
-def _epochs(space: Space, requests: TrialRequests) -> int | None:
+def _epochs(space: Space, configs: TrialConfigs) -> int | None:
     """Return the epochs of every trial; ``None`` if they may differ."""
     searched = not isinstance(space, Mapping) or "epochs" in space
-    return None if searched else requests.base.fit.epochs
+    return None if searched else configs.base.fit.epochs
 
 
 def _check_resume(resume: str, directory: StudyDirectory) -> None:
@@ -232,17 +233,17 @@ def _check_resume(resume: str, directory: StudyDirectory) -> None:
         )
 
 
-def _at_once(parallel: int | None, checked: CheckedRequest, max_trials: int) -> int:
+def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
     """Return how many trials go on at once."""
-    total = checked.allotment.total
-    room = 1 if total is None else max(1, total // checked.allotment.slots)
+    total = run.allotment.total
+    room = 1 if total is None else max(1, total // run.allotment.slots)
     asked = room if parallel is None else check_count("parallel", parallel)
     if asked > room:
         logger.warning(
             "parallel=%d, but Spark has room for %d trials of %d ranks at once",
             asked,
             room,
-            checked.workers,
+            run.workers,
         )
     return min(asked, room, max_trials)
 

@@ -24,13 +24,13 @@ from ..launch.driver.console import Console
 from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
-from ..run.request import CheckedRequest, check_request
+from ..run.resolve import ResolvedRun, resolve
 from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .result import PRUNED, TuneResult, trial_line, trial_table
 from .trial import TrialFollower, check_own, final_value
-from .trial_request import TrialRequests
+from .trial_config import TrialConfigs
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -48,7 +48,7 @@ class Search:
     Args:
         study: where they are kept.
         directory: the study's directory.
-        requests: makes what is trained.
+        configs: makes what is trained.
         choose: has the parameters of a trial suggested.
         metric: name of the metric.
         max_trials: trials of the whole study.
@@ -61,7 +61,7 @@ class Search:
         *,
         study: Study,
         directory: StudyDirectory,
-        requests: TrialRequests,
+        configs: TrialConfigs,
         choose: Callable[[Trial], dict[str, Any]],
         metric: str,
         max_trials: int,
@@ -70,7 +70,7 @@ class Search:
     ) -> None:
         self._study = study
         self._directory = directory
-        self._requests = requests
+        self._configs = configs
         self._choose = choose
         self._metric = metric
         self._max_trials = max_trials
@@ -117,7 +117,7 @@ class Search:
         )
 
     def _work_in_threads(self, parallel: int) -> None:
-        spark = session_of(self._requests.base.frame)
+        spark = session_of(self._configs.df)
         threads = []
         for number in range(parallel):
             work = partial(contextvars.copy_context().run, self._work)
@@ -181,16 +181,16 @@ class Search:
         began = time.monotonic()
         place = self._directory.trial(trial.number).location
         try:
-            checked = check_request(self._requests.request(params, place))
+            run = resolve(self._configs.df, self._configs.config(params, place))
         except _OF_STORAGE:
             raise
         except HorovodSparkError as error:
             self._fail(trial, params, error, began)
             return
-        if checked.checkpoint is not None:
-            check_own(checked.checkpoint.settings.get("params"), params, place)
+        if run.checkpoint is not None:
+            check_own(run.checkpoint.settings.get("params"), params, place)
         try:
-            value, fitting = self._trained(trial, checked, follower)
+            value, fitting = self._trained(trial, run, follower)
         except Stopped:
             if not follower.pruned:
                 raise
@@ -219,14 +219,14 @@ class Search:
         self._say(trial, params, f"failed: {why.partition(chr(10))[0]}", began)
 
     def _trained(
-        self, trial: Trial, checked: CheckedRequest, follower: TrialFollower
+        self, trial: Trial, run: ResolvedRun, follower: TrialFollower
     ) -> tuple[float, float]:
         """Return the value of a trial, and how long its epochs took."""
-        if checked.checkpoint is not None:
-            follower.take_over(checked.checkpoint.history)
+        if run.checkpoint is not None:
+            follower.take_over(run.checkpoint.history)
         name = f"Horovod: trial {trial.number} of {self._directory.location.name}"
-        with described(session_of(self._requests.base.frame), name):
-            trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
+        with described(session_of(self._configs.df), name):
+            trained = train_ranks(run, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
         report = trained.report
@@ -258,13 +258,13 @@ class Search:
                 f"failed{first}"
             )
         found = next(line for line in lines if line.trial == best.number)
-        request = self._requests.base
-        build = self._requests.model_function(found.params)
+        base = self._configs.base
+        build = self._configs.model_function(found.params)
         model = transformer_class(engine_of(build)).from_run(
             found.run_dir,
             model_fn=build,
-            transforms=request.data.transforms,
-            prediction_col=request.prediction_col,
+            transforms=base.data.transforms,
+            prediction_col=base.prediction_col,
         )
         return TuneResult(
             best_params=dict(found.params),

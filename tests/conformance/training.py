@@ -18,8 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from horovod_spark_runner.config.sync import Allreduce
+from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import (
     TrainedModel,
@@ -32,7 +33,7 @@ from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.keras.archive import CONFIG_FILE
 from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE
 from horovod_spark_runner.training.loop import train
-from horovod_spark_runner.training.spec import ModelSource, TrainingSpec, bind_columns
+from horovod_spark_runner.training.spec import AttemptSpec, ModelSource, TrainingSpec, bind_columns
 from horovod_spark_runner.training.trained_model import Recipe
 
 from .case import Case
@@ -116,9 +117,9 @@ def ours(case: Case, data: Path, folder: Path, run_dir: Path, size: int, rank: i
 
     def work() -> tuple[Any, dict[str, Any]]:
         spec = _spec(case, data, run_dir, size, model_fn)
-        spec.callbacks.append(noted)
+        spec.config.callbacks.append(noted)
         folder.mkdir(parents=True, exist_ok=True)
-        spec.callbacks[:0] = case.callbacks(folder)
+        spec.config.callbacks[:0] = case.callbacks(folder)
         if rank == 0:
             run_dir.mkdir(parents=True)
             (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
@@ -140,25 +141,25 @@ def _spec(
         model=ModelSource(function=model),
         inputs=bind_columns(_as_argument(case.x), "feature_cols"),
         outputs=bind_columns(_as_argument(case.y), "label_cols"),
-        weight=case.weight,
+        config=TrainingConfig(
+            model_fn=None,
+            sample_weight_col=case.weight,
+            data=DataOptions(window_bytes=WINDOW),
+            checkpoints=CheckpointOptions(keep=1),
+            callbacks=[],
+        ),
         fit=FitOptions(
             batch_size=GLOBAL_BATCH // size,
             epochs=case.epochs,
             seed=SEED,
             **case.options,
         ),
-        sync=Allreduce(),
-        window_bytes=WINDOW,
         train=open_data(data, case.rows, case),
         validation=open_data(data, VALIDATION_ROWS, case) if case.validation else None,
         run_dir=str(run_dir),
         workers=size,
-        checkpoint=None,
-        warm_start=None,
-        checkpoints=CheckpointOptions(keep=1),
         run_id="conformance",
-        lock_token=TOKEN,
-        callbacks=[],
+        attempt=AttemptSpec(lease_token=TOKEN),
         settings={},
     )
 

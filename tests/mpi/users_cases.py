@@ -26,6 +26,7 @@ from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.keras.metrics import epoch_logs
 from horovod_spark_runner.training.keras.optimizers import find_optimizers, leaf_optimizers
 from horovod_spark_runner.training.loop import train
+from horovod_spark_runner.training.spec import AttemptSpec
 from tests.conformance.case import Case
 from tests.conformance.recording import recorder
 from tests.conformance.steps import Adversaries, own, registered
@@ -392,7 +393,13 @@ def train_all(data: str, folder: str) -> dict[str, Any]:
 
 
 def _trained(
-    case: Case, data: Path, run_dir: Path, files: Path, options: Any = None, **changes: Any
+    case: Case,
+    data: Path,
+    run_dir: Path,
+    files: Path,
+    options: Any = None,
+    sync: Any = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Train a case, and return what came of it on this rank."""
     noted, made = recorder(), []
@@ -406,8 +413,9 @@ def _trained(
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
     spec = _spec(case, data, run_dir, hvd.size(), model)
-    spec = replace(spec, **changes, fit=replace(spec.fit, **(options or {})))
-    spec.callbacks.extend([*case.callbacks(files), noted])
+    config = spec.config if sync is None else replace(spec.config, sync=sync)
+    spec = replace(spec, **changes, config=config, fit=replace(spec.fit, **(options or {})))
+    spec.config.callbacks.extend([*case.callbacks(files), noted])
     found: dict[str, Any] = {"error": "", "history": []}
     try:
         found["history"] = train(spec).history
@@ -430,7 +438,7 @@ def _in_two_parts(case: Case, data: Path, folder: Path) -> dict[str, Any]:
     files.mkdir(parents=True, exist_ok=True)
     _trained(case, data, run_dir, files, options={"epochs": 1})
     checkpoint = RunDirectory(str(run_dir)).checkpoint_steps()[0]
-    return _trained(case, data, run_dir, files, checkpoint=checkpoint)
+    return _trained(case, data, run_dir, files, attempt=AttemptSpec(checkpoint, TOKEN))
 
 
 def _another_share(data: Path, folder: Path) -> dict[str, Any]:

@@ -590,7 +590,11 @@ def test_a_step_gets_whole_labels_as_int64_and_others_as_they_are() -> None:
 def test_weights_of_steps_are_for_keras() -> None:
     train = spec_of([X, Column("w", "float32", (2,))]).train
     with pytest.raises(ModelError, match=r"'w'.*Keras.*per row"):
-        trainee(lambda: TorchModel(nn.Linear(3, 1), "MSELoss", "SGD"), weight="w", train=train)
+        trainee(
+            lambda: TorchModel(nn.Linear(3, 1), "MSELoss", "SGD"),
+            sample_weight_col="w",
+            train=train,
+        )
 
 
 class Counter:

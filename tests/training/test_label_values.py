@@ -178,7 +178,7 @@ def test_no_rows_and_time_steps() -> None:
 def test_weights_of_steps_fit_the_steps_of_the_output() -> None:
     columns = [Column("x", "float32", (5, 3)), Column("w", "float32", (5,))]
     label = Column("y", "float32", (5, 1))
-    spec = replace(spec_of(columns, (label,), weight="w"), inputs=Binding(("x",)))
+    spec = replace(spec_of(columns, (label,), sample_weight_col="w"), inputs=Binding(("x",)))
     model = keras.Sequential([keras.Input((5, 3)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     batches = BatchBinding(model, spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.config.sync import Allreduce
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, RestartOptions
+from horovod_spark_runner.config.training import FitOptions, RestartOptions
+from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.errors import (
     CheckpointError,
     NotEnoughSlotsError,
@@ -26,7 +25,8 @@ from horovod_spark_runner.errors import (
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run.attempts import Attempts, Stopped
-from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint, find_checkpoint
+from horovod_spark_runner.run.find_checkpoint import find_checkpoint
+from horovod_spark_runner.run.resolve import StartingPoint
 from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -40,27 +40,25 @@ from horovod_spark_runner.training.spec import (
 )
 
 
-def spec_of(directory: RunDirectory, checkpoint: int | None, lock_token: str) -> TrainingSpec:
+def spec_of(directory: RunDirectory) -> TrainingSpec:
     return TrainingSpec(
+        config=TrainingConfig(model_fn=None),
         model=ModelSource(),
         inputs=Binding(("x",)),
         outputs=Binding(("y",)),
-        weight=None,
         fit=FitOptions(),
-        sync=Allreduce(),
-        window_bytes=1,
         train=None,  # type: ignore[arg-type]
         validation=None,
         run_dir=str(directory.location),
-        workers=4,
-        checkpoint=checkpoint,
-        warm_start=None,
-        checkpoints=CheckpointOptions(),
         run_id="r",
-        lock_token=lock_token,
-        callbacks=(),
+        workers=4,
         settings={},
     )
+
+
+def start_of(directory: RunDirectory) -> StartingPoint:
+    steps, checkpoint = find_checkpoint(directory, "auto")
+    return StartingPoint(checkpoint, steps, FitOptions(), None, None)
 
 
 class Cluster:
@@ -95,8 +93,8 @@ class Cluster:
         workers: int | None = None,
     ) -> RunResult:
         (spec,) = args
-        assert holds(self.directory.lock, spec.lock_token)
-        self.launched.append((workers, spec.checkpoint))
+        assert holds(self.directory.lock, spec.attempt.lease_token)
+        self.launched.append((workers, spec.attempt.checkpoint))
         saved, reported, end = self.ends.pop(0)
         if saved:
             info = CheckpointInfo(saved, 0, [], "abc", [], "e", run_id="r")
@@ -119,7 +117,7 @@ def killed() -> RankFailedError:
 
 def run(
     cluster: Cluster,
-    found: FoundCheckpoint | None = None,
+    start: StartingPoint | None = None,
     follower: Follower | None = None,
     **restarts: Any,
 ) -> tuple[Attempts, list[float], RunResult]:
@@ -128,17 +126,16 @@ def run(
         attempts = Attempts(
             None,
             LaunchSettings(4, stream_logs=False),
-            4,
             RestartOptions(**restarts),
             cluster.directory,
             lease,
             cluster,
             pauses.append,
-            found=found,
+            start=start,
             followers=[] if follower is None else [follower],
         )
         try:
-            result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
+            result = attempts.run(spec_of(cluster.directory))
         finally:
             cluster.done = attempts.done
     return attempts, pauses, result
@@ -315,21 +312,21 @@ def test_what_the_driver_has_found_is_looked_at_again_only_if_others_have_come(
     directory: RunDirectory,
 ) -> None:
     run(Cluster(directory, [], [(10, 10, None)]))
-    found = find_checkpoint(directory, "auto")
-    assert found.info is not None
-    assert (found.info.step, found.steps) == (10, (10,))
+    start = start_of(directory)
+    assert start.checkpoint is not None
+    assert (start.checkpoint.step, start.steps) == (10, (10,))
     manifest = directory.checkpoint(10).join("checkpoint.json")
     whole = manifest.read_bytes()
     manifest.delete_file()  # it is not read again
     cluster = Cluster(directory, [], [(0, 10, None)])
-    run(cluster, found)
+    run(cluster, start)
     assert cluster.launched == [(4, 10)]
     manifest.write_bytes(whole)
     # Another run has been here before this one held the lock.
     info = CheckpointInfo(20, 0, [], "abc", [], "e", run_id="r")
     save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(1)}})
     cluster = Cluster(directory, [4], [(0, 22, killed()), (0, 30, None)])
-    run(cluster, found, max_restarts=1)
+    run(cluster, start, max_restarts=1)
     assert cluster.launched == [(4, 20), (4, 20)]
 
 
@@ -339,11 +336,11 @@ def test_a_damaged_newest_is_told_once_and_the_one_before_found(
     run(Cluster(directory, [], [(10, 10, None)]))
     directory.checkpoint(20).make_folder()
     directory.checkpoint(20).join("checkpoint.json").write_text("{}")
-    found = find_checkpoint(directory, "auto")
-    assert found.info is not None
-    assert (found.info.step, found.steps) == (10, (20, 10))
+    start = start_of(directory)
+    assert start.checkpoint is not None
+    assert (start.checkpoint.step, start.steps) == (10, (20, 10))
     cluster = Cluster(directory, [], [(0, 10, None)])
-    run(cluster, found)
+    run(cluster, start)
     assert cluster.launched == [(4, 10)]
     assert len([text for text in caplog.messages if "skipped" in text]) == 1
 

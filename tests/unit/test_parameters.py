@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import math
@@ -95,21 +94,6 @@ def test_run_training_takes_what_is_needed_every_day(name: str) -> None:
 def test_run_training_says_something_of_every_argument() -> None:
     assert list(described_arguments(run_training.__doc__ or "")) == list(TAKEN)
     assert len(TAKEN) <= 30
-
-
-def test_run_training_hands_every_argument_on() -> None:
-    """Under its own name; what is forgotten, or swapped, would have no effect, or another's."""
-    called_otherwise = {"df": "frame", "model_fn": "model"}
-    source = ast.parse(inspect.getsource(run_training))
-    handed = {
-        (keyword.arg, name.id)
-        for keyword in ast.walk(source)
-        if isinstance(keyword, ast.keyword)
-        for name in ast.walk(keyword.value)
-        if isinstance(name, ast.Name)
-    }
-    for name in TAKEN:
-        assert (called_otherwise.get(name, name), name) in handed, name
 
 
 def test_datasets_of_functions_are_prepared_alike() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_spark_runner import CheckpointOptions
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.spec import AttemptSpec
 from horovod_spark_runner.training.timeline import Timeline
 from horovod_spark_runner.training.traces import Traces
 
@@ -51,7 +52,10 @@ def recorded(place: Path, recorder: Recorder, steps: int) -> list[str]:
     options = CheckpointOptions(timeline=True, profile_steps=(1, 2))
     with directory.lease() as lease:
         spec: Any = SimpleNamespace(
-            checkpoints=options, engine="own", run_dir=str(place), lock_token=lease.token
+            config=SimpleNamespace(checkpoints=options),
+            engine="own",
+            run_dir=str(place),
+            attempt=AttemptSpec(lease_token=lease.token),
         )
         traces = Traces(spec, 0, recorder, said.append)
         for step in range(steps):

@@ -39,7 +39,7 @@ from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampl
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study
 from horovod_spark_runner.tune.trial import check_own, final_value
-from horovod_spark_runner.tune.trial_request import check_names, checked_params
+from horovod_spark_runner.tune.trial_config import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
 

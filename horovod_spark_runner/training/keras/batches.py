@@ -61,12 +61,12 @@ class BatchBinding:
             ModelError: it does not fit the label columns.
         """
         model, spec = self._model, self._spec
-        if spec.weight is not None:
-            _check_weights_of_steps(spec.train.column(spec.weight), outputs)
+        if spec.weight_col is not None:
+            _check_weights_of_steps(spec.train.column(spec.weight_col), outputs)
         self._labels = bind_outputs(model, spec.outputs, spec.train, outputs)
         if needs_labels(model):
             of_classes = spec.fit.class_weight or {}
-            weighted = spec.weight is not None or 0 in of_classes.values()
+            weighted = spec.weight_col is not None or 0 in of_classes.values()
             columns = spec.outputs.columns
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
@@ -102,7 +102,7 @@ class BatchBinding:
         x, y = self.inputs(arrays), self._labels(arrays)
         if check and self._check_labels is not None:
             self._check_labels(y)
-        weight = None if self._spec.weight is None else arrays[self._spec.weight]
+        weight = None if self._spec.weight_col is None else arrays[self._spec.weight_col]
         values = keras.utils.pack_x_y_sample_weight(x, y, weight)
         return tf.nest.map_structure(as_tensor, values)
 

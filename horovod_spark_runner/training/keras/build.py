@@ -79,12 +79,14 @@ class BuiltModel:
         check_optimizers(self.optimizers)
         if self.steps.graph is not None:
             check_tracked(self.model, self.optimizers, self.steps.graph)
-        if isinstance(spec.sync, Allreduce):
-            check_compression(self.optimizers, spec.sync.compression)
+        if isinstance(spec.config.sync, Allreduce):
+            check_compression(self.optimizers, spec.config.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
-        if world.Get_size() > 1 or isinstance(spec.sync, DiLoCo):  # makes an outer step even so
-            check_between_meetings(self.model, self.optimizers, synchroniser, spec.sync)
+        if world.Get_size() > 1 or isinstance(
+            spec.config.sync, DiLoCo
+        ):  # makes an outer step even so
+            check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
 
 
 def check_between_meetings(

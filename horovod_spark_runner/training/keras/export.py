@@ -251,6 +251,6 @@ def served_by(spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOu
         outputs,
         name([output.name for output in outputs]),
         fixed_batch(model),
-        [one for one in names if one in spec.transforms],
+        [one for one in names if one in spec.config.data.transforms],
         eager=bool(model.run_eagerly),
     )

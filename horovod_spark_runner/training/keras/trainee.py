@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 from mpi4py import MPI
 
+from ...config.prediction import added_columns
 from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
@@ -22,7 +24,7 @@ from .artifact import outputs_of, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
-from .export import NameOutputs, Served, served_by
+from .export import Served, served_by
 from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
@@ -53,7 +55,7 @@ class KerasTrainee(Trainee):
     def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
         self._spec = spec
         self._rank = world.Get_rank()
-        self._given = check_callbacks(spec.callbacks)
+        self._given = check_callbacks(spec.config.callbacks)
         watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
         share_logs = overrides(self._given, *watched)
         self._built = BuiltModel(spec, world, synchroniser, share_logs=share_logs)
@@ -63,8 +65,8 @@ class KerasTrainee(Trainee):
         self.columns = self._batches.columns
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
-        if self._rank == 0 and spec.name_outputs is not None:
-            self._served(spec.name_outputs).trace()  # what it cannot be is told at once
+        if self._rank == 0 and spec.config.checkpoints.saved_model:
+            self._served().trace()  # what it cannot be is told at once
 
     def train_step(
         self, step: Step, asked: Sequence[bool], last: bool
@@ -105,8 +107,8 @@ class KerasTrainee(Trainee):
         directory.saved_model.delete_folder()
         inputs = ModelInputs.of_training(self._spec)
         saved = save_model(directory, self.model, inputs, self._batches.inputs)
-        if self._spec.name_outputs is not None:
-            self._served(self._spec.name_outputs).write(directory.saved_model)
+        if self._spec.config.checkpoints.saved_model:
+            self._served().write(directory.saved_model)
         return saved
 
     def outputs(self) -> Sequence[OutputSpec] | None:
@@ -114,7 +116,8 @@ class KerasTrainee(Trainee):
             inputs = ModelInputs.of_training(self._spec)
             return outputs_of(self.model, inputs, self._batches.inputs)[0]
 
-    def _served(self, name: NameOutputs) -> Served:
+    def _served(self) -> Served:
+        name = partial(added_columns, given=self._spec.config.prediction_col)
         inputs = sample_inputs(self.model, self._batches.inputs, self._batches.sample)
         return served_by(self._spec, self.model, inputs, name)
 

@@ -63,12 +63,12 @@ class Batches:
         self.columns = spec.columns
         known = {name: spec.train.column(name) for name in self.columns}
         check_columns(spec.outputs.slots, known)
-        if spec.weight is not None and known[spec.weight].shape:
+        if spec.weight_col is not None and known[spec.weight_col].shape:
             raise ModelError(
-                f"sample_weight_col {spec.weight!r} holds arrays of shape "
-                f"{known[spec.weight].shape}, which is for Keras; losses of PyTorch weigh whole "
-                "rows: give one number per row, or weigh steps in a loss function, to which the "
-                "column is given as a label"
+                f"sample_weight_col {spec.weight_col!r} holds arrays of shape "
+                f"{known[spec.weight_col].shape}, which is for Keras; losses of PyTorch weigh "
+                "whole rows: give one number per row, or weigh steps in a loss function, to which "
+                "the column is given as a label"
             )
         self.feed = input_feed(module, spec.inputs, known)
         self._labels = Feed(spec.outputs.slots)
@@ -77,8 +77,8 @@ class Batches:
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
         """Return rows as tensors, in a training with the weights of classes."""
         weights = None
-        if self._spec.weight is not None:
-            weights = arrays[self._spec.weight]
+        if self._spec.weight_col is not None:
+            weights = arrays[self._spec.weight_col]
         elif training and self._spec.fit.class_weight is not None:
             weights = self._class_weights(arrays[self._spec.outputs.columns[0]])
         inputs = self.feed.values(arrays, self._device)

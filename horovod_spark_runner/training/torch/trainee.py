@@ -89,7 +89,7 @@ class TorchTrainee(Trainee):
         module: nn.Module,
     ) -> None:
         self._spec, self._world = spec, world
-        self._callbacks = made_callbacks(spec.callbacks)
+        self._callbacks = made_callbacks(spec.config.callbacks)
         self._model, self.module = model, module
         if not is_lightning(module):  # whose parts stay in the mode that they are in
             module.train()
@@ -99,8 +99,8 @@ class TorchTrainee(Trainee):
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
         self._check_weights()
         self._optimizers, planned = self._configured()
-        if isinstance(spec.sync, Allreduce):
-            check_compression(self._model, self._optimizers, spec.sync.compression)
+        if isinstance(spec.config.sync, Allreduce):
+            check_compression(self._model, self._optimizers, spec.config.sync.compression)
         self._schedulers = Schedulers(planned)
         if not self._in_step and self._schedulers.follow_steps:
             raise ModelError(
@@ -145,7 +145,7 @@ class TorchTrainee(Trainee):
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
         check_gradients(self.module, alone=self._together == 1 and self._in_step)
-        check_complex(self.module, self._spec.sync, self._world.Get_size())
+        check_complex(self.module, self._spec.config.sync, self._world.Get_size())
 
     def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
         """Return the optimizers, by name, and the schedulers."""

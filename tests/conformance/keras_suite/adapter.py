@@ -13,12 +13,11 @@ from typing import Any
 import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from horovod_spark_runner.config.data import DataOptions
-from horovod_spark_runner.config.sync import Allreduce
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.loop import train
-from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
+from horovod_spark_runner.training.spec import AttemptSpec, Binding, ModelSource, TrainingSpec
 
 from .rows import NotRowsError, Part, Rows, rows_of, write_rows
 
@@ -122,20 +121,18 @@ def _train(
                 model=ModelSource(function=lambda: model),
                 inputs=_binding(rows.inputs),
                 outputs=_binding(rows.labels),
-                weight=next(iter(rows.weights.names), None),
+                config=TrainingConfig(
+                    model_fn=None,
+                    sample_weight_col=next(iter(rows.weights.names), None),
+                    callbacks=_callbacks(callbacks),
+                ),
                 fit=FitOptions(**settings),
-                sync=Allreduce(),
-                window_bytes=DataOptions().window_bytes,
                 train=data,
                 validation=held_out,
                 run_dir=str(folder / "run"),
                 workers=1,
-                checkpoint=None,
-                warm_start=None,
-                checkpoints=CheckpointOptions(),
                 run_id="keras-suite",
-                lock_token=lease.token,
-                callbacks=_callbacks(callbacks),
+                attempt=AttemptSpec(lease_token=lease.token),
                 settings={},
             )
         )

@@ -123,7 +123,7 @@ class LightningHooks(TorchHooks):
 
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         results = {**logs, **self._adapter.end(TRAINING)}
-        best = self._spec.checkpoints.best_metric
+        best = self._spec.config.checkpoints.best_metric
         complete = self._spec.validation is None or self._spec.fit.validates(epoch)
         if best is not None and complete and best not in results:
             raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""From what `tune` was given, and the parameters of a trial, to the request of a training."""
+"""Configure the training of a trial: arguments of `tune`, and the parameters of the trial."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..api import run_training
 from ..config.compression import as_json
 from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
-from ..config.launch import LaunchOptions, LaunchSettings, MpiOptions
+from ..config.launch import LaunchSettings, MpiOptions
 from ..config.sync import WAYS, Allreduce, check_sync
-from ..config.training import CheckpointOptions, FitOptions, RestartOptions
-from ..config.validators import Kind, check_options
+from ..config.training import FitOptions, RestartOptions
+from ..config.training_config import OPTIONS, TrainingConfig
+from ..config.validators import Kind
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError
-from ..run.request import TrainingRequest
 from ..storage.filesystem import Location
 from ..training.spec import FEATURES
 from .space import Space
@@ -33,12 +33,6 @@ _OF_SEARCH = (
     *("space", "metric", "direction", "max_trials", "parallel", "workers_per_trial"),
     *("sampler", "pruner", "study_dir"),
 )
-_OPTIONS: dict[str, type[Settings]] = {
-    "data": DataOptions,
-    "checkpoints": CheckpointOptions,
-    "restarts": RestartOptions,
-    "launch": LaunchOptions,
-}
 # A trial that its surroundings have cut short is tried once more.
 _RESTARTS = RestartOptions(max_restarts=1)
 # Settings of the table that a space may name: where they belong. Those of `FitOptions` but
@@ -54,25 +48,27 @@ _SEARCHED: dict[str, tuple[str, type[Settings]]] = {
 }
 _TABLE = {
     one.name
-    for cls in (FitOptions, LaunchSettings, MpiOptions, *_OPTIONS.values(), *WAYS.values())
+    for cls in (FitOptions, LaunchSettings, MpiOptions, *OPTIONS.values(), *WAYS.values())
     for one in fields(cls)
 }
 
 
 @dataclass(frozen=True)
-class TrialRequests:
-    """Makes the requests of trials.
+class TrialConfigs:
+    """Makes the configurations of trials.
 
     Attributes:
-        base: what all trials share.
+        df: the rows.
+        base: configuration that all trials share.
         model_fn: makes the model of a trial's parameters.
     """
 
-    base: TrainingRequest
+    df: Any
+    base: TrainingConfig
     model_fn: Callable[[dict[str, Any]], Any]
 
-    def request(self, params: Mapping[str, Any], run_dir: Location) -> TrainingRequest:
-        """Return the request of a trial.
+    def config(self, params: Mapping[str, Any], run_dir: Location) -> TrainingConfig:
+        """Return the configuration of a trial.
 
         Args:
             params: its parameters; those that are called as a setting are set.
@@ -87,7 +83,9 @@ class TrialRequests:
                 own.setdefault(_SEARCHED[name][0], {})[name] = value
         changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
         model = self.model_function(params)
-        return replace(self.base, model=model, run_dir=str(run_dir), params=dict(params), **changed)
+        return replace(
+            self.base, model_fn=model, run_dir=str(run_dir), params=dict(params), **changed
+        )
 
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
@@ -95,7 +93,7 @@ class TrialRequests:
         return functools.partial(self.model_fn, own)
 
 
-def trial_requests(
+def trial_configs(
     df: Any,
     model_fn: Any,
     training: Mapping[str, Any],
@@ -103,8 +101,8 @@ def trial_requests(
     workers: int,
     seed: int,
     study_dir: Location,
-) -> TrialRequests:
-    """Return what makes the requests of trials.
+) -> TrialConfigs:
+    """Return what makes the configurations of trials.
 
     Args:
         df: the rows.
@@ -136,27 +134,21 @@ def trial_requests(
             f"feature_cols is not given and the DataFrame has no column {FEATURES!r}; a search "
             "needs feature_cols, as the models of its trials may name their inputs differently"
         )
-    fit = {one.name: given.pop(one.name) for one in fields(FitOptions) if one.name in given}
-    checked: dict[str, Any] = {
-        name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()
-    }
-    checked["sync"] = check_sync("sync", given.pop("sync"))
-    callbacks = given.pop("callbacks")
-    base = TrainingRequest(
-        frame=df,
-        model=functools.partial(model_fn, {}),
-        num_workers=workers,
-        run_dir=str(study_dir),
-        resume="auto",
-        stream_logs=False,
-        custom_objects=None,
-        callbacks=() if callbacks is None else callbacks,
-        fit=FitOptions(seed=seed, **fit),
-        **checked,
-        **given,
+    configs = TrialConfigs(
+        df,
+        TrainingConfig.from_arguments(
+            {
+                **given,
+                "model_fn": functools.partial(model_fn, {}),
+                "num_workers": workers,
+                "run_dir": str(study_dir),
+                "stream_logs": False,
+                "seed": seed,
+            }
+        ),
+        model_fn,
     )
-    requests = TrialRequests(base, model_fn)
-    return replace(requests, base=replace(base, model=requests.model_function({})))
+    return replace(configs, base=replace(configs.base, model_fn=configs.model_function({})))
 
 
 def _check_model_fn(model_fn: Any) -> None:

@@ -1,10 +1,9 @@
-"""Which checkpoint of its directory a run goes on from."""
+"""Find the checkpoint that a run resumes from."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
 
 from ..errors import HorovodSparkError, RunDirectoryError
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
@@ -14,21 +13,14 @@ from ..training.changes import describe_rest
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FoundCheckpoint:
-    """The checkpoint to go on from, as the driver found it before it held the lock.
+def find_checkpoint(
+    directory: RunDirectory, resume: str
+) -> tuple[tuple[int, ...], CheckpointInfo | None]:
+    """Return the steps of all checkpoints, and the one to resume from; warn of what is skipped.
 
-    Attributes:
-        info: what it is; ``None`` to start anew.
-        steps: those of all checkpoints there were. While they are the same, so is what was found.
-    """
-
-    info: CheckpointInfo | None
-    steps: tuple[int, ...]
-
-
-def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
-    """Return the checkpoint to go on from; what is skipped is warned of.
+    Args:
+        directory: the run directory.
+        resume: ``"auto"``, ``"never"`` or ``"required"``, see `run_training`.
 
     Raises:
         RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
@@ -50,7 +42,7 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
         )
     for line in skipped:
         logger.warning(line)
-    return FoundCheckpoint(None if newest is None else newest[1], steps)
+    return steps, None if newest is None else newest[1]
 
 
 def describe_interruption(directory: RunDirectory, epochs: int) -> str:

@@ -23,10 +23,10 @@ from horovod_spark_runner.config.training import (
     InitialWeights,
     RestartOptions,
 )
+from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run import default_place
-from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint
-from horovod_spark_runner.run.request import CheckedRequest, TrainingRequest, as_locked
+from horovod_spark_runner.run.resolve import ResolvedRun, StartingPoint, resolve_again
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.columns import by_convention, by_name
@@ -44,33 +44,8 @@ def test_a_default_place_is_nobodys_yet(tmp_path: Path, monkeypatch: pytest.Monk
     assert given == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
 
 
-def request(**given: Any) -> TrainingRequest:
-    return TrainingRequest(
-        **{
-            "frame": None,
-            "model": len,
-            "feature_cols": ["a"],
-            "label_cols": ["y"],
-            "num_workers": 1,
-            "gpus_per_worker": 0,
-            "stream_logs": True,
-            "sample_weight_col": None,
-            "validation": None,
-            "custom_objects": None,
-            "callbacks": (),
-            "run_dir": None,
-            "resume": "auto",
-            "initial_weights": None,
-            "prediction_col": None,
-            "fit": FitOptions(),
-            "data": DataOptions(),
-            "checkpoints": CheckpointOptions(),
-            "restarts": RestartOptions(),
-            "launch": LaunchOptions(),
-            "sync": Allreduce(),
-            **given,
-        }
-    )
+def config(**given: Any) -> TrainingConfig:
+    return TrainingConfig(model_fn=len, feature_cols=["a"], label_cols=["y"], **given)
 
 
 def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
@@ -78,29 +53,35 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
 ) -> None:
     directory, engine = RunDirectory(str(tmp_path)), ModelSource().engine
 
-    def checked(**given: Any) -> CheckedRequest:
+    def resolved(**given: Any) -> ResolvedRun:
         allotment: Any = SimpleNamespace(workers=1)
-        asked = request(fit=FitOptions(lr_scaling="linear"), **given)
-        places = Binding(("a",)), Binding(("y",))
-        found = FoundCheckpoint(None, ())
-        return CheckedRequest(
-            asked, ModelSource(), *places, directory, LaunchSettings(1), allotment, asked.fit, None,
-            found, None, 0.0,
-        )  # fmt: skip
+        own = config(fit=FitOptions(lr_scaling="linear"), **given)
+        return ResolvedRun(
+            df="rows",
+            config=own,
+            model=ModelSource(),
+            inputs=Binding(("a",)),
+            outputs=Binding(("y",)),
+            directory=directory,
+            launch=LaunchSettings(1),
+            allotment=allotment,
+            start=StartingPoint(None, (), own.fit, None, None),
+            seconds=0.0,
+        )
 
-    first = checked()
-    assert as_locked(first) is first
+    first = resolved()
+    assert resolve_again(first) is first
     begun = {"fit": {"lr_scaling": "sqrt"}}
     info = CheckpointInfo(10, 1, [], "abc", [], engine, settings=begun)
     save_checkpoint(directory, info, {})
-    now = as_locked(first)
+    now = resolve_again(first)
     assert now.checkpoint == info
     assert now.fit.lr_scaling == "sqrt"  # as the run was begun, and checkpoints go on
     with pytest.raises(RunDirectoryError, match="resume='never'.*run"):
-        as_locked(checked(resume="never"))
+        resolve_again(resolved(resume="never"))
     save_checkpoint(directory, replace(info, engine="another"), {})
     with pytest.raises(RunDirectoryError, match="engine 'another'"):
-        as_locked(first)
+        resolve_again(first)
 
 
 @pytest.mark.parametrize(
@@ -114,18 +95,18 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
         ({"initial_weights": ""}, "initial_weights"),
     ],
 )
-def test_requests_that_cannot_be_meant(given: dict[str, Any], message: str) -> None:
+def test_a_configuration_that_is_invalid(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        request(**given)
+        config(**given)
 
 
-def test_requests_that_can() -> None:
-    assert request(run_dir="run").run_dir == "run"
-    assert request(initial_weights="run").initial_weights == InitialWeights("run")
+def test_a_configuration_that_is_valid() -> None:
+    assert config(run_dir="run").run_dir == "run"
+    assert config(initial_weights="run").initial_weights == InitialWeights("run")
     chosen = InitialWeights("run", skip_mismatch=np.True_)  # type: ignore[arg-type]
-    assert request(initial_weights=chosen).initial_weights is chosen
-    assert type(request(validation=np.float32(0.25)).validation) is float
-    assert request(validation=True).validation is True
+    assert config(initial_weights=chosen).initial_weights is chosen
+    assert type(config(validation=np.float32(0.25)).validation) is float
+    assert config(validation=True).validation is True
 
 
 @pytest.mark.parametrize(
@@ -284,14 +265,14 @@ def test_every_argument_of_run_training_arrives(monkeypatch: pytest.MonkeyPatch)
     assert GIVEN.keys() == {one.name for one in taken}
     assert all(GIVEN[one.name] != one.default for one in taken)
 
-    def stop(request: TrainingRequest) -> None:
-        raise InterruptedError(request)
+    def stop(df: Any, config: TrainingConfig) -> None:
+        raise InterruptedError(df, config)
 
-    monkeypatch.setattr(api, "check_request", stop)
+    monkeypatch.setattr(api, "resolve", stop)
     with pytest.raises(InterruptedError) as caught:
         run_training("frame", "model", **GIVEN)
-    asked = caught.value.args[0]
-    assert (asked.frame, asked.model) == ("frame", "model")
+    df, own = caught.value.args
+    assert (df, own.model_fn) == ("frame", "model")
     for name, value in GIVEN.items():
-        home = asked if hasattr(asked, name) else asked.fit
+        home = own if hasattr(own, name) else own.fit
         assert getattr(home, name) == value, name
