@@ -181,7 +181,7 @@ def test_a_job_that_reports_nothing_replaces_nothing(
     monkeypatch.setattr(files, "_slots", lambda spark: 2)
     monkeypatch.setattr(files, "is_case_sensitive", lambda spark: False)
     with pytest.raises(RunFailedError, match=r"/out\b.*files"):
-        files.predict_files(None, asked, predictor)  # type: ignore[arg-type]
+        files.predict_files(None, asked, predictor)
     assert names(out) == ["old.parquet"]
 
 
@@ -410,8 +410,8 @@ def test_parts_are_never_called_as_other_files(predictor: Predictor, tmp_path: P
             return [10, 10]
 
     with pytest.raises(DataError, match=r"'a-00001\.parquet'"):
-        files.divided([Large("a.parquet", *large), *read[1:], *read[:1]], 10)  # type: ignore[arg-type]
-    units = files.divided([Large("b.parquet", *large)], 10)  # type: ignore[arg-type]
+        files.divided([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
+    units = files.divided([Large("b.parquet", *large)], 10)
     assert [(unit.target, unit.groups) for unit in units] == [
         ("b-00000.parquet", (0,)), ("b-00001.parquet", (1,)),
     ]  # fmt: skip
