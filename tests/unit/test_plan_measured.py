@@ -290,23 +290,23 @@ def test_a_plan_that_fails_leaves_no_rows(
     """A training keeps them for the next call; the folder of a plan may be the user's run."""
 
     @contextlib.contextmanager
-    def kept(checked: object, folder: Location) -> Iterator[Any]:
+    def kept(run: object, folder: Location) -> Iterator[Any]:
         folder.join("rows-1", "part").parent.make_folder()
         folder.join("rows-1", "part").write_text("1")
         yield SimpleNamespace(train=None, reused=False)
 
     monkeypatch.setattr(sample, "prepare_data", kept)
-    checked: Any = SimpleNamespace(request=None)
+    run: Any = SimpleNamespace(config=None, df=None)
     theirs = tmp_path / "before" / "rows"
     theirs.mkdir(parents=True)
     for run_dir in (tmp_path / "new", tmp_path / "before"):
         expects = contextlib.nullcontext() if error is None else pytest.raises(type(error))
-        with expects, sample.written_sample(checked, Location(run_dir / "rows"), 10, 100):
+        with expects, sample.written_sample(run, Location(run_dir / "rows"), 10, 100):
             assert (run_dir / "rows" / "rows-1" / "part").exists()
             if error is not None:
                 raise error
     # Nor does one that has kept none leave their folder.
-    with sample.written_sample(checked, Location(tmp_path / "empty"), 10, 100):
+    with sample.written_sample(run, Location(tmp_path / "empty"), 10, 100):
         (tmp_path / "empty" / "rows-1" / "part").unlink()
         (tmp_path / "empty" / "rows-1").rmdir()
     assert not (tmp_path / "empty").exists()
