@@ -113,7 +113,7 @@ def note_steps(folder: str) -> Any:
         import horovod.tensorflow as hvd
         import keras
 
-        from horovod_spark_runner.rundir import checkpoint_writer as writer
+        from horovod_spark_runner.checkpoint import writer
 
         class Notes(keras.callbacks.Callback):
             def on_train_begin(self, logs: Any = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner import Allreduce, AsyncServer, LocalSGD, run_training
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from tests.digits import load
 
 RANKS, BATCH, STEPS, EPOCHS = 8, 16, 40, 4

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from horovod_spark_runner import TFTransformer
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.arrays import dump_arrays
 from horovod_spark_runner.training.engine import Engine
 from horovod_spark_runner.training.spec import Binding

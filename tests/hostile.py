@@ -28,6 +28,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from horovod_spark_runner.checkpoint.files import (
+    CheckpointInfo,
+    load_checkpoint,
+    newest_readable,
+    save_checkpoint,
+)
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands import cli
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
@@ -36,13 +43,6 @@ from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.ml.served import ServedModel
 from horovod_spark_runner.ml.trained import read_finished_run
-from horovod_spark_runner.rundir.checkpoint import (
-    CheckpointInfo,
-    load_checkpoint,
-    newest_readable,
-    save_checkpoint,
-)
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
 from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer

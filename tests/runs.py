@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.keras.saved import SavedModel
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec

@@ -26,7 +26,7 @@ FLOORS: list[set[str]] = [
     {"pickling"},
     {"config", "serialize", "report"},
     {"storage"},
-    {"spark", "rundir"},
+    {"spark"},
     {"data"},
     {"data.read"},
     {"data.prepare"},
@@ -34,6 +34,7 @@ FLOORS: list[set[str]] = [
     {"launch.slot"},
     {"launch.driver", "launch.worker"},
     {"training.sync"},
+    {"checkpoint"},
     # The loop knows an engine only by name.
     {"training"},
     {"training.keras", "training.torch"},

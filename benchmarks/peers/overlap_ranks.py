@@ -24,7 +24,7 @@ from model import waiting_layer
 from peers.session import join
 
 from horovod_spark_runner import Allreduce, HorovodRunner, LocalSGD, run_training
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 
 BATCH, STEPS, EPOCHS, SUMS = 32, 16, 3, 10
 WIDTH, LAYERS = 725, 10

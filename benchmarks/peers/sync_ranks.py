@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peers.session import join
 
 from horovod_spark_runner import run_training
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.estimator import sync_of
-from horovod_spark_runner.rundir.directory import RunDirectory
 from tests.digits import load
 
 WIDTH, BATCH, STEPS = 2200, 32, 16

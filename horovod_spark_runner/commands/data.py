@@ -7,9 +7,9 @@ import re
 import time
 from collections.abc import Sequence
 
+from ..checkpoint.run_directory import RunDirectory
 from ..data.store import StoredDataset, clear_datasets, list_datasets
 from ..errors import InvalidInputError
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .output import show
 

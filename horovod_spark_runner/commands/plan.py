@@ -7,10 +7,10 @@ import json
 import time
 from typing import Any
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError
 from ..planning.from_run import measure_from_run
 from ..planning.plan import PlanOptions, build_plan, plan_file
-from ..rundir.directory import RunDirectory
 from ..storage.archives import parsing
 from .output import output_file, show
 

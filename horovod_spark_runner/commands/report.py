@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
-from ..rundir.directory import RunDirectory
 from ..storage.archives import parsing
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent

@@ -7,11 +7,11 @@ import shlex
 import time
 from dataclasses import asdict
 
+from ..checkpoint.files import LogValue, PlainLogs
+from ..checkpoint.retry_policy import FINISHED, RUNNING, describe_attempts, steps_lost
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import HorovodSparkError, InvalidInputError
 from ..report.runs.state import UNREADABLE, WHOLE, RunSummary, read_run
-from ..rundir.attempt import FINISHED, RUNNING, describe_attempts, steps_lost
-from ..rundir.checkpoint import LogValue, PlainLogs
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .output import show
 from .strict_json import json_text

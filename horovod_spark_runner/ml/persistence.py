@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from .._version import __version__
+from ..checkpoint.run_directory import RunDirectory
 from ..config.data import Transform
 from ..errors import DataError, RunDirectoryError
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from ..storage.sums import sum_of
 from ..typed_json import load_json, read_fields

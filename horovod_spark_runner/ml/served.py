@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
-from ..rundir.directory import RunDirectory
 from ..spark.python_worker import ask_worker
 from ..storage.contents import Contents
 from ..training.engine import engine_named

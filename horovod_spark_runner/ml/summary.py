@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..checkpoint.retry_policy import Attempt
 from ..launch.shared.topology import RankPlacement
-from ..rundir.attempt import Attempt
 
 
 @dataclass(frozen=True)

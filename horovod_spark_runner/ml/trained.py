@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..checkpoint.run_directory import RunDirectory
 from ..config.data import Transform
 from ..config.validators import ColumnNames, check_count
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError, brief
 from ..formatting import quote_all
 from ..frameworks import FRAMEWORKS, KERAS, transformer_of
-from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource, bind_columns, check_model_fn, check_objects

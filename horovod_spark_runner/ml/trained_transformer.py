@@ -7,10 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.util import MLReadable, MLWritable
 
+from ..checkpoint.run_directory import RunDirectory
 from ..config.prediction import PredictionSettings
 from ..errors import InvalidInputError
 from ..formatting import quote_all
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .persistence import StageWriter
 from .predictions import PredictionModel

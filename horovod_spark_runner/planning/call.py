@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.run_directory import RunDirectory
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
 from ..config.training_config import TrainingConfig
@@ -18,7 +19,6 @@ from ..errors import InvalidInputError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.resolve import ResolvedRun, resolve
-from ..rundir.directory import RunDirectory
 from ..spark.session import described
 from .links import Link
 from .measure import measure_training

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.files import CheckpointInfo, newest_checkpoint
+from ..checkpoint.model_state import Described
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
-from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
-from ..rundir.directory import RunDirectory
 from ..training.accounting import WHOLE, Kind, mean_seconds
-from ..training.state import Described
 from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.synchroniser import bytes_of_sum
 from .links import ETHERNET_LATENCY, Link, ring_seconds

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..checkpoint.model_state import broadcast
 from ..data.read.reader import DatasetReader
 from ..launch.worker.reporting import report_progress
 from ..machine import usable_cores
@@ -20,7 +21,6 @@ from ..training.agreement import NOTHING
 from ..training.engine import engine_named
 from ..training.epochs import Epochs, Step
 from ..training.spec import TrainingSpec
-from ..training.state import broadcast
 from ..training.sync.synchroniser import Collectives
 from ..training.trainee import Trainee
 from ..training.training_steps import steps_known
@@ -106,9 +106,8 @@ def _gradient_bytes(trainee: Trainee) -> int:
 def _epochs(spec: TrainingSpec, world: MPI.Comm, reader: DatasetReader) -> Epochs:
     ranks, fit = world.Get_size(), replace(spec.fit, steps_per_epoch=None)
     step_rows = fit.batch_size * ranks
-    return Epochs(
-        reader, spec.train, fit, step_rows, spec.config.data.window_bytes, world.Get_rank(), ranks
-    )
+    window = spec.config.data.window_bytes
+    return Epochs(reader, spec.train, fit, step_rows, window, world.Get_rank(), ranks)
 
 
 def _load_batches(spec: TrainingSpec, world: MPI.Comm, reader: DatasetReader) -> list[Step]:

@@ -8,6 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..checkpoint.files import newest_checkpoint, read_steps
+from ..checkpoint.retry_policy import (
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    Attempt,
+    classify,
+    decide,
+    describe_attempts,
+)
+from ..checkpoint.run_directory import RunDirectory
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (
@@ -20,17 +31,6 @@ from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import Launcher
 from ..launch.shared.messages import Progress, Resumed, Started, Told
-from ..rundir.attempt import (
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    Attempt,
-    classify,
-    decide,
-    describe_attempts,
-)
-from ..rundir.checkpoint import newest_checkpoint, read_steps
-from ..rundir.directory import RunDirectory
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import AttemptSpec, TrainingSpec

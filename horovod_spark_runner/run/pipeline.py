@@ -13,6 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..checkpoint.attachments import HandOver, handing_over
+from ..checkpoint.config_diff import check_same_data
+from ..checkpoint.resume import describe_interruption
+from ..checkpoint.retry_policy import Attempt
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
@@ -27,17 +31,13 @@ from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
 from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformers import transformer_class
-from ..rundir.attempt import Attempt
-from ..rundir.handed import HandOver, handing_over
 from ..spark.followed_jobs import told_of
 from ..spark.session import described, master_of
 from ..storage.filesystem import Location
 from ..training.accounting import SENT, WHOLE
-from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
-from .find_checkpoint import describe_interruption
 from .record import CallRecord, versions
 from .resolve import ResolvedRun, resolve_again
 from .tracking import begin_tracking

@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .._version import __version__
+from ..checkpoint.retry_policy import FINISHED
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import HorovodSparkError
 from ..launch.driver.launch import RunResult
 from ..report.runs.page import write_report
-from ..rundir.attempt import FINISHED
-from ..rundir.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.config_diff import check_same_engine, describe_rest, settings_to_go_on_with
+from ..checkpoint.files import CheckpointInfo, read_steps
+from ..checkpoint.resume import find_checkpoint
+from ..checkpoint.run_directory import RunDirectory
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.prediction import PredictionSettings
@@ -20,21 +24,17 @@ from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError
 from ..launch.driver.console import Console
 from ..ml.naming import check_added, surely_added
-from ..rundir.checkpoint import CheckpointInfo, read_steps
-from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
 from ..spark.session import check_running, is_case_sensitive
 from ..storage.filesystem import Location
-from ..training.changes import check_same_engine, describe_rest, settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
 from .default_place import default_place
-from .find_checkpoint import find_checkpoint
 from .names import names_of_model
 from .saved_model import check_saved_model
 from .tracking import check_tracking

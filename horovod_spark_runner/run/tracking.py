@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 from zlib import crc32
 
+from ..checkpoint.run_directory import RunDirectory
 from ..config.mlflow import MlflowOptions
 from ..errors import (
     EnvironmentProblem,
@@ -32,7 +33,6 @@ from ..errors import (
     on_one_line,
 )
 from ..launch.shared.messages import Progress
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from ..storage.urls import without_secrets
 from ..training.logs import beside, numbers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..rundir.directory import Account
+from ..checkpoint.run_directory import Account
 from .sync.synchroniser import Traffic
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import ArrayLike
 
+from ..checkpoint.model_state import TrainingVariables, Variable
 from ..errors import RanksDivergedError
-from .state import TrainingVariables, Variable
 from .sync.synchroniser import Alike
 
 _SHOWN = 3

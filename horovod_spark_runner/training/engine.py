@@ -19,9 +19,9 @@ import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError
 from ..frameworks import KERAS
-from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .class_columns import ClassColumn

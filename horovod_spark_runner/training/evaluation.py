@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..rundir.checkpoint import LogValue
+from ..checkpoint.files import LogValue
 from ..storage.arrays import Arrays
 from .trained_model import Targets
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..checkpoint.files import LogValue, PlainLogs
+from ..checkpoint.run_directory import RunDirectory
 from ..launch.worker.reporting import notify
-from ..rundir.checkpoint import LogValue, PlainLogs
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from ..storage.lease import holds
 from ..storage.patience import HungError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..rundir.checkpoint import PlainLogs
+from ..checkpoint.files import PlainLogs
 from ..storage.arrays import Arrays
 from .logs import Logs
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..rundir.checkpoint import LogValue
+from ..checkpoint.files import LogValue
 
 # What JSON gives back.
 Json: TypeAlias = "str | float | bool | list[Json] | dict[str, Json] | None"

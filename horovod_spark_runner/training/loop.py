@@ -15,10 +15,13 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..checkpoint.manager import CheckpointManager
+from ..checkpoint.model_state import broadcast, kept
+from ..checkpoint.rank_state import restore_rank
+from ..checkpoint.run_directory import RunDirectory
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..launch.shared.signals import SignalWatch
-from ..rundir.directory import RunDirectory
 from ..storage.arrays import Arrays
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
@@ -26,15 +29,12 @@ from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
-from .keeper import Keeper
 from .learning_rate import LearningRate
 from .logs import Logs, numbers, plain
 from .progress import Progress, ProgressReporter
-from .rank_state import restore_rank
 from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
-from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .traces import Traces
 from .trainee import Trainee
@@ -62,9 +62,8 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
     clock = Clock(began=began)
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or SYNCHRONISERS[type(spec.config.sync)])(
-        spec.config.sync, engine.collectives()
-    )
+    way = way or SYNCHRONISERS[type(spec.config.sync)]
+    synchroniser = way(spec.config.sync, engine.collectives())
     spec = replace(spec, sample=_first_rows(spec, MPI.COMM_WORLD))
     with SignalWatch(signal.SIGTERM) as watch, steps_known(spec.steps):
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
@@ -130,9 +129,8 @@ class Training:
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
         events = self._rank == 0 and spec.config.checkpoints.event_files
-        self._events = (
-            EventFiles(RunDirectory(spec.run_dir), spec.attempt.lease_token) if events else None
-        )
+        directory = RunDirectory(spec.run_dir)
+        self._events = EventFiles(directory, spec.attempt.lease_token) if events else None
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
@@ -142,24 +140,24 @@ class Training:
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
+        options = spec.config.data
         reader = DatasetReader(
-            data, self._trainee.columns, spec.config.data.transforms, spec.config.data.window_bytes
+            data, self._trainee.columns, options.transforms, options.window_bytes
         )
         self._readers.append(reader)
-        sizes = spec.global_batch, spec.config.data.window_bytes, self._rank, self._size
-        ahead = (
-            training and not spec.config.data.transforms
-        )  # which may share what callbacks change
+        sizes = spec.global_batch, options.window_bytes, self._rank, self._size
+        # Transforms may share what callbacks change.
+        ahead = training and not options.transforms
         return Epochs(reader, data, spec.fit, *sizes, training=training, ahead=ahead)
 
     # -- before the first step -----------------------------------------------------------------
 
     def prepare(self) -> None:
         """Bring all ranks to the same state: built, restored or broadcast."""
-        self._keeper = Keeper(self._spec, self._world, self._trainee, self._sync)
-        wants = self._keeper.wants
-        self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, wants)
-        self._restored = self._keeper.load()
+        self._checkpoints = CheckpointManager(self._spec, self._world, self._trainee, self._sync)
+        is_due = self._checkpoints.is_due
+        self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, is_due)
+        self._restored = self._checkpoints.load()
         state: dict[str, Any] = {}
         if self._restored is not None:
             info = self._restored[0]
@@ -190,7 +188,7 @@ class Training:
     def close(self) -> None:
         self._clock.to(Kind.SAVE)
         self._traces.close()
-        self._keeper.close()
+        self._checkpoints.close()
         if self._events is not None:
             self._events.close()
         self._epochs.close()
@@ -210,14 +208,14 @@ class Training:
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
             if self._preempted:
-                self._keeper.finish()
+                self._checkpoints.finish()
                 return {}
         self._clock.to(Kind.SAVE)
         before = checksums(self._variables) if self._spec.config.is_trial else None
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")
-        self._keeper.finish()
+        self._checkpoints.finish()
         final = None
         if before is not None and changed_since(before, self._variables, self._world):
             final = plain(self._evaluate())
@@ -330,7 +328,7 @@ class Training:
     def _run_step(self, step: Step) -> tuple[Logs | None, bool]:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
-        self._keeper.poll()
+        self._checkpoints.poll()
         self._traces.before(progress.step)
         self._rate.before_step(progress.epoch + step.number / steps)
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
@@ -378,14 +376,14 @@ class Training:
             return logs, True
         last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
         self._preempted = bool(requests[PREEMPT]) and not last
-        self._save_due |= bool(requests[SAVE]) or self._keeper.wants(progress.step)
+        self._save_due |= bool(requests[SAVE]) or self._checkpoints.is_due(progress.step)
         if self._preempted or (self._save_due and met and not last):
             self._save()
         return logs, self._preempted
 
     def _asked(self) -> tuple[bool, bool, bool]:
         """Return what this rank asks of all; see `agreement`."""
-        return self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested
+        return self._hooks.stop_training, self._checkpoints.is_due_by_clock(), self._watch.requested
 
     def _note_rates(self) -> None:
         if self._rank == 0:
@@ -396,7 +394,7 @@ class Training:
         self._checked = True
         self._accounts.first_step_ended()
         if self._trainee.tells_all:
-            self._keeper.check_metric(numbers(plain(logs)))
+            self._checkpoints.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -426,4 +424,4 @@ class Training:
             **self._shares.state(),
         }
         with self._clock.during(Kind.CHECKPOINT):
-            self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs, then)
+            self._checkpoints.save(self._progress, self._hooks, state, self._accounts.epochs, then)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..checkpoint.files import CheckpointInfo, LogValue
 from ..config.training import FitOptions
 from ..data.manifest import Manifest
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
-from ..rundir.checkpoint import CheckpointInfo, LogValue
 from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
 

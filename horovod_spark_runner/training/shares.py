@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from ..checkpoint.config_diff import TAKEN, check_not_taken
 from ..data.read.reader import Batch
 from .agreement import NOTHING, SAVE, STOP, Agreement
-from .changes import TAKEN, check_not_taken
 from .epochs import Epochs, Step
 from .progress import Progress
 from .sync.asynchronous import AsyncSynchroniser

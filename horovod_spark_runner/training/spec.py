@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checkpoint.attachments import Carried
+from ..checkpoint.files import LogValue
 from ..config.importable import misfit
 from ..config.training import FitOptions
 from ..config.training_config import TrainingConfig
@@ -13,8 +15,6 @@ from ..config.validators import ColumnNames, check_columns
 from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
-from ..rundir.checkpoint import LogValue
-from ..rundir.handed import Carried
 from ..storage.arrays import Arrays
 from .training_steps import TrainingSteps, steps_known
 

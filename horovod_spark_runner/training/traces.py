@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
 from ..launch.worker.reporting import notify
-from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents, FilePart
 from ..storage.lease import holds
 from .spec import TrainingSpec

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..checkpoint.files import VARIABLES_FILE, read_file
+from ..checkpoint.run_directory import RunDirectory
 from ..config.data import Transform
 from ..data.manifest import Column
 from ..errors import RunDirectoryError
 from ..frameworks import KERAS, transformer_of
-from ..rundir.checkpoint import VARIABLES_FILE, read_file
-from ..rundir.directory import RunDirectory
 from ..storage.arrays import ArraysFile, write_arrays
 from ..storage.contents import Contents, Sink, spooled
 from ..storage.sums import (

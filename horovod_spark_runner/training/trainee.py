@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..checkpoint.config_diff import ModelChanges, other_model
+from ..checkpoint.model_state import TrainingVariables, Variable
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
-from ..rundir.directory import RunDirectory
-from .changes import ModelChanges, other_model
 from .epochs import Step
 from .hooks import Hooks
 from .learning_rate import Rates
 from .logs import Logs
 from .spec import OutputSpec, WarmStart
-from .state import TrainingVariables, Variable
 from .traces import Tracer
 
 

@@ -9,11 +9,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..checkpoint.files import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
+from ..checkpoint.run_directory import RunDirectory
 from ..config.training import InitialWeights
 from ..errors import ModelError
 from ..frameworks import model_of
-from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
-from ..rundir.directory import RunDirectory
 from ..storage.archives import open_archive
 from ..storage.contents import Contents
 from ..storage.filesystem import Location

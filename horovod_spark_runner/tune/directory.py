@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
-from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from ..typed_json import load_json, read_fields
 

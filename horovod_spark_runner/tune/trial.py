@@ -7,10 +7,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.files import PlainLogs
 from ..errors import InvalidInputError, ModelError, RunDirectoryError
 from ..launch.shared.messages import Progress
 from ..run.attempts import Stopped
-from ..rundir.checkpoint import PlainLogs
 from ..storage.filesystem import Location
 from ..training.logs import numbers
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
@@ -28,7 +29,6 @@ from horovod_spark_runner.ml.trained import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.keras.archive import CONFIG_FILE
 from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE

@@ -190,6 +190,6 @@ def test_the_architecture_names_every_module() -> None:
 
 
 def test_the_layout_of_a_run_directory_is_that_of_its_module() -> None:
-    module = (ROOT / "horovod_spark_runner" / "rundir" / "directory.py").read_text()
+    module = (ROOT / "horovod_spark_runner" / "checkpoint" / "run_directory.py").read_text()
     layout = textwrap.dedent(module.split("::\n\n", 1)[1].split('"""', 1)[0]).strip()
     assert f"```\n{layout}\n```" in (ROOT / "docs" / "architecture.md").read_text()

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_spark_runner.rundir.checkpoint import MANIFEST_FILE, VARIABLES_FILE
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.files import MANIFEST_FILE, VARIABLES_FILE
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.storage.contents import Contents, Sink
 from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import own_task

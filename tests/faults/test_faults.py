@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.rundir.attempt import FINISHED, PREEMPTED
-from horovod_spark_runner.rundir.checkpoint import verify_checkpoint
+from horovod_spark_runner.checkpoint.files import verify_checkpoint
+from horovod_spark_runner.checkpoint.retry_policy import FINISHED, PREEMPTED
 from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import await_nothing_left
 

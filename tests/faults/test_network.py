@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.rundir.attempt import FINISHED, KILLED
+from horovod_spark_runner.checkpoint.retry_policy import FINISHED, KILLED
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 from tests.preload import build

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from horovod_spark_runner.checkpoint.retry_policy import FINISHED
 from horovod_spark_runner.launch.shared.outcome import STACKS_FILE
-from horovod_spark_runner.rundir.attempt import FINISHED
 from tests.leftovers import marked_processes, task_of
 
 from .phases import (

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from horovod_spark_runner import CheckpointOptions, RestartOptions, TorchCallback
-from horovod_spark_runner.rundir.attempt import FINISHED, PREEMPTED
+from horovod_spark_runner.checkpoint.retry_policy import FINISHED, PREEMPTED
 from tests.torch.models import random_model
 from tests.trainings import train
 

@@ -13,7 +13,7 @@ from horovod_spark_runner import (
     RestartOptions,
     run_training,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from tests.digits import load as load_digits
 from tests.runs import assert_same_arrays
 

@@ -28,10 +28,10 @@ from horovod_spark_runner import (
     Threshold,
     TopK,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.testing import Fault, Faults
 from horovod_spark_runner.training.sync.power import matrix_form
 from horovod_spark_runner.training.sync.top_k import counts_of

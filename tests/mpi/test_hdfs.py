@@ -18,8 +18,8 @@ from horovod_spark_runner import (
     TFTransformer,
     prepare_dataset,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.rundir.checkpoint import newest_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.files import newest_checkpoint
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"

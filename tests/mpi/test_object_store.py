@@ -17,10 +17,8 @@ from horovod_spark_runner import (
     RunDirectoryError,
     TFTransformer,
 )
-from horovod_spark_runner.config.training import CheckpointOptions
-from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.rundir import handed
-from horovod_spark_runner.rundir.checkpoint import (
+from horovod_spark_runner.checkpoint import attachments as handed
+from horovod_spark_runner.checkpoint.files import (
     CheckpointInfo,
     load_checkpoint,
     newest_checkpoint,
@@ -28,7 +26,9 @@ from horovod_spark_runner.rundir.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.config.training import CheckpointOptions
+from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location

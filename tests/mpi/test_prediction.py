@@ -16,7 +16,7 @@ from horovod_spark_runner import (
     TFTransformer,
     run_training,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.training.trained_model import read_model
 
 from ..trainings import digits_model, train

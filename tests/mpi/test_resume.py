@@ -17,7 +17,7 @@ from horovod_spark_runner import (
     RestartOptions,
     RunDirectoryError,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from tests import trainings
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights, curves_in

@@ -19,8 +19,8 @@ from horovod_spark_runner import (
     RestartOptions,
     RunDirectoryError,
 )
-from horovod_spark_runner.rundir import handed
-from horovod_spark_runner.rundir.checkpoint import read_info
+from horovod_spark_runner.checkpoint import attachments as handed
+from horovod_spark_runner.checkpoint.files import read_info
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights

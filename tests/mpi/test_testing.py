@@ -23,7 +23,7 @@ from horovod_spark_runner import (
     RestartOptions,
     report_progress,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.testing import Fault, one_rank_here, with_faults
 from horovod_spark_runner.training.traces import Traces
 from tests.numpy_engine import Line

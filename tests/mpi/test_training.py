@@ -20,8 +20,8 @@ from horovod_spark_runner import (
     RunDirectoryError,
     TFTransformer,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.launch.driver.phases import PHASES
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.accounting import KINDS
 from tests.runs import assert_same_weights
 from tests.trainings import digits_model, train

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.training.accounting import KINDS, Kind, record
 
 BEGAN = 1_800_000_000.0

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.report.runs.facts import read_facts
 from horovod_spark_runner.report.runs.page import comparison_page, run_page, write_report
-from horovod_spark_runner.rundir.directory import RunDirectory
 
 from .browser import PHONE, Browser
 from .runs import account, leave_run

@@ -512,8 +512,8 @@ def test_transforms_are_given_again(
 
 @pytest.mark.thorough
 def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
-    from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
-    from horovod_spark_runner.rundir.directory import RunDirectory
+    from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+    from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 
     model, directory = summing(), RunDirectory(str(tmp_path / "run"))
     directory.location.make_folder()

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.torch.artifact import save_module
 from horovod_spark_runner.training.torch.feeding import input_feed

@@ -30,14 +30,14 @@ from horovod_spark_runner import (
     TorchEarlyStopping,
     TorchModel,
 )
+from horovod_spark_runner.checkpoint.model_state import broadcast
+from horovod_spark_runner.checkpoint.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.training.engine import engine_of
 from horovod_spark_runner.training.hooks import Hooks
-from horovod_spark_runner.training.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.training.spec import Binding, WarmStart
-from horovod_spark_runner.training.state import broadcast
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.torch.batch_norm import synchronise_norms
 from horovod_spark_runner.training.torch.build import check_module

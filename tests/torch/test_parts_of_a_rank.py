@@ -19,18 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TopK, TorchModel
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
-from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.read.reader import Batch
-from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training.agreement import rows_to_try
-from horovod_spark_runner.training.epochs import Step
-from horovod_spark_runner.training.rank_state import (
+from horovod_spark_runner.checkpoint.rank_state import (
     RankState,
     capture_rank,
     restore_rank,
     state_for,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.training.agreement import rows_to_try
+from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser

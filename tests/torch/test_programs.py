@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from horovod_spark_runner import ModelError, TorchTransformer
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed

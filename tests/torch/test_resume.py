@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     TorchEarlyStopping,
     TorchModel,
 )
-from horovod_spark_runner.rundir.checkpoint import read_info
+from horovod_spark_runner.checkpoint.files import read_info
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.testing import Fault, Faults, with_faults
 from tests.runs import arrays_in, assert_same_weights, curves_in

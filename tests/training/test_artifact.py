@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.ml.loading import load_model
@@ -21,7 +22,6 @@ from horovod_spark_runner.ml.trained import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
 from horovod_spark_runner.training.keras.outputs import output_specs
 from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE, facts_of

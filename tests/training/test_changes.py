@@ -11,15 +11,15 @@ from typing import Any
 import keras
 import pytest
 
-from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.errors import RunDirectoryError
-from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
-from horovod_spark_runner.training.changes import (
+from horovod_spark_runner.checkpoint.config_diff import (
     check_same_data,
     describe_rest,
     settings_to_go_on_with,
 )
+from horovod_spark_runner.checkpoint.files import CheckpointInfo
+from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.errors import RunDirectoryError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.training.keras.architecture import describe_model
 from horovod_spark_runner.training.keras.changes import compare_models
 

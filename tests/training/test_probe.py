@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from horovod_spark_runner.checkpoint.rank_state import capture_random
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras import probe
 from horovod_spark_runner.training.keras.collectives import TensorCollectives
@@ -24,7 +25,6 @@ from horovod_spark_runner.training.keras.evaluator import KerasEvaluator
 from horovod_spark_runner.training.keras.exchange import GradientExchange
 from horovod_spark_runner.training.keras.generators import generators
 from horovod_spark_runner.training.keras.metric_state import reduced_by
-from horovod_spark_runner.training.random_state import capture_random
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
 ROWS = 10

@@ -26,8 +26,8 @@ def keras() -> Any:
 def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
+    from horovod_spark_runner.checkpoint.rank_state import capture_random, restore_random
     from horovod_spark_runner.training.keras.generators import generators
-    from horovod_spark_runner.training.random_state import capture_random, restore_random
 
     def draw() -> list[Any]:
         return [
@@ -129,7 +129,7 @@ def test_settings_of_callbacks_may_change(keras: Any) -> None:
 
 
 def rank_states() -> list[Any]:
-    from horovod_spark_runner.training.rank_state import RankState
+    from horovod_spark_runner.checkpoint.rank_state import RankState
 
     return [
         RankState(
@@ -147,7 +147,7 @@ def rank_states() -> list[Any]:
 
 
 def test_states_are_joined_and_split() -> None:
-    from horovod_spark_runner.training.rank_state import join_states, split_states
+    from horovod_spark_runner.checkpoint.rank_state import join_states, split_states
 
     states = rank_states()
     again = split_states([state.values for state in states], join_states(states))
@@ -157,7 +157,7 @@ def test_states_are_joined_and_split() -> None:
 
 
 def test_as_many_ranks_take_their_own_states() -> None:
-    from horovod_spark_runner.training.rank_state import state_for
+    from horovod_spark_runner.checkpoint.rank_state import state_for
 
     second = state_for(rank_states(), 1, 2)
     assert second.values["random"] == 1
@@ -167,7 +167,7 @@ def test_as_many_ranks_take_their_own_states() -> None:
 
 
 def test_other_numbers_of_ranks_keep_the_sums() -> None:
-    from horovod_spark_runner.training.rank_state import state_for
+    from horovod_spark_runner.checkpoint.rank_state import state_for
 
     for size in (1, 3):
         states = [state_for(rank_states(), rank, size) for rank in range(size)]
@@ -182,7 +182,7 @@ def test_other_numbers_of_ranks_keep_the_sums() -> None:
 
 
 def test_metrics_are_merged_as_they_say() -> None:
-    from horovod_spark_runner.training.rank_state import RankState, state_for
+    from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 
     def state(rank: int) -> RankState:
         arrays = {f"metric/{n:05d}": np.array(10.0 + rank) for n in range(3)}
@@ -197,7 +197,7 @@ def test_metrics_are_merged_as_they_say() -> None:
 
 
 def test_small_arrays_of_callbacks_are_each_ranks_own() -> None:
-    from horovod_spark_runner.training.rank_state import RankState, state_for
+    from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 
     first = RankState(
         {"random": 0}, {"callback/0/a/00000": np.zeros(2), "callback/0/b/00000": np.ones(9)}
@@ -211,7 +211,7 @@ def test_small_arrays_of_callbacks_are_each_ranks_own() -> None:
 
 
 def test_what_a_way_of_synchronising_keeps_goes_to_its_own_rank() -> None:
-    from horovod_spark_runner.training.rank_state import RankState, state_for
+    from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 
     def state(rank: int) -> RankState:
         arrays = {"sync/residual": np.array([rank]), "variable/model/00000": np.array([10 + rank])}
@@ -268,9 +268,9 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
+    from horovod_spark_runner.checkpoint.rank_state import capture_rank, restore_rank
     from horovod_spark_runner.training.hooks import Hooks
     from horovod_spark_runner.training.keras.trainee import KerasTrainee
-    from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
     from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
     class Fitted(KerasTrainee):
@@ -422,8 +422,8 @@ def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
 def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from horovod_spark_runner.checkpoint import manager as keeper
     from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
-    from horovod_spark_runner.training import keeper
     from horovod_spark_runner.training.progress import Progress
 
     told: list[str] = []
@@ -432,7 +432,7 @@ def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
     def told_after(*epochs: dict[str, Any]) -> list[str]:
         told.clear()
         fit = FitOptions(epochs=9, validation_freq=2)
-        one = object.__new__(keeper.Keeper)
+        one = object.__new__(keeper.CheckpointManager)
         one._spec = cast(Any, SimpleNamespace(fit=fit, validation=object()))
         one._options = CheckpointOptions(best_metric="val_f1")
         one._metric_known = False

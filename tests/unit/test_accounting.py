@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.report.runs.times import rank_wholes, slow_ranks
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.accounting import (
     KINDS,
     MOST_RANKS,

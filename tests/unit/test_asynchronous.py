@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, RunDirectoryError
+from horovod_spark_runner.checkpoint.config_diff import check_not_taken
 from horovod_spark_runner.config.sync import check_servers
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.training.agreement import NOTHING, SAVE, STOP
-from horovod_spark_runner.training.changes import check_not_taken
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.learning_rate import LearningRate
 from horovod_spark_runner.training.progress import Progress

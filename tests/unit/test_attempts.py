@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.resume import find_checkpoint
+from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.training import FitOptions, RestartOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
@@ -25,11 +29,7 @@ from horovod_spark_runner.errors import (
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run.attempts import Attempts, Stopped
-from horovod_spark_runner.run.find_checkpoint import find_checkpoint
 from horovod_spark_runner.run.resolve import StartingPoint
-from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds
 from horovod_spark_runner.training.spec import (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_spark_runner import PowerSGD, Threshold, TopK
-from horovod_spark_runner.training.rank_state import RankState, state_for
+from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 from horovod_spark_runner.training.sync.codec import Codec, Place, names_of
 from horovod_spark_runner.training.sync.compressed import codec_of
 from horovod_spark_runner.training.sync.half import rounded, widened

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_spark_runner.rundir.checkpoint import PlainLogs
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.files import PlainLogs
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.training.event_files import EventFiles
 from tests.runs import curves_in
 

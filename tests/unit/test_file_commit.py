@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_spark_runner import DataError, InvalidInputError, RunFailedError
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.ml import files, inference
@@ -27,7 +28,6 @@ from horovod_spark_runner.ml.file_commit import Commit, committing
 from horovod_spark_runner.ml.files import FilesPlan, FilesRequest, plan_files
 from horovod_spark_runner.ml.inference import Predictor
 from horovod_spark_runner.ml.trained import read_finished_run
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import identity
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from horovod_spark_runner.checkpoint.attachments import HandedFile, contents_of, handing_over
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.errors import CheckpointError
-from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.handed import HandedFile, contents_of, handing_over
 from horovod_spark_runner.storage.contents import SMALL_BYTES, Contents, FilePart
 from horovod_spark_runner.storage.sums import sum_of
 

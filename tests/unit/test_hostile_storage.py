@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, InvalidInputError, RunDirectoryError
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import delete_dataset, find_datasets, mark_used
@@ -26,7 +27,6 @@ from horovod_spark_runner.ml import persistence
 from horovod_spark_runner.ml.served import ServedModel
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.ml.transformer import TFTransformer
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.archives import parsing, unpack
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES

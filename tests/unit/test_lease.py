@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.errors import CheckpointError, RunDirectoryError
 from horovod_spark_runner.machine import process_start
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import Holder, Lease, holder_of, holds, identity, seems_held
@@ -106,7 +106,7 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = (
-        "import os, sys; from horovod_spark_runner.rundir.directory import RunDirectory;"
+        "import os, sys; from horovod_spark_runner.checkpoint.run_directory import RunDirectory;"
         "RunDirectory(sys.argv[1]).lease().__enter__(); os.kill(os.getpid(), 9)"
     )
     place = str(directory.location)

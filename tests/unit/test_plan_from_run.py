@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import InvalidInputError
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.formatting import duration
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.planning.from_run import measure_from_run
@@ -18,8 +20,6 @@ from horovod_spark_runner.planning.links import ETHERNET_LATENCY, Link
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
 from horovod_spark_runner.planning.table import measured_lines
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.accounting import KINDS, WHOLE, Kind, record
 from horovod_spark_runner.training.sync.buckets import BUCKET_BYTES
 from tests.report.runs import leave_run

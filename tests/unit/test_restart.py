@@ -6,6 +6,20 @@ import pickle
 
 import pytest
 
+from horovod_spark_runner.checkpoint.retry_policy import (
+    FINISHED,
+    KILLED,
+    LOST,
+    NO_SLOTS,
+    PREEMPTED,
+    RETRIED,
+    USER_ERROR,
+    Attempt,
+    classify,
+    decide,
+    describe_attempts,
+    steps_lost,
+)
 from horovod_spark_runner.config.training import RestartOptions, check_min_workers
 from horovod_spark_runner.errors import (
     CheckpointError,
@@ -20,20 +34,6 @@ from horovod_spark_runner.errors import (
     RunCancelledError,
     StalledError,
     UnreachableError,
-)
-from horovod_spark_runner.rundir.attempt import (
-    FINISHED,
-    KILLED,
-    LOST,
-    NO_SLOTS,
-    PREEMPTED,
-    RETRIED,
-    USER_ERROR,
-    Attempt,
-    classify,
-    decide,
-    describe_attempts,
-    steps_lost,
 )
 from horovod_spark_runner.storage.patience import HungError
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.retry_policy import Attempt
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.report.runs.facts import read_facts
 from horovod_spark_runner.report.runs.page import run_page
 from horovod_spark_runner.report.runs.state import as_they_went, read_run
-from horovod_spark_runner.rundir.attempt import Attempt
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_spark_runner import Dataset
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.data.prepare.footers import read_footers
 from horovod_spark_runner.data.store import (
@@ -22,7 +23,6 @@ from horovod_spark_runner.data.store import (
     new_folder,
     publish,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.keras import exported
 

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.config.training import CheckpointOptions
-from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.rundir.checkpoint import (
+from horovod_spark_runner.checkpoint.files import (
     CheckpointInfo,
     best_step,
     load_checkpoint,
@@ -29,7 +27,9 @@ from horovod_spark_runner.rundir.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.config.training import CheckpointOptions
+from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.filesystem import Location

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import CheckpointOptions
-from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.training.spec import AttemptSpec
 from horovod_spark_runner.training.timeline import Timeline
 from horovod_spark_runner.training.traces import Traces

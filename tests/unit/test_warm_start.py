@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.config_diff import check_same_engine
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.frameworks import KERAS, TORCH
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.arrays import dump_arrays
-from horovod_spark_runner.training.changes import check_same_engine
 from horovod_spark_runner.training.engine import engine_named
 from horovod_spark_runner.training.spec import Binding, WarmStart
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature

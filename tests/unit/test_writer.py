@@ -20,15 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint, save_checkpoint
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.checkpoint.writer import CheckpointWriter
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.rundir.checkpoint import (
-    CheckpointInfo,
-    newest_checkpoint,
-    save_checkpoint,
-)
-from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
-from horovod_spark_runner.rundir.directory import RunDirectory
 
 
 def info(step: int) -> CheckpointInfo:
@@ -114,9 +110,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
 from horovod_spark_runner.config.training import CheckpointOptions
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
-from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.checkpoint.writer import CheckpointWriter
 place, ballast = sys.argv[1], Path(sys.argv[1], "ballast")
 directory = RunDirectory(place)
 directory.lock.write_text(json.dumps({"token": "ours"}))

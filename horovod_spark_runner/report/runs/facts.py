@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...rundir.attempt import RUNNING
-from ...rundir.directory import Account, RunDirectory
+from ...checkpoint.retry_policy import RUNNING
+from ...checkpoint.run_directory import Account, RunDirectory
 from ...storage.urls import without_secrets
 from ...training.accounting import mean_seconds
 from .state import RunSummary, read_run

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...checkpoint.retry_policy import steps_lost
+from ...checkpoint.run_directory import RunDirectory
 from ...formatting import duration, moment, number, share, shortened, size
-from ...rundir.attempt import steps_lost
-from ...rundir.directory import RunDirectory
 from ...storage.urls import without_secrets
 from ...training.accounting import SENT, WHOLE
 from ..markup import Child

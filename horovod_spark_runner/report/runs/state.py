@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from ...config.training import CheckpointOptions
-from ...errors import InvalidInputError, RunDirectoryError
-from ...rundir.attempt import FINISHED, RUNNING, Attempt
-from ...rundir.checkpoint import (
+from ...checkpoint.files import (
     CheckpointInfo,
     PlainLogs,
     best_step,
     read_info,
     verify_checkpoint,
 )
-from ...rundir.directory import RunDirectory
+from ...checkpoint.retry_policy import FINISHED, RUNNING, Attempt
+from ...checkpoint.run_directory import RunDirectory
+from ...config.training import CheckpointOptions
+from ...errors import InvalidInputError, RunDirectoryError
 from ...storage.archives import parsing
 from ...storage.lease import read_lease, seems_held
 from ...training.trained_model import read_model

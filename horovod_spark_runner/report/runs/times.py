@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ...checkpoint.run_directory import Account
 from ...formatting import duration, share
-from ...rundir.directory import Account
 from ...training.accounting import Kind
 from ..markup import Child, Markup
 from ..page import figure, grid, paragraph, table

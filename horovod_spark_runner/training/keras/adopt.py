@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import TEXT, Column, Manifest
 from ...errors import ModelError
-from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
 from ..model_inputs import ModelInputs
 from ..sample_rows import SAMPLE_FILE, SampleRows

@@ -1,7 +1,7 @@
 """What checkpoints record of a model besides its variables: layers, connections, `compile`.
 
 All of it is JSON without automatic names ("dense_3"), which differ from one call of a function to
-the next. `horovod_spark_runner.training.changes` compares two of them.
+the next. `horovod_spark_runner.checkpoint.config_diff` compares two of them.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import cloudpickle
 import keras
 import numpy as np
 
+from ...checkpoint.run_directory import RunDirectory
 from ...errors import CheckpointError, on_one_line
 from ...frameworks import KERAS
-from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.archives import unpack
 from ...storage.arrays import Arrays, write_arrays

@@ -83,9 +83,8 @@ class BuiltModel:
             check_compression(self.optimizers, spec.config.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
-        if world.Get_size() > 1 or isinstance(
-            spec.config.sync, DiLoCo
-        ):  # makes an outer step even so
+        # DiLoCo makes an outer step on one rank, too.
+        if world.Get_size() > 1 or isinstance(spec.config.sync, DiLoCo):
             check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ...rundir.checkpoint import PlainLogs
+from ...checkpoint.files import PlainLogs
 from ...storage.arrays import Arrays
 from ..hooks import Hooks
 from ..logs import Logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..changes import (
+from ...checkpoint.config_diff import (
     ModelChanges,
     differ,
     joined,

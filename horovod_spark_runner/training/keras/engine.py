@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoint.run_directory import RunDirectory
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
-from ...rundir.directory import RunDirectory
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ..class_columns import ClassColumn, check_no_classes

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from ...checkpoint.files import LogValue
 from ...data.manifest import Manifest
 from ...errors import InvalidInputError, ModelError, on_one_line
-from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
 from ..logs import flat, plain

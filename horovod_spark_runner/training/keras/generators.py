@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from ..random_state import capture_random, restore_random
-from ..state import Variable, separate_seed
+from ...checkpoint.model_state import Variable, separate_seed
+from ...checkpoint.rank_state import capture_random, restore_random
 
 
 def generators() -> dict[str, Variable]:

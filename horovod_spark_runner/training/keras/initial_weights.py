@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...checkpoint.attachments import contents_of
+from ...checkpoint.files import VARIABLES_FILE
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
-from ...rundir.checkpoint import VARIABLES_FILE
-from ...rundir.handed import contents_of
 from ...storage.arrays import ArraysFile
 from ..engine import KERAS_FILE
 from ..spec import WarmStart

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import keras
 
+from ...checkpoint.attachments import HandedFile, contents_of
 from ...errors import ModelError
-from ...rundir.handed import HandedFile, contents_of
 from ...storage.contents import Contents
 from ..spec import ModelSource
 

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...checkpoint.model_state import Variable
 from ...errors import ModelError
 from ..spec import OutputSpec
-from ..state import Variable
 from .protocols import Nest, Path
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from ...checkpoint.model_state import Variable
 from ..logs import Logs
-from ..state import Variable
 
 if TYPE_CHECKING:
     import tensorflow as tf

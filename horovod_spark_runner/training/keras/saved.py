@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...checkpoint.run_directory import RunDirectory
 from ...errors import RunDirectoryError
 from ...frameworks import KERAS
-from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.contents import Contents
 from ..sample_rows import SAMPLE_FILE

@@ -9,14 +9,14 @@ from typing import Any
 import keras
 from mpi4py import MPI
 
+from ...checkpoint.config_diff import ModelChanges
+from ...checkpoint.model_state import Variable
+from ...checkpoint.run_directory import RunDirectory
 from ...config.prediction import added_columns
-from ...rundir.directory import RunDirectory
-from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
 from ..spec import OutputSpec, TrainingSpec, WarmStart
-from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model

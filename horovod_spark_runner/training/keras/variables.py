@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from ..state import TrainingVariables, Variable
+from ...checkpoint.model_state import TrainingVariables, Variable
 
 if TYPE_CHECKING:
     import keras

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import Column
 from ...errors import ModelError, brief, on_one_line
 from ...frameworks import TORCH
-from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location

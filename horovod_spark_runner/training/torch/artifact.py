@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...checkpoint.run_directory import RunDirectory
 from ...config.importable import import_name
 from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
-from ...rundir.directory import RunDirectory
 from ...storage.arrays import Arrays, dump_arrays
 from ..likeness import check_close
 from ..model_inputs import ModelInputs

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..changes import (
+from ...checkpoint.config_diff import (
     ModelChanges,
     joined,
     optimized_otherwise,

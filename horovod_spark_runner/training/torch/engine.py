@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoint.run_directory import RunDirectory
 from ...quiet import quiet_imports
-from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
 from ..class_columns import ClassColumn, check_no_classes
 from ..engine import ONNX, TORCH_EXPORT, Engine, check_format

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...checkpoint.files import LogValue
 from ...errors import HorovodSparkError, InvalidInputError, ModelError, on_one_line
 from ...frameworks import TORCH
-from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
 from ..sample_rows import repeat_rows

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...checkpoint.attachments import contents_of
+from ...checkpoint.files import VARIABLES_FILE
 from ...errors import ModelError, on_one_line
 from ...launch.worker.reporting import notify
-from ...rundir.checkpoint import VARIABLES_FILE
-from ...rundir.handed import contents_of
 from ...storage.arrays import ArraysFile
 from ..spec import WarmStart
 from ..warm_start import ARRAYS

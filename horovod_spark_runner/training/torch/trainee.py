@@ -13,12 +13,14 @@ from mpi4py import MPI
 from torch import nn
 from torch.optim import Optimizer
 
+from ...checkpoint.config_diff import ModelChanges
+from ...checkpoint.model_state import Variable
+from ...checkpoint.rank_state import JOIN
+from ...checkpoint.run_directory import RunDirectory
 from ...config.sync import Allreduce
 from ...data.read.reader import Batch
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
-from ...rundir.directory import RunDirectory
-from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
@@ -32,9 +34,7 @@ from ..part_comparison import (
     report_parts,
     try_varied,
 )
-from ..rank_state import JOIN
 from ..spec import OutputSpec, TrainingSpec, WarmStart
-from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .artifact import outputs_of, save_module

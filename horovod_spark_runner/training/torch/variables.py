@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim import optimizer as for_all
 
+from ...checkpoint.model_state import TrainingVariables, Variable
 from ...errors import ModelError, brief
-from ..state import TrainingVariables, Variable
 
 # Types that NumPy has none for, and those of as many bits that it has.
 _AS_BITS = {torch.bfloat16: torch.int16}

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ....checkpoint.model_state import Variable
+from ....checkpoint.rank_state import JOIN
+from ....checkpoint.run_directory import RunDirectory
 from ....errors import InvalidInputError
-from ....rundir.directory import RunDirectory
 from ....storage.arrays import Arrays
 from ...epochs import Step
 from ...logs import Logs
 from ...part_comparison import Values
-from ...rank_state import JOIN
 from ...spec import TrainingSpec
-from ...state import Variable
 from ..build import check_module
 from ..forgetting import forgetting
 from ..hooks import TorchHooks

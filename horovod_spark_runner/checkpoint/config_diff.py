@@ -15,7 +15,7 @@ from ..config.sync import WAYS, AsyncServer
 from ..config.training import FitOptions
 from ..errors import RunDirectoryError
 from ..frameworks import model_of
-from ..rundir.checkpoint import CheckpointInfo
+from .files import CheckpointInfo
 
 # What a checkpoint keeps of batches that ranks take as they come; see `TakenShares`.
 TAKEN = "taken"

@@ -13,27 +13,34 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.shared.messages import Resumed
 from ..launch.worker.reporting import notify, send
-from ..rundir.checkpoint import (
+from ..storage.arrays import Arrays
+from ..storage.filesystem import Location
+from ..training.sync.synchroniser import Synchroniser
+from .config_diff import is_over
+from .files import (
     RANKS_FILE,
     VARIABLES_FILE,
     CheckpointInfo,
     load_checkpoint,
     newest_readable,
 )
-from ..rundir.checkpoint_writer import CheckpointWriter
-from ..rundir.directory import Account, RunDirectory
-from ..storage.arrays import Arrays
-from ..storage.filesystem import Location
-from .changes import is_over
-from .hooks import Hooks
-from .progress import Progress
-from .rank_state import RankState, capture_rank, join_states, split_states, state_for
-from .spec import TrainingSpec
-from .sync.synchroniser import Synchroniser
-from .trainee import Trainee
+from .rank_state import (
+    RankState,
+    capture_rank,
+    join_states,
+    split_states,
+    state_for,
+)
+from .run_directory import Account, RunDirectory
+from .writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from ..training.hooks import Hooks
+    from ..training.progress import Progress
+    from ..training.spec import TrainingSpec
+    from ..training.trainee import Trainee
 
 
 _OTHER_ROW_ORDER = (
@@ -42,7 +49,7 @@ _OTHER_ROW_ORDER = (
 )
 
 
-class Keeper:
+class CheckpointManager:
     """Takes and restores the checkpoints of one rank, together with all others.
 
     Args:
@@ -168,12 +175,12 @@ class Keeper:
 
     # -- taking one ----------------------------------------------------------------------------
 
-    def wants(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Tell, equally on all ranks, whether one is due after ``step`` steps of the run."""
         every = self._options.every_steps
         return every is not None and step % every == 0
 
-    def clock_is_due(self) -> bool:
+    def is_due_by_clock(self) -> bool:
         """Tell whether this rank asks for one because of the time."""
         minutes = self._options.every_minutes
         if self._rank or minutes is None:

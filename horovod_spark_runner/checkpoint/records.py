@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..typed_json import read_fields
-from .attempt import Attempt
+from .retry_policy import Attempt
 
 Check: TypeAlias = Callable[[object], bool]
 

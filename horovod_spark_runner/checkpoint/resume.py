@@ -6,9 +6,9 @@ import contextlib
 import logging
 
 from ..errors import HorovodSparkError, RunDirectoryError
-from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
-from ..rundir.directory import RunDirectory
-from ..training.changes import describe_rest
+from .config_diff import describe_rest
+from .files import CheckpointInfo, newest_checkpoint, read_steps
+from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from ..config.training import CheckpointOptions
 from ..errors import CheckpointError
 from ..storage.arrays import Arrays
 from ..storage.patience import patiently
-from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
-from .directory import Account, RunDirectory
+from .files import CheckpointInfo, prune_checkpoints, save_checkpoint
+from .run_directory import Account, RunDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..storage.contents import SMALL_BYTES, Contents, FilePart
 from ..storage.filesystem import Location
 from ..storage.sums import contents_checked, sum_checked, write_summed
-from .directory import RunDirectory
+from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 _ELSEWHERE = "; the run directory must be a place that the driver and all executors reach"

@@ -35,7 +35,7 @@ from ..storage.sums import (
     write_summed,
 )
 from ..typed_json import read_fields
-from .directory import RunDirectory
+from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 

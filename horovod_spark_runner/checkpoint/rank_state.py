@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from .hooks import Hooks
-from .random_state import ALIKE, capture_random, restore_random
-from .state import Variable, separate_seed
-from .sync.synchroniser import Alike, Synchroniser
-from .trainee import Trainee
+from ..training.sync.synchroniser import Alike, Synchroniser
+from .model_state import Variable, separate_seed
+
+if TYPE_CHECKING:
+    from ..training.hooks import Hooks
+    from ..training.trainee import Trainee
+
+# Generators of Python and NumPy, which begin alike on all ranks.
+ALIKE = ("python", "numpy")
 
 # How a metric's variable becomes that of fewer or more ranks, if it is an array that may be joined.
 JOIN = "join"
@@ -216,3 +221,34 @@ def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
     """Assign what `numbered` returned."""
     for number, variable in enumerate(variables):
         variable.assign(arrays[f"{number:05d}"])
+
+
+def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
+    """Return the state of all global generators of this process.
+
+    Args:
+        own: the states of the framework's own, by name.
+    """
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state = {
+        "python": [version, gauss],
+        "numpy": [kind, int(position), int(has_gauss), float(cached)],
+    }
+    arrays = {"python": np.array(words, np.uint32), "numpy": np.array(keys)}
+    arrays.update({name: np.array(variable.numpy()) for name, variable in own.items()})
+    return state, arrays
+
+
+def restore_random(state: dict[str, Any], arrays: Arrays, own: Mapping[str, Variable]) -> None:
+    """Put all global generators into a state that `capture_random` returned.
+
+    Those of the framework that are not in it stay as they are.
+    """
+    version, gauss = state["python"]
+    random.setstate((version, tuple(int(word) for word in arrays["python"]), gauss))
+    kind, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, arrays["numpy"], position, has_gauss, cached))
+    for name, variable in own.items():
+        if name in arrays:
+            variable.assign(arrays[name])

@@ -39,7 +39,14 @@ from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..storage.lease import Lease, Terms, check_held
 from ..typed_json import load_json
-from .records import Check, is_account, is_attempt, is_call, is_object, is_settings
+from .records import (
+    Check,
+    is_account,
+    is_attempt,
+    is_call,
+    is_object,
+    is_settings,
+)
 
 # Where the time of an epoch went, as JSON; ``None`` where that is not known.
 Account: TypeAlias = "Mapping[str, Any] | None"

@@ -1,0 +1,1 @@
+"""Save and resume a run: run directory, checkpoints, states, and changes of configuration."""
