@@ -34,15 +34,11 @@ from typing import Any
 import psutil
 from report import present, shown_command, table
 
-from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
-from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.errors import HorovodSparkError
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.driver.launch import run_job
-from horovod_spark_runner.launch.driver.talk import Talk
-from horovod_spark_runner.launch.shared.channel import Channel
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.launch import run_job
+from horovod_spark_runner.cluster.driver.talk import Talk
+from horovod_spark_runner.cluster.protocol.channel import Channel
+from horovod_spark_runner.cluster.protocol.messages import (
     Assigned,
     Dropped,
     Failed,
@@ -54,10 +50,14 @@ from horovod_spark_runner.launch.shared.messages import (
     Stop,
     Told,
 )
-from horovod_spark_runner.launch.shared.outcome import RAISED, Failure, RankOutcome
-from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
-from horovod_spark_runner.launch.shared.topology import SlotInfo
-from horovod_spark_runner.launch.slot.slot_link import SlotLink
+from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankOutcome
+from horovod_spark_runner.cluster.protocol.slot_plan import SlotPlan
+from horovod_spark_runner.cluster.protocol.topology import SlotInfo
+from horovod_spark_runner.cluster.slot.slot_link import SlotLink
+from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
+from horovod_spark_runner.data.read.sharding import plan_epoch
+from horovod_spark_runner.errors import HorovodSparkError
 
 KEY = os.urandom(32)
 CLIENTS = 4

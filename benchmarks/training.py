@@ -34,7 +34,7 @@ import torch_training
 from model import SIDE, SKIP, Rates, make_arrays, make_cnn, make_frame, seconds_of_training
 from report import GOAL_HEAD, goal, present, shown_command, table
 
-from horovod_spark_runner.launch.shared.command import transport_parameters
+from horovod_spark_runner.cluster.protocol.command import transport_parameters
 
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
 # What ranks on few cores need and mpirun does not set.

@@ -31,6 +31,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import run_training
+    from .cluster.driver.launch import RunResult
+    from .cluster.worker.reporting import report_progress
     from .config.compression import PowerSGD, Threshold, TopK
     from .config.data import DataOptions
     from .config.launch import LaunchOptions, MpiOptions
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from .dataset import Dataset, prepare_dataset
     from .estimator import HorovodEstimator
     from .export.pipeline import export_pipeline
-    from .launch.driver.launch import RunResult
-    from .launch.worker.reporting import report_progress
     from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
     from .planning.call import plan_training
@@ -69,7 +69,7 @@ _LAZY = {
     "MpiOptions": ".config.launch",
     "PowerSGD": ".config.compression",
     "RestartOptions": ".config.training",
-    "RunResult": ".launch.driver.launch",
+    "RunResult": ".cluster.driver.launch",
     "TFTransformer": ".ml.transformer",
     "Threshold": ".config.compression",
     "TopK": ".config.compression",
@@ -81,7 +81,7 @@ _LAZY = {
     "export_pipeline": ".export.pipeline",
     "plan_training": ".planning.call",
     "prepare_dataset": ".dataset",
-    "report_progress": ".launch.worker.reporting",
+    "report_progress": ".cluster.worker.reporting",
     "run_training": ".api",
     "training_steps": ".training.training_steps",
 }

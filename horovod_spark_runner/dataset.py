@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .cluster.spark.session import check_running, runs_on_this_machine
 from .config.data import WINDOW_BYTES, DataOptions, Materializer, Transform
 from .config.validators import check_count, check_flag
 from .data.manifest import Manifest
@@ -22,7 +23,6 @@ from .data.read.reader import DatasetReader
 from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError, brief
-from .spark.session import check_running, runs_on_this_machine
 from .storage.arrays import Arrays
 from .storage.filesystem import Location
 

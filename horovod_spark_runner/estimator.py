@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
+from .cluster.spark.session import check_running, is_case_sensitive, runs_on_this_machine
 from .config.estimator import options, sync_of
 from .config.importable import (
     by_import_name,
@@ -43,7 +44,6 @@ from .ml.trained_transformer import TrainedTransformer
 from .run.pipeline import train_run
 from .run.resolve import resolve
 from .run.several import SharedFit, train_several
-from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
 from .training.columns import LABEL
 from .training.spec import FEATURES, bind_columns

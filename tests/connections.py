@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
 
 
 def cut(server: ControlServer) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from horovod_spark_runner.launch.shared.processes import GUARD_NAME, READY_NAME
+from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME, READY_NAME
 
 MARK = "TEST_RUN_ID"
 NAMES = (
-    "launch.worker.main",
-    "launch/programs/shim.py",
-    "launch/programs/sweeper.py",
+    "cluster.worker.main",
+    "cluster/programs/shim.py",
+    "cluster/programs/sweeper.py",
     "prterun",
     "prted",
     "mpirun",
@@ -32,7 +32,7 @@ OTHERS = ("hsr-", "__autograph_generated_file", "torchinductor_")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
-READY = "launch.worker.ready_process"
+READY = "cluster.worker.ready_process"
 _SHARED_MEMORY = Path("/dev/shm")
 # What others left behind, killed together with what clears up after them, is none of ours.
 _THERE_BEFORE = frozenset(_SHARED_MEMORY.glob("hsr-*"))

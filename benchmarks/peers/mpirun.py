@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from horovod_spark_runner.launch.shared.command import transport_parameters
+from horovod_spark_runner.cluster.protocol.command import transport_parameters
 
 SCRIPT = """
 import horovod.tensorflow as hvd

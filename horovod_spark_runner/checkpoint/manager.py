@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..cluster.protocol.messages import Resumed
+from ..cluster.worker.reporting import notify, send
 from ..errors import InvalidInputError, RunDirectoryError
-from ..launch.shared.messages import Resumed
-from ..launch.worker.reporting import notify, send
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
 from ..training.sync.synchroniser import Synchroniser

@@ -21,11 +21,11 @@ from importlib import metadata
 from typing import Any
 
 from .._version import __version__
+from ..cluster.protocol.command import clean_environment, transport_parameters
+from ..cluster.protocol.processes import describe_exit, find_mpirun
+from ..cluster.slot.node_runtime import BACKING_DIRECTORY
+from ..cluster.slot.workspace import Workspace
 from ..errors import EnvironmentProblem
-from ..launch.shared.command import clean_environment, transport_parameters
-from ..launch.shared.processes import describe_exit, find_mpirun
-from ..launch.slot.node_runtime import BACKING_DIRECTORY
-from ..launch.slot.workspace import Workspace
 from .doctor_checks import (
     OK,
     PACKAGES,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
+from ..cluster.spark.python_worker import ask_worker
+from ..cluster.spark.session import described
+from ..cluster.spark.tasks import raise_task_error
 from ..config.validators import ColumnNames
 from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
-from ..spark.python_worker import ask_worker
-from ..spark.session import described
-from ..spark.tasks import raise_task_error
 from ..training.engine import engine_named
 from ..training.evaluation import Question
 from ..training.trained_model import Recipe

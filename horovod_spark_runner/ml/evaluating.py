@@ -13,13 +13,13 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from ..cluster.spark.python_worker import keep_to_task, spare_from_collection
 from ..config.data import Transform
 from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, HorovodSparkError, InvalidInputError
 from ..formatting import quote_all
-from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
 from ..training.evaluation import Evaluator, Question, merged_sums

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..cluster.spark.session import classic_context, is_case_sensitive
+from ..cluster.spark.tagged_job import TaggedJob
+from ..cluster.spark.tasks import raise_task_error
 from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice
 from ..data.prepare.footers import parquet_files
 from ..errors import DataError, InvalidInputError, RunCancelledError, RunFailedError
 from ..formatting import quote_all
-from ..spark.session import classic_context, is_case_sensitive
-from ..spark.tagged_job import TaggedJob
-from ..spark.tasks import raise_task_error
 from ..storage.filesystem import Location
 from .arrow_features import check_feature
 from .file_commit import THREADS, check_destination, committing

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..cluster.spark.session import is_case_sensitive
 from ..config.prediction import PredictionSettings
 from ..data.prepare.columns import sources_of_features
 from ..data.prepare.schema import quoted
-from ..spark.session import is_case_sensitive
 from .features import feature_argument
 from .inference import SKIP, Predictor, field_names, spark_type
 from .naming import check_added

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 
+from ..cluster.spark.session import (
+    active_session,
+    check_is_frame,
+    check_running,
+    use_own_python,
+)
 from ..config.prediction import PredictionSettings
 from ..config.validators import ColumnNames
 from ..data.prepare.datasets import check_has_an_end
 from ..errors import InvalidInputError
-from ..spark.session import active_session, check_is_frame, check_running, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model

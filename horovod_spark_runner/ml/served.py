@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.spark.python_worker import ask_worker
 from ..errors import ModelError
-from ..spark.python_worker import ask_worker
 from ..storage.contents import Contents
 from ..training.engine import engine_named
 from ..training.sample_rows import SAMPLE_FILE

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..cluster.spark.session import classic_context
 from ..serialize import dumps_without, loads_with
-from ..spark.session import classic_context
 from ..storage.contents import SMALL_BYTES, Contents, FilePart, Piece
 from ..storage.sums import sum_of
 from ..training.trained_model import Recipe

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..cluster.spark.session import classic_context
 from ..errors import InvalidInputError, RunDirectoryError
-from ..spark.session import classic_context
 from ..storage.filesystem import Location
 from ..storage.folders import saving, write_aside
 

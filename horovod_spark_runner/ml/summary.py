@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint.retry_policy import Attempt
-from ..launch.shared.topology import RankPlacement
+from ..cluster.protocol.topology import RankPlacement
 
 
 @dataclass(frozen=True)

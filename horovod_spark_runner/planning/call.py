@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.driver.console import Console
+from ..cluster.spark.session import described
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
 from ..config.training_config import TrainingConfig
@@ -16,10 +18,8 @@ from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
-from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.resolve import ResolvedRun, resolve
-from ..spark.session import described
 from .links import Link
 from .measure import measure_training
 from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan

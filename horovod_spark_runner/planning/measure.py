@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..cluster.driver.console import Console
+from ..cluster.driver.launcher import chosen_launcher
+from ..cluster.protocol.topology import in_words
+from ..cluster.spark.session import described
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
-from ..launch.driver.console import Console
-from ..launch.driver.launcher import chosen_launcher
-from ..launch.shared.topology import in_words
 from ..run.pipeline import import_ahead, training_spec
 from ..run.resolve import ResolvedRun
-from ..spark.session import described
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .entry import measure_rank

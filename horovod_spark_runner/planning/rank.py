@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from ..checkpoint.model_state import broadcast
+from ..cluster.worker.reporting import report_progress
 from ..data.read.reader import DatasetReader
-from ..launch.worker.reporting import report_progress
 from ..machine import usable_cores
 from ..training.agreement import NOTHING
 from ..training.engine import engine_named

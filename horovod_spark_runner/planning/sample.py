@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..cluster.spark.session import described
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import frame_of, lies_ready
 from ..data.prepare.schema import quoted
 from ..errors import DataError
 from ..run.pipeline import prepare_data
 from ..run.resolve import ResolvedRun
-from ..spark.session import described
 from ..storage.filesystem import Location
 
 if TYPE_CHECKING:

@@ -19,6 +19,10 @@ from ..checkpoint.retry_policy import (
     describe_attempts,
 )
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.driver.console import Console
+from ..cluster.driver.launch import RunResult
+from ..cluster.driver.launcher import Launcher
+from ..cluster.protocol.messages import Progress, Resumed, Started, Told
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (
@@ -27,10 +31,6 @@ from ..errors import (
     PreemptedError,
     RunFailedError,
 )
-from ..launch.driver.console import Console
-from ..launch.driver.launch import RunResult
-from ..launch.driver.launcher import Launcher
-from ..launch.shared.messages import Progress, Resumed, Started, Told
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import AttemptSpec, TrainingSpec

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..cluster.spark.session import runs_on_this_machine
 from ..errors import InvalidInputError
-from ..spark.session import runs_on_this_machine
 
 # Those of this process: several threads may begin a run in one second.
 _named: set[str] = set()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import cloudpickle
 
+from ..cluster.driver.launch import explain_spark_error
+from ..cluster.protocol.outcome import describe_exception
+from ..cluster.spark.python_worker import ask_worker
 from ..errors import ModelError
-from ..launch.driver.launch import explain_spark_error
-from ..launch.shared.outcome import describe_exception
 from ..serialize import dumps
-from ..spark.python_worker import ask_worker
 from ..training.engine import engine_named
 from ..training.spec import ModelNames, ModelSource
 from ..typed_json import parse_plain, to_json

@@ -17,6 +17,10 @@ from ..checkpoint.attachments import HandOver, handing_over
 from ..checkpoint.config_diff import check_same_data
 from ..checkpoint.resume import describe_interruption
 from ..checkpoint.retry_policy import Attempt
+from ..cluster.driver.launch import RunResult
+from ..cluster.driver.launcher import chosen_launcher
+from ..cluster.spark.followed_jobs import told_of
+from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
@@ -24,15 +28,11 @@ from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session
 from ..data.read.classes import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..launch.driver.launch import RunResult
-from ..launch.driver.launcher import chosen_launcher
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
 from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformers import transformer_class
-from ..spark.followed_jobs import told_of
-from ..spark.session import described, master_of
 from ..storage.filesystem import Location
 from ..training.accounting import SENT, WHOLE
 from ..training.entry import modules_for

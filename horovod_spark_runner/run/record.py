@@ -13,8 +13,8 @@ from typing import Any
 from .._version import __version__
 from ..checkpoint.retry_policy import FINISHED
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.driver.launch import RunResult
 from ..errors import HorovodSparkError
-from ..launch.driver.launch import RunResult
 from ..report.runs.page import write_report
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,11 @@ from ..checkpoint.config_diff import check_same_engine, describe_rest, settings_
 from ..checkpoint.files import CheckpointInfo, read_steps
 from ..checkpoint.resume import find_checkpoint
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.driver.console import Console
+from ..cluster.spark.capacity import Allotment, check_slots
+from ..cluster.spark.encryption import check_encryption
+from ..cluster.spark.memory import check_memory_limit
+from ..cluster.spark.session import check_running, is_case_sensitive
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.prediction import PredictionSettings
@@ -22,13 +27,8 @@ from ..config.validators import ColumnNames
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError
-from ..launch.driver.console import Console
 from ..ml.naming import check_added, surely_added
 from ..serialize import check_picklable
-from ..spark.capacity import Allotment, check_slots
-from ..spark.encryption import check_encryption
-from ..spark.memory import check_memory_limit
-from ..spark.session import check_running, is_case_sensitive
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of

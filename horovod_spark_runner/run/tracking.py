@@ -24,6 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 from zlib import crc32
 
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.protocol.messages import Progress
 from ..config.mlflow import MlflowOptions
 from ..errors import (
     EnvironmentProblem,
@@ -32,7 +33,6 @@ from ..errors import (
     RunCancelledError,
     on_one_line,
 )
-from ..launch.shared.messages import Progress
 from ..storage.filesystem import Location
 from ..storage.urls import without_secrets
 from ..training.logs import beside, numbers

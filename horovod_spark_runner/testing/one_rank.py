@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..cluster.driver.launch import RunResult
+from ..cluster.driver.launcher import using_launcher
+from ..cluster.driver.talk import Observer
+from ..cluster.protocol.messages import Notice, RankReport, Started, Told, by_driver
+from ..cluster.protocol.outcome import RankOutcome, failure_error
+from ..cluster.protocol.topology import RankPlacement
+from ..cluster.spark.capacity import Allotment
+from ..cluster.worker import reporting
+from ..cluster.worker.main import describe_failure
 from ..config.launch import LaunchSettings
 from ..errors import InvalidInputError
-from ..launch.driver.launch import RunResult
-from ..launch.driver.launcher import using_launcher
-from ..launch.driver.talk import Observer
-from ..launch.shared.messages import Notice, RankReport, Started, Told, by_driver
-from ..launch.shared.outcome import RankOutcome, failure_error
-from ..launch.shared.topology import RankPlacement
-from ..launch.worker import reporting
-from ..launch.worker.main import describe_failure
 from ..serialize import dump_call, dumps
-from ..spark.capacity import Allotment
 from ..storage.trouble import WRITES
 from ..typed_json import parse
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from mpi4py import MPI
 
+from ..cluster.worker.reporting import notify
 from ..data.read.reader import Batch
 from ..errors import ModelError
-from ..launch.worker.reporting import notify
 from .epochs import Step
 
 # What a rank may ask of all ranks at a step, in this order.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.run_directory import RunDirectory
-from ..launch.worker.reporting import notify
+from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
 from ..storage.lease import holds
 from ..storage.patience import HungError

@@ -19,9 +19,9 @@ from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.model_state import broadcast, kept
 from ..checkpoint.rank_state import restore_rank
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.protocol.signals import SignalWatch
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
-from ..launch.shared.signals import SignalWatch
 from ..storage.arrays import Arrays
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials

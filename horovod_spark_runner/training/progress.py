@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..checkpoint.files import CheckpointInfo, LogValue
+from ..cluster.protocol.messages import Progress as ProgressReport
+from ..cluster.worker.reporting import send
 from ..config.training import FitOptions
 from ..data.manifest import Manifest
-from ..launch.shared.messages import Progress as ProgressReport
-from ..launch.worker.reporting import send
 from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.worker.reporting import notify
 from ..errors import ModelError
-from ..launch.worker.reporting import notify
 from ..storage.contents import Contents, FilePart
 from ..storage.lease import holds
 from .spec import TrainingSpec

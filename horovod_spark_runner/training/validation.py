@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ..launch.worker.reporting import report_progress
+from ..cluster.worker.reporting import report_progress
 from .agreement import Agreement
 from .epochs import Epochs, execution
 from .hooks import Hooks

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..cluster.driver.console import Console
 from ..config.training_config import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
-from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.pipeline import import_ahead, prepare_data
 from ..run.resolve import ResolvedRun, resolve

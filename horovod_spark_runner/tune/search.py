@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..cluster.driver.console import Console
+from ..cluster.spark.session import described, inheriting_thread
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import (
     CheckpointError,
@@ -20,12 +22,10 @@ from ..errors import (
     StorageError,
     UnreachableError,
 )
-from ..launch.driver.console import Console
 from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.resolve import ResolvedRun, resolve
-from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .result import PRUNED, TuneResult, trial_line, trial_table

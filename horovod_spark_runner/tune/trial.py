@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.files import PlainLogs
+from ..cluster.protocol.messages import Progress
 from ..errors import InvalidInputError, ModelError, RunDirectoryError
-from ..launch.shared.messages import Progress
 from ..run.attempts import Stopped
 from ..storage.filesystem import Location
 from ..training.logs import numbers

@@ -25,7 +25,7 @@ from counted import counted
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.launch.shared import rendezvous
+from horovod_spark_runner.cluster.protocol import rendezvous
 
 
 def where() -> dict[str, Any]:

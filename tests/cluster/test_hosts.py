@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.shared.processes import GUARD_NAME, READY_NAME
+from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME, READY_NAME
 
 from . import counted
 from .host_cluster import HostCluster
@@ -116,7 +116,7 @@ def ranks_on(hosts: Hosts, name: str) -> list[str]:
     return [
         process
         for process in hosts.processes(name)
-        if ("launch" in process or "prte" in process)
+        if ("horovod_spark_runner.cluster" in process or "prte" in process)
         and not process.startswith((READY_NAME, GUARD_NAME))
     ]
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 from tests.preload import PATIENT, build
 
 from .case import Case

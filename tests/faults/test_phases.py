@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from horovod_spark_runner.checkpoint.retry_policy import FINISHED
-from horovod_spark_runner.launch.shared.outcome import STACKS_FILE
+from horovod_spark_runner.cluster.protocol.outcome import STACKS_FILE
 from tests.leftovers import marked_processes, task_of
 
 from .phases import (

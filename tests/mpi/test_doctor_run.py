@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from horovod_spark_runner.cluster.protocol.processes import find_mpirun
 from horovod_spark_runner.commands import doctor
 from horovod_spark_runner.commands.doctor_checks import PROBLEM
-from horovod_spark_runner.launch.shared.processes import find_mpirun
 from tests.leftovers import await_nothing_left, marked_processes
 
 pytestmark = [pytest.mark.thorough, pytest.mark.mpi]

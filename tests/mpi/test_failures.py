@@ -28,8 +28,8 @@ from horovod_spark_runner import (
     RunCancelledError,
     StalledError,
 )
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.shared.messages import Silent, Told
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.protocol.messages import Silent, Told
 from tests.connections import cut as drop_connections
 from tests.leftovers import await_nothing_left, leftovers, own_task
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import HorovodRunner, MpiOptions, RankFailedError, RunFailedError
+from horovod_spark_runner.cluster.driver.phases import PHASES
+from horovod_spark_runner.cluster.protocol import rendezvous
+from horovod_spark_runner.cluster.protocol.rendezvous import Rendezvous
 from horovod_spark_runner.config.launch import AllreduceAlgorithm
-from horovod_spark_runner.launch.driver.phases import PHASES
-from horovod_spark_runner.launch.shared import rendezvous
-from horovod_spark_runner.launch.shared.rendezvous import Rendezvous
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
+from horovod_spark_runner.cluster.spark.followed_jobs import told_of
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.counting import rows_to_write
@@ -28,7 +29,6 @@ from horovod_spark_runner.data.prepare.materialize import DataRequest, materiali
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
-from horovod_spark_runner.spark.followed_jobs import told_of
 from horovod_spark_runner.storage.filesystem import Location
 from tests.jobs import descriptions
 

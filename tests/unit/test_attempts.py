@@ -15,6 +15,8 @@ from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoin
 from horovod_spark_runner.checkpoint.resume import find_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.cluster.driver.launch import RunResult
+from horovod_spark_runner.cluster.protocol.messages import Progress, Resumed, Told
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.training import FitOptions, RestartOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
@@ -26,8 +28,6 @@ from horovod_spark_runner.errors import (
     RunDirectoryError,
     RunFailedError,
 )
-from horovod_spark_runner.launch.driver.launch import RunResult
-from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run.attempts import Attempts, Stopped
 from horovod_spark_runner.run.resolve import StartingPoint
 from horovod_spark_runner.storage.filesystem import Location

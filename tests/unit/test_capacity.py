@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from horovod_spark_runner.spark import capacity as capacity_module
-from horovod_spark_runner.spark.capacity import (
+from horovod_spark_runner.cluster.spark import capacity as capacity_module
+from horovod_spark_runner.cluster.spark.capacity import (
     REGISTRATION_SECONDS,
     REPLACEMENT_SECONDS,
     check_slots,
     local_capacity,
     patience,
 )
+from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
 
 
 @pytest.mark.parametrize(

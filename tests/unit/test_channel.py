@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_spark_runner.launch.shared.channel import (
+from horovod_spark_runner.cluster.protocol.channel import (
     MAC_BYTES,
     MAX_BODY_BYTES,
     NONCE_BYTES,
@@ -19,7 +19,7 @@ from horovod_spark_runner.launch.shared.channel import (
     ChannelError,
     Handshake,
 )
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
     Gather,
     Instruction,

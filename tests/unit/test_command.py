@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
-from horovod_spark_runner.launch.shared.command import (
+from horovod_spark_runner.cluster.protocol.command import (
     SHIM,
     clean_environment,
     daemon_environment,
     mpirun_command,
     worker_environment,
 )
-from horovod_spark_runner.launch.shared.topology import Node, SlotInfo, arrange
+from horovod_spark_runner.cluster.protocol.topology import Node, SlotInfo, arrange
+from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
 
 
 def nodes_of(*nodes: str) -> tuple[Node, ...]:

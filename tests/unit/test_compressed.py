@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import ModelError, PowerSGD, RunDirectoryError, Threshold, TopK
-from horovod_spark_runner.launch.worker import reporting
+from horovod_spark_runner.cluster.worker import reporting
 from horovod_spark_runner.training.sync import compressed
 from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.training.sync.threshold import notice_late_momentum

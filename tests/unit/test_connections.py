@@ -19,16 +19,14 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
-from horovod_spark_runner.launch.driver import launch as driver
-from horovod_spark_runner.launch.driver import peer
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.driver.mailbox import Mailbox
-from horovod_spark_runner.launch.programs import shim
-from horovod_spark_runner.launch.shared import listener
-from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, Channel, connect
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.driver import launch as driver
+from horovod_spark_runner.cluster.driver import peer
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.mailbox import Mailbox
+from horovod_spark_runner.cluster.programs import shim
+from horovod_spark_runner.cluster.protocol import listener
+from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, Channel, connect
+from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
     Back,
     CallWanted,
@@ -52,14 +50,16 @@ from horovod_spark_runner.launch.shared.messages import (
     Stop,
     Told,
 )
-from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
-from horovod_spark_runner.launch.shared.topology import Node
-from horovod_spark_runner.launch.slot import slot_link
-from horovod_spark_runner.launch.slot.driver_link import DriverLink
-from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
-from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
-from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.protocol.slot_plan import SlotPlan
+from horovod_spark_runner.cluster.protocol.topology import Node
+from horovod_spark_runner.cluster.slot import slot_link
+from horovod_spark_runner.cluster.slot.driver_link import DriverLink
+from horovod_spark_runner.cluster.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
+from horovod_spark_runner.cluster.slot.node_door import NodeDoor, send_to_node
+from horovod_spark_runner.cluster.slot.slot_link import SlotLink, StoppedError
+from horovod_spark_runner.cluster.slot.workspace import Workspace
+from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
 from horovod_spark_runner.typed_json import MessageError, to_json
 from tests.connections import cut
 
@@ -429,7 +429,7 @@ def test_all_slots_are_served_by_one_thread() -> None:
 
 EXHAUSTED_DRIVER = """
 import errno, os, resource, socket, sys, time
-from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
 
 refused, accept = [], socket.socket.accept
 
@@ -588,7 +588,7 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
 
 OWNER = """
 import subprocess, sys, time
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 workspace = Workspace("unit")
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = subprocess.Popen(sleep, start_new_session=True)

@@ -6,8 +6,8 @@ import io
 import re
 import time
 
-from horovod_spark_runner.launch.driver.console import Console
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.driver.console import Console
+from horovod_spark_runner.cluster.protocol.messages import (
     Heartbeat,
     Log,
     Notice,

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "leave_executor.sh"
 RANK = """
 import signal, sys, time
 from pathlib import Path
-from horovod_spark_runner.launch.shared.processes import name_process
+from horovod_spark_runner.cluster.protocol.processes import name_process
 name_process("horovod-rank")
 def save(number, frame):
     time.sleep(0.5)

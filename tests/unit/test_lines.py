@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_spark_runner.launch.shared.lines import (
+from horovod_spark_runner.cluster.protocol.lines import (
     MAX_LINE_BYTES,
     AbortNoticeFilter,
     LineSplitter,

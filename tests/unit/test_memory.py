@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.cluster.spark.memory import check_memory_limit
 from horovod_spark_runner.errors import EnvironmentProblem
-from horovod_spark_runner.spark.memory import check_memory_limit
 
 
 class Session:

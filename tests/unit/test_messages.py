@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from horovod_spark_runner.launch.shared import messages, process_messages
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.protocol import messages, process_messages
+from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
     JOINING,
     Alive,
@@ -44,8 +44,8 @@ from horovod_spark_runner.launch.shared.messages import (
     Stop,
     Told,
 )
-from horovod_spark_runner.launch.shared.outcome import RAISED, Failure
-from horovod_spark_runner.launch.shared.process_messages import (
+from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure
+from horovod_spark_runner.cluster.protocol.process_messages import (
     READY_REQUESTS,
     WORKER_REPORTS,
     Begin,
@@ -54,8 +54,8 @@ from horovod_spark_runner.launch.shared.process_messages import (
     ForkWorker,
     ImportModules,
 )
-from horovod_spark_runner.launch.shared.topology import Node, Part, RankPlacement, SlotInfo
-from horovod_spark_runner.launch.slot.json_door import MpiIdentity, RemoteLaunch
+from horovod_spark_runner.cluster.protocol.topology import Node, Part, RankPlacement, SlotInfo
+from horovod_spark_runner.cluster.slot.json_door import MpiIdentity, RemoteLaunch
 from horovod_spark_runner.typed_json import (
     Message,
     MessageError,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.errors import LaunchError
-from horovod_spark_runner.launch.shared.network import (
+from horovod_spark_runner.cluster.protocol.network import (
     Interface,
     choose_interface,
     daemon_network,
@@ -13,7 +12,8 @@ from horovod_spark_runner.launch.shared.network import (
     own_interfaces,
     route_to,
 )
-from horovod_spark_runner.launch.slot.node_door import daemon_arguments
+from horovod_spark_runner.cluster.slot.node_door import daemon_arguments
+from horovod_spark_runner.errors import LaunchError
 
 LO = Interface("lo", "127.0.0.1")
 FRONT = Interface("eth0", "192.0.2.7")

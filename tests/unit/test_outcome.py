@@ -10,16 +10,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_spark_runner.errors import (
-    CheckpointError,
-    DataError,
-    EnvironmentProblem,
-    LaunchError,
-    RankFailedError,
-    RanksDivergedError,
-)
-from horovod_spark_runner.launch.driver.launch import explain_spark_error, unpickle_exception
-from horovod_spark_runner.launch.shared.outcome import (
+from horovod_spark_runner.cluster.driver.launch import explain_spark_error, unpickle_exception
+from horovod_spark_runner.cluster.protocol.outcome import (
     ABORTED,
     DIED,
     ENVIRONMENT,
@@ -33,8 +25,16 @@ from horovod_spark_runner.launch.shared.outcome import (
     is_telling,
     root_cause,
 )
-from horovod_spark_runner.launch.shared.topology import RankPlacement
-from horovod_spark_runner.launch.slot import barrier
+from horovod_spark_runner.cluster.protocol.topology import RankPlacement
+from horovod_spark_runner.cluster.slot import barrier
+from horovod_spark_runner.errors import (
+    CheckpointError,
+    DataError,
+    EnvironmentProblem,
+    LaunchError,
+    RankFailedError,
+    RanksDivergedError,
+)
 
 
 def outcome(rank: int, failure: Failure | None = None) -> RankOutcome:
@@ -215,9 +215,9 @@ def test_a_slot_needs_no_pandas_to_answer() -> None:
     """Importing it takes longer than a run of a function that is warm."""
     code = """
 import sys
-from horovod_spark_runner.launch.shared.outcome import RankOutcome
-from horovod_spark_runner.launch.slot.barrier import decode_outcomes, encode_outcome
-from horovod_spark_runner.spark.tasks import _OfBatches
+from horovod_spark_runner.cluster.protocol.outcome import RankOutcome
+from horovod_spark_runner.cluster.slot.barrier import decode_outcomes, encode_outcome
+from horovod_spark_runner.cluster.spark.tasks import _OfBatches
 outcome = RankOutcome(0, "host", result=b"x")
 batches = list(_OfBatches(lambda: encode_outcome(outcome, 0))([]))
 [batch.validate(full=True) for batch in batches]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.launch.driver.phases import PHASES, Phases
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.driver.phases import PHASES, Phases
+from horovod_spark_runner.cluster.protocol.messages import (
     CannotJoin,
     Finished,
     Hello,

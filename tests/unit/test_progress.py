@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from horovod_spark_runner.cluster.protocol.messages import Progress as Told
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.launch.shared.messages import Progress as Told
 from horovod_spark_runner.training.accounting import Kind
 from horovod_spark_runner.training.progress import Progress, ProgressReporter
 

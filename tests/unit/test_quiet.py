@@ -35,7 +35,7 @@ def test_the_collector_is_as_it_was(enabled: bool) -> None:
 def test_what_a_rank_has_imported_ahead_is_not_looked_at_again() -> None:
     code = """
 import gc
-from horovod_spark_runner.launch.worker.main import import_ahead
+from horovod_spark_runner.cluster.worker.main import import_ahead
 import_ahead(["decimal"])
 assert gc.isenabled()
 assert gc.get_freeze_count() > 1000

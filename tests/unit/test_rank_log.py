@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.slot.rank_log import RankLog
+from horovod_spark_runner.cluster.slot.rank_log import RankLog
 
 
 @pytest.fixture

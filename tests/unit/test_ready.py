@@ -18,17 +18,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod_spark_runner.launch.shared.process_messages import (
+from horovod_spark_runner.cluster.protocol.process_messages import (
     Exited,
     Forked,
     ForkWorker,
     ProcessReport,
 )
-from horovod_spark_runner.launch.shared.processes import GUARD_NAME
-from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
-from horovod_spark_runner.launch.slot.rank_process import RankProcess, WorkerEnd
-from horovod_spark_runner.launch.slot.ready import Asked, Known
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
+from horovod_spark_runner.cluster.slot import rank_process, ready, worker_handle
+from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
+from horovod_spark_runner.cluster.slot.ready import Asked, Known
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.machine import is_stopped, process_start
 from horovod_spark_runner.typed_json import to_json
 
@@ -219,7 +219,7 @@ def test_one_that_ranks_of_other_runs_come_from_is_only_not_asked_any_more(
 ) -> None:
     fork = """
 import os
-from horovod_spark_runner.launch.shared.processes import RANK_NAME, name_process
+from horovod_spark_runner.cluster.protocol.processes import RANK_NAME, name_process
 reading, writing = os.pipe()
 if os.fork() == 0:
     name_process(RANK_NAME)

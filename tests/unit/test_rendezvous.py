@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.errors import LaunchError
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.protocol.messages import (
     Answer,
     Assigned,
     CannotJoin,
@@ -16,8 +15,9 @@ from horovod_spark_runner.launch.shared.messages import (
     Refused,
     Told,
 )
-from horovod_spark_runner.launch.shared.rendezvous import GATHER_AFTER, Rendezvous, info_of
-from horovod_spark_runner.launch.shared.topology import SlotInfo
+from horovod_spark_runner.cluster.protocol.rendezvous import GATHER_AFTER, Rendezvous, info_of
+from horovod_spark_runner.cluster.protocol.topology import SlotInfo
+from horovod_spark_runner.errors import LaunchError
 
 
 def info(slot: int, gpu: str = "") -> Told:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import EnvironmentProblem, LaunchError
-from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, PROOF_BYTES
+from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, PROOF_BYTES
 from horovod_spark_runner.training.sync import served
 from horovod_spark_runner.training.sync.served import ServedMemory
 from tests.threads import Threads, as_ranks

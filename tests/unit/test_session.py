@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.spark.session import described
+from horovod_spark_runner.cluster.spark.session import described
 
 
 class Context:

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.shared.listener import MAX_UNPROVEN
-from horovod_spark_runner.launch.shared.messages import Hello, StartDaemon, Told
-from horovod_spark_runner.launch.shared.topology import Node
-from horovod_spark_runner.launch.slot.driver_link import DriverLink
-from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity
-from horovod_spark_runner.launch.slot.node_door import send_to_node
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
+from horovod_spark_runner.cluster.protocol.messages import Hello, StartDaemon, Told
+from horovod_spark_runner.cluster.protocol.topology import Node
+from horovod_spark_runner.cluster.slot.driver_link import DriverLink
+from horovod_spark_runner.cluster.slot.json_door import JsonDoor, MpiIdentity
+from horovod_spark_runner.cluster.slot.node_door import send_to_node
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 
 KEY = b"k" * 32
 MEGABYTE = 2**20
@@ -36,8 +36,8 @@ MEGABYTE = 2**20
 LISTENS = """
 import os, resource, select, sys, threading
 from horovod_spark_runner.machine import resident_bytes
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.slot.node_door import NodeDoor
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.slot.node_door import NodeDoor
 
 key = bytes.fromhex(sys.argv[2])
 limit = int(sys.argv[3])
@@ -218,7 +218,7 @@ def test_all_slots_come_in_while_strangers_knock() -> None:
 def test_a_driver_with_too_few_descriptors_for_its_slots_says_so() -> None:
     code = f"""
 import resource
-from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 ControlServer("127.0.0.1", {KEY!r}, slots=90)
 """

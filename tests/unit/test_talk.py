@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import pytest
 
-from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.launch.driver import talk
-from horovod_spark_runner.launch.driver.console import Console
-from horovod_spark_runner.launch.driver.control_server import ControlServer
-from horovod_spark_runner.launch.driver.talk import Talk
-from horovod_spark_runner.launch.driver.watch import Verdict
-from horovod_spark_runner.launch.shared import rendezvous
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.driver import talk
+from horovod_spark_runner.cluster.driver.console import Console
+from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.talk import Talk
+from horovod_spark_runner.cluster.driver.watch import Verdict
+from horovod_spark_runner.cluster.protocol import rendezvous
+from horovod_spark_runner.cluster.protocol.messages import (
     Assigned,
     Dropped,
     Gather,
@@ -29,9 +28,10 @@ from horovod_spark_runner.launch.shared.messages import (
     RankReport,
     SlotReport,
 )
-from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
-from horovod_spark_runner.launch.shared.topology import SlotInfo
-from horovod_spark_runner.launch.slot.slot_link import SlotLink
+from horovod_spark_runner.cluster.protocol.slot_plan import SlotPlan
+from horovod_spark_runner.cluster.protocol.topology import SlotInfo
+from horovod_spark_runner.cluster.slot.slot_link import SlotLink
+from horovod_spark_runner.config.launch import LaunchSettings
 
 KEY = b"k" * 32
 

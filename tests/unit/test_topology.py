@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from horovod_spark_runner.errors import LaunchError
-from horovod_spark_runner.launch.shared.messages import Assigned, Located
-from horovod_spark_runner.launch.shared.topology import (
+from horovod_spark_runner.cluster.protocol.messages import Assigned, Located
+from horovod_spark_runner.cluster.protocol.topology import (
     SlotInfo,
     arrange,
     format_placement,
     split_devices,
 )
+from horovod_spark_runner.errors import LaunchError
 from horovod_spark_runner.typed_json import parse, to_json
 
 

@@ -12,9 +12,9 @@ from zlib import crc32
 import pytest
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.cluster.protocol.messages import Progress
 from horovod_spark_runner.config.mlflow import MlflowOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, RunCancelledError
-from horovod_spark_runner.launch.shared.messages import Progress
 from horovod_spark_runner.run.tracking import begin_tracking, check_tracking
 from horovod_spark_runner.storage.urls import without_secrets
 

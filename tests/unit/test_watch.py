@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.launch.driver.watch import (
+from horovod_spark_runner.cluster.driver.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
     RunWatch,
     Verdict,
 )
-from horovod_spark_runner.launch.shared.messages import (
+from horovod_spark_runner.cluster.protocol.messages import (
     Alive,
     Back,
     DriverNews,
@@ -26,7 +25,8 @@ from horovod_spark_runner.launch.shared.messages import (
     Started,
     Told,
 )
-from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, Failure, is_telling
+from horovod_spark_runner.cluster.protocol.outcome import ABORTED, DIED, LOST, Failure, is_telling
+from horovod_spark_runner.config.launch import LaunchSettings
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from horovod_spark_runner.cluster.slot import workspace as module
+from horovod_spark_runner.cluster.slot.daemon import Daemon
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.errors import EnvironmentProblem
-from horovod_spark_runner.launch.slot import workspace as module
-from horovod_spark_runner.launch.slot.daemon import Daemon
-from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import numbering
 from tests.faults.disks import memory_disk
 
 # Says where its directories are, and the number of its sweeper.
 SLOT = """
 import sys, time
-from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.cluster.slot.workspace import Workspace
 made = Workspace(sys.argv[1])
 print(made.path, made.shared_memory, made._sweeper.pid, flush=True)
 time.sleep(600)

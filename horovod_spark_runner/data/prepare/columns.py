@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ...cluster.spark.session import is_case_sensitive
 from ...errors import DataError
 from ...formatting import quote_all
-from ...spark.session import is_case_sensitive
 from ..manifest import TEXT
 from .schema import Roles, check_named, check_roles, check_unambiguous, field_hint, quoted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from ...spark.session import classic_context
+from ...cluster.spark.session import classic_context
 from ...storage.filesystem import Location
 from .datasets import frame_of
 from .footers import read_metadata

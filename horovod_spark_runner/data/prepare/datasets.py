@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...cluster.spark.session import active_session, check_is_frame, classic_context, described
 from ...config.data import DataOptions
 from ...errors import DataError, EnvironmentProblem, RunDirectoryError
-from ...spark.session import active_session, check_is_frame, classic_context, described
 from ...storage.filesystem import Location
 from ...storage.urls import without_secrets
 from ..manifest import Manifest

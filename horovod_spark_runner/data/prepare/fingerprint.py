@@ -13,8 +13,8 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ...cluster.spark.session import classic_context
 from ...errors import InvalidInputError
-from ...spark.session import classic_context
 from ...storage.filesystem import Location
 
 if TYPE_CHECKING:

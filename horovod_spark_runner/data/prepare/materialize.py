@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...cluster.spark.session import classic_context
 from ...errors import DataError, InvalidInputError
-from ...spark.session import classic_context
 from ...storage.filesystem import Location
 from ...storage.folders import delete_quietly
 from ..manifest import FORMAT, Manifest

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...cluster.spark.session import check_is_frame, is_case_sensitive
 from ...errors import DataError
-from ...spark.session import check_is_frame, is_case_sensitive
 from .schema import Roles, check_unambiguous, quoted
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...checkpoint.attachments import contents_of
 from ...checkpoint.files import VARIABLES_FILE
+from ...cluster.worker.reporting import notify
 from ...errors import ModelError
-from ...launch.worker.reporting import notify
 from ...storage.arrays import ArraysFile
 from ..engine import KERAS_FILE
 from ..spec import WarmStart

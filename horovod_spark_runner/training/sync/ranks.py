@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ...launch.shared.network import ADDRESS
+from ...cluster.protocol.network import ADDRESS
 from .board import Memory
 from .served import ServedMemory
 from .threads import need_threads

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from ...cluster.protocol.channel import Handshake, connect, receive_exactly
+from ...cluster.protocol.listener import Listener
 from ...errors import EnvironmentProblem, LaunchError
-from ...launch.shared.channel import Handshake, connect, receive_exactly
-from ...launch.shared.listener import Listener
 from .board import divided, holder_of
 
 # What is asked for: the kind, the first number, the one after the last, and what to add to one.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...cluster.worker.reporting import notify
 from ...config.compression import Compression, Threshold
-from ...launch.worker.reporting import notify
 from .codec import RESIDUAL, Place, keeping, moving, whole
 
 if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...checkpoint.attachments import contents_of
 from ...checkpoint.files import VARIABLES_FILE
+from ...cluster.worker.reporting import notify
 from ...errors import ModelError, on_one_line
-from ...launch.worker.reporting import notify
 from ...storage.arrays import ArraysFile
 from ..spec import WarmStart
 from ..warm_start import ARRAYS

@@ -17,10 +17,10 @@ from ...checkpoint.config_diff import ModelChanges
 from ...checkpoint.model_state import Variable
 from ...checkpoint.rank_state import JOIN
 from ...checkpoint.run_directory import RunDirectory
+from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
 from ...data.read.reader import Batch
 from ...errors import ModelError
-from ...launch.worker.reporting import notify
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....cluster.worker.reporting import notify
 from ....errors import ModelError, brief
-from ....launch.worker.reporting import notify
 from ...spec import TrainingSpec
 from ..batches import TorchBatch
 from ..losses import LOSS

@@ -1,0 +1,313 @@
+"""The driver's end of the control messages: one thread for all slots."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+from ...errors import EnvironmentProblem
+from ...typed_json import MessageError
+from ..protocol.channel import Handshake
+from ..protocol.listener import MAX_UNPROVEN, RESERVED_DESCRIPTORS, Listener
+from ..protocol.messages import (
+    CallWanted,
+    Ended,
+    Gone,
+    Instruction,
+    ResultFollows,
+    Silent,
+    Told,
+)
+from .mailbox import Mailbox
+from .peer import Incoming, Peer
+
+logger = logging.getLogger(__name__)
+
+# Seconds that the rest of a large result may take once the run has ended.
+RESULT_TIMEOUT = 60.0
+# Seconds between looks at the clock.
+_TICK = 1.0
+# Descriptors that a driver needs besides its slots' connections.
+_OTHER_DESCRIPTORS = 256 + MAX_UNPROVEN
+
+
+class ControlServer:
+    """Accepts the slots' connections and puts their messages into ``events``.
+
+    Bound to one address only. A connection that closes before its slot said ``ended`` makes an
+    event ``gone``. One thread serves all slots, and nothing it does waits for one of them. Use as a
+    context manager.
+
+    Args:
+        bind: address or name of this machine to listen at.
+        key: the run's secret.
+        payload: the pickled call, for slots that ask for it.
+        host: where executors reach the driver, if that is another.
+        port: to listen at; 0 for one that the system chooses.
+        slots: how many will connect.
+
+    Raises:
+        EnvironmentProblem: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        key: bytes,
+        payload: bytes = b"",
+        *,
+        host: str | None = None,
+        port: int = 0,
+        slots: int = 1,
+    ) -> None:
+        self._payload = memoryview(payload)
+        self._host = host
+        _allow_descriptors(slots)
+        try:
+            self._listener = Listener(bind, key, self._admit, port)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"the driver cannot listen for its slots at {bind} port {port}: {error}. Give an "
+                "address of this machine in spark.driver.bindAddress (spark.driver.host is where "
+                "executors reach it), and a free port in spark.horovod.controlPort, or none"
+            ) from error
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        self._lock = threading.Lock()
+        self._peers: set[Peer] = set()
+        self._slots: dict[int, Peer] = {}
+        self._have_more: set[Peer] = set()
+        self._closing = False
+        self._results: dict[int, Incoming] = {}
+        self.events = Mailbox()
+        self._thread = threading.Thread(target=self._serve, name="hsr-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.address
+        return self._host or host, port
+
+    def __enter__(self) -> ControlServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._closing = True
+        self._stir()
+        self._thread.join()
+        for result in self._results.values():
+            result.stream.close()
+
+    def broadcast(self, message: Instruction) -> None:
+        """Send ``message`` to every slot that is connected; does not wait for them."""
+        self._queue([(peer, message) for peer in self._current()])
+
+    def tell(self, messages: Mapping[int, Instruction]) -> None:
+        """Send a message each to several slots, by number, as far as they are connected."""
+        with self._lock:
+            told = [(self._slots[slot], m) for slot, m in messages.items() if slot in self._slots]
+        self._queue(told)
+
+    def has_any(self, slots: Iterable[int]) -> bool:
+        """Tell whether any of these slots is connected."""
+        with self._lock:
+            return any(slot in self._slots for slot in slots)
+
+    def silent_slots(self, seconds: float) -> list[Told]:
+        """Return which slots are connected but sent nothing for ``seconds``: a `Silent` of each."""
+        limit = time.monotonic() - seconds
+        return [
+            Told(peer.slot, peer.rank, peer.host, Silent(seconds))
+            for peer in self._current()
+            if peer.slot is not None and peer.last_seen < limit
+        ]
+
+    def hear_anew(self) -> None:
+        """Count the slots' silence from now on: this process did not listen meanwhile."""
+        for peer in self._current():
+            peer.last_seen = time.monotonic()
+
+    def result(self, rank: int) -> IO[bytes] | None:
+        """Return the pickled result that ``rank`` sent here because of its size, if it did.
+
+        Waits for it: what the rank's slot said since, through Spark, may have been faster.
+        """
+        deadline = time.monotonic() + RESULT_TIMEOUT
+        while rank not in self._results and self._peers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        result = self._results.get(rank)
+        if result is None or not result.ended.wait(RESULT_TIMEOUT) or result.left:
+            return None
+        result.stream.seek(0)
+        return result.stream
+
+    @property
+    def bytes_taken(self) -> int:
+        """How much of large results has come."""
+        return sum(result.size - result.left for result in list(self._results.values()))
+
+    def _current(self) -> list[Peer]:
+        with self._lock:
+            return list(self._peers)
+
+    def _queue(self, messages: Sequence[tuple[Peer, Instruction]]) -> None:
+        for peer, message in messages:
+            peer.queue(message)
+        if messages:
+            with self._lock:
+                self._have_more.update(peer for peer, _ in messages)
+            self._stir()
+
+    def _stir(self) -> None:
+        """Have the thread look for what is to be sent."""
+        with contextlib.suppress(OSError):  # it has been told, or has ended
+            self._waker.send(b"\0")
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        looked = time.monotonic()
+        while not self._closing:
+            for key, events in self._selector.select(_TICK):
+                if key.fileobj is self._wake:
+                    with contextlib.suppress(OSError):
+                        self._wake.recv(4096)
+                    self._send_queued()
+                elif key.fileobj is self._listener:
+                    self._listener.handle()
+                else:
+                    self._handle(key.data, events)
+            if time.monotonic() - looked > _TICK:
+                looked = time.monotonic()
+                self._look_at_clock(looked)
+        self._send_queued()
+        self._close()
+
+    def _handle(self, peer: Peer, events: int) -> None:
+        if events & selectors.EVENT_READ and peer in self._peers:
+            self._read(peer)
+        if events & selectors.EVENT_WRITE and peer in self._peers:
+            self._write(peer)
+
+    def _admit(self, connection: socket.socket, handshake: Handshake) -> None:
+        peer = Peer(connection, handshake)
+        with self._lock:
+            self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _send_queued(self) -> None:
+        with self._lock:
+            peers = [peer for peer in self._have_more if peer in self._peers]
+            self._have_more.clear()
+        for peer in peers:
+            if not peer.is_writing:
+                self._write(peer)
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            for told in peer.read():
+                self._take(peer, told)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._part(peer)  # the slot has ended; its outcome comes through Spark
+            return
+        except MessageError as error:
+            logger.warning("a connection of host %s is closed: %s", peer.host, error)
+            self._part(peer)
+            return
+        if peer.has_more and not peer.is_writing:
+            self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        try:
+            waits = peer.write()
+        except OSError:
+            self._part(peer)
+            return
+        if waits != peer.is_writing:
+            peer.is_writing = waits
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
+            self._selector.modify(peer.connection, wanted, peer)
+
+    def _look_at_clock(self, now: float) -> None:
+        for peer in self._current():
+            if peer.is_late(now):
+                self._part(peer)
+        self._listener.handle()
+
+    def _part(self, peer: Peer) -> None:
+        with self._lock:
+            if peer not in self._peers:
+                return
+            self._peers.discard(peer)
+            if peer.slot is not None and self._slots.get(peer.slot) is peer:
+                del self._slots[peer.slot]
+        self._selector.unregister(peer.connection)
+        peer.close()
+        if peer.slot is not None and not peer.ended:
+            self.events.put(Told(peer.slot, peer.rank, peer.host, Gone(time.time())))
+
+    def _take(self, peer: Peer, told: Told) -> None:
+        self._know(peer, told)
+        match told.message:
+            case CallWanted():
+                peer.queue_data(self._payload)
+            case ResultFollows(size):
+                # Kept on disk until it is unpickled: several large ones would fill the memory.
+                stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+                self._results[told.rank] = peer.incoming = Incoming(stream, size)
+            case Ended():
+                peer.ended = True
+            case _:
+                self.events.put(told)
+
+    def _know(self, peer: Peer, told: Told) -> None:
+        """Take note which slot ``peer`` is."""
+        peer.slot, peer.host = told.slot, told.host
+        peer.rank = max(peer.rank, told.rank)  # not all of it is a rank's
+        with self._lock:
+            before = self._slots.get(peer.slot)
+            self._slots[peer.slot] = peer
+        if before is not None and before is not peer:
+            # It has connected again, before it showed that the other connection is lost.
+            before.ended = True
+            self._part(before)
+
+    def _close(self) -> None:
+        for peer in self._current():
+            peer.close()
+        for end in (self._listener, self._wake, self._waker):
+            end.close()
+        self._selector.close()
+
+
+def _allow_descriptors(slots: int) -> None:
+    """Let this process open more files, as far as the system lets it.
+
+    Raises:
+        EnvironmentProblem: there are too few for the slots.
+    """
+    wanted = slots + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if allowed < slots + RESERVED_DESCRIPTORS:
+            raise EnvironmentProblem(
+                f"the driver may open {allowed} files (ulimit -Hn), too few for connections of "
+                f"{slots} slots: allow {wanted}"
+            )
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -1,0 +1,105 @@
+"""How the command of a host's MPI daemon gets from slot 0 to the slot that leads the host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+from collections.abc import Callable
+
+from ...errors import LaunchError
+from ...typed_json import Message
+from ..protocol.channel import Channel, Handshake, connect
+from ..protocol.listener import Listener
+from ..protocol.messages import StartDaemon
+from ..protocol.topology import Node
+
+_INTERFACE = "prte_if_include"
+# The other slot may still wait for Spark, which tells the slots of each other once a second.
+SEND_TIMEOUT = 15.0
+# Seconds that slot 0, connected and proven, may take to send its order.
+ORDER_TIMEOUT = 5.0
+
+
+class NodeDoor:
+    """A TCP port, on the chosen interface only, that takes authenticated messages of slot 0.
+
+    Strangers are dropped and never waited for. What a holder of the run's key sends instead of an
+    order is raised as a `MessageError`.
+
+    Args:
+        address: IP address to listen at.
+        key: the run's secret.
+        on_order: takes what slot 0 wants.
+    """
+
+    def __init__(self, address: str, key: bytes, on_order: Callable[[StartDaemon], None]) -> None:
+        self._on_order = on_order
+        self._listener = Listener(address, key, self._on_peer)
+        self.port: int = self._listener.address[1]
+        self._is_open = True
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        return {self._listener.fileno(): self._listener.handle} if self._is_open else {}
+
+    def look(self) -> None:
+        """Drop who is late."""
+        if self._is_open:
+            self._listener.handle()
+
+    def close(self) -> None:
+        self._is_open = False
+        self._listener.close()
+
+    def _on_peer(self, connection: socket.socket, handshake: Handshake) -> None:
+        channel = handshake.channel(StartDaemon)
+        connection.settimeout(ORDER_TIMEOUT)
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(65536):
+                for order in channel.feed(data):
+                    if isinstance(order, StartDaemon):
+                        self._on_order(order)
+
+
+def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
+    """Send ``order`` to the slot that leads ``node``.
+
+    Raises:
+        LaunchError: it cannot be reached.
+    """
+    channel: Channel[Message]  # of no kind: nothing is answered
+    try:
+        connection, channel = connect((node.address, node.port), SEND_TIMEOUT, key)
+        with connection:
+            connection.sendall(channel.encode(order))
+            # The peer closes when it has read everything, or drops what it does not believe.
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1)
+    except OSError as error:
+        raise LaunchError(
+            f"host {socket.gethostname()} cannot reach host {node.host} at {node.address} port "
+            f"{node.port} ({error}); the hosts of a run must reach each other on all ports: open "
+            "them, or choose another network with network_interface"
+        ) from error
+
+
+def daemon_arguments(command: str) -> list[str]:
+    """Return the arguments in the shell command that mpirun wants run on another host. Pure.
+
+    The program itself is left out, and so is the network interface: each host has its own,
+    perhaps at another path or by another name.
+    """
+    words = shlex.split(command)
+    programs = [i for i, word in enumerate(words) if os.path.basename(word) == "prted"]
+    if not programs:
+        # "…;export X;/path/prted" holds no blank before the path.
+        programs = [i for i, word in enumerate(words) if word.endswith("/prted")]
+    if not programs:
+        raise LaunchError(f"mpirun wants an unknown program started on another host: {command}")
+    arguments = words[programs[-1] + 1 :]
+    if _INTERFACE in arguments:
+        index = arguments.index(_INTERFACE)
+        del arguments[index - 1 : index + 2]  # --prtemca NAME VALUE
+    return arguments

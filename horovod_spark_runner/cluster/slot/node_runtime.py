@@ -1,0 +1,158 @@
+"""A slot's part in the MPI runtime of its host."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from ...config.launch import MpiOptions
+from ..protocol.messages import StartDaemon
+from ..protocol.network import Interface, mpi_network
+from ..protocol.topology import Part
+from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
+from .json_door import Caller, JsonDoor, RemoteLaunch
+from .node_door import NodeDoor, daemon_arguments, send_to_node
+from .workspace import Workspace
+
+# Seconds between looks at whether it has been stopped.
+LOOK_SECONDS = 2.0
+BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
+
+
+class NodeRuntime:
+    """Runs mpirun in slot 0, MPI's daemon in the first slot of each other host, else nothing.
+
+    Args:
+        interface: the chosen network interface.
+        key: the run's secret.
+        workspace: of the slot.
+
+    Attributes:
+        problem: why a daemon on another host cannot be started; ``""`` if nothing is wrong.
+        stopped: that it has been stopped, when last looked at; ``""`` if it has not.
+    """
+
+    def __init__(self, interface: Interface, key: bytes, workspace: Workspace) -> None:
+        self.interface = interface
+        self.problem = ""
+        self.stopped = ""
+        self._looked = 0.0
+        self._key = key
+        self._workspace = workspace
+        self._part: Part | None = None
+        self._daemon: Daemon | None = None
+        self._closing = contextlib.ExitStack()
+        self._door = NodeDoor(interface.address, key, self._on_order)
+        self._closing.callback(self._door.close)
+        self._agent = JsonDoor(workspace.path / AGENT_SOCKET, RemoteLaunch, self._on_remote_launch)
+        self._closing.callback(self._agent.close)
+
+    @property
+    def port(self) -> int:
+        """Port at the interface's address where the command of this host's daemon is taken."""
+        return self._door.port
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs here, or nothing any more."""
+        return self._daemon is None or self._daemon.ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether something ran here and has ended."""
+        return self._daemon is not None and self._daemon.ended
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it; it ends by itself when a rank has failed."""
+        return self._daemon is not None and self._daemon.was_killed
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return () if self._daemon is None else self._daemon.log_tail
+
+    def join(self, part: Part, options: MpiOptions) -> None:
+        """Do what falls to the slot of ``part``; start mpirun if it is slot 0.
+
+        Raises:
+            EnvironmentProblem: mpirun was not found.
+        """
+        self._part = part
+        if part.slot == 0 or part.led is None:
+            self._door.close()
+        if part.slot == 0:
+            daemon = start_mpirun(part, options, self.interface, self._workspace)
+            self._take(daemon)
+
+    def rank_environment(self) -> dict[str, str]:
+        """Return what keeps ranks on the chosen interface, and says where they share memory."""
+        assert self._part is not None
+        network = mpi_network(self.interface) if self._part.hosts > 1 else {}
+        folder = self._workspace.shared_memory
+        return network if folder is None else {**network, BACKING_DIRECTORY: str(folder)}
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        handlers = {**self._door.handlers(), **self._agent.handlers()}
+        if self._daemon is not None:
+            handlers.update(self._daemon.handlers())
+        return handlers
+
+    def look(self, now: float) -> str:
+        """Look now and then whether it has been stopped; return what is to be told of that."""
+        self._door.look()
+        if self.is_over or now - self._looked < LOOK_SECONDS:
+            return ""
+        assert self._daemon is not None
+        self._looked, before = now, self.stopped
+        self.stopped = self._daemon.describe_stop()
+        if not self.stopped or before:
+            return ""
+        return f"{self.stopped}: until it goes on, ranks can neither end nor join"
+
+    def describe_end(self) -> str:
+        """Say how it ended; all of its output is then in `log_tail`."""
+        assert self._daemon is not None
+        return self._daemon.describe_end()
+
+    def end(self) -> None:
+        """End it and with it this host's shims; safe to call again."""
+        if self._daemon is not None:
+            self._daemon.end()
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _take(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._closing.callback(daemon.close)
+
+    def _on_remote_launch(self, caller: Caller, request: RemoteLaunch) -> None:
+        """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
+        # On a thread: one host that does not answer must not keep the others waiting.
+        asked = (caller, request)
+        asking = threading.Thread(target=self._ask_node, args=asked, name="hsr-node", daemon=True)
+        asking.start()
+
+    def _ask_node(self, caller: Caller, request: RemoteLaunch) -> None:
+        assert self._part is not None
+        try:
+            arguments = daemon_arguments(request.command)
+            node = next(node for node in self._part.nodes if node.name == request.host)
+            send_to_node(node, self._key, StartDaemon(tuple(arguments)))
+        except Exception as error:
+            self.problem = self.problem or str(error)
+            caller.release(1)
+        else:
+            caller.release(0)
+
+    def _on_order(self, order: StartDaemon) -> None:
+        """Start this host's daemon as slot 0 was told by mpirun."""
+        self._door.close()
+        part = self._part
+        if part is None or part.led is None or self._daemon is not None:
+            return
+        self._take(
+            start_prted(order.arguments, part.led, part.hosts, self.interface, self._workspace)
+        )

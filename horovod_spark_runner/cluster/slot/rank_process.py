@@ -1,0 +1,340 @@
+"""A slot's handle on the worker process of its rank."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...machine import handles, is_stopped
+from ...typed_json import MessageError, parse, to_json
+from ..protocol.lines import LineSplitter
+from ..protocol.messages import RankReport, Started
+from ..protocol.outcome import (
+    ABORTED,
+    CRASH_FILE,
+    CRASH_SIGNALS,
+    DIED,
+    LOG_TAIL_LINES,
+    LOST,
+    MAX_TRACEBACK,
+    OUTCOME_FILE,
+    RESULT_FILE,
+    STACKS_FILE,
+    STACKS_SIGNAL,
+    Failure,
+    shortened,
+)
+from ..protocol.process_messages import WORKER_REPORTS, Begin, Forked, ForkWorker, ProcessReport
+from ..protocol.processes import READY_NAME, ChildOutput, describe_exit
+from .ready import retire_all
+from .worker_handle import StartedWorker, Worker, fork_worker
+from .workspace import Workspace
+
+# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
+MPI_LOST_EXIT = 195
+# How long a ready process may take to fork a worker, imports included.
+FORK_SECONDS = 60.0
+# How long a worker that has closed its connection may go on: without it, and without those of MPI,
+# which it has closed, too, it would wait for ever.
+HUNG_UP_SECONDS = 10.0
+# With which MPI ends a process that it cannot bring into its world.
+MPI_START_EXIT = 14
+
+
+@dataclass(frozen=True)
+class LargeResult:
+    """A result too large for the outcome: the file it is in and its size in bytes."""
+
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """What became of a worker that has ended by itself.
+
+    Attributes:
+        failure: why there is no result; ``None`` if there is one.
+        result: the pickled result, unless it is large.
+        large: where it is, if it is large.
+        timings: seconds spent per phase of the start.
+    """
+
+    failure: Failure | None = None
+    result: bytes | None = None
+    large: LargeResult | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class RankProcess:
+    """Starts the worker at once, lends it its MPI environment later, and reads its outcome.
+
+    Args:
+        payload: file that will hold the pickled call when the rank begins.
+        modules: modules to import ahead.
+        environment: the process's environment.
+        directory: private directory of the rank.
+        workspace: of the slot.
+        most_result_bytes: a larger result stays in its file.
+        idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
+        on_report: takes the reports of the code that the worker runs.
+        on_lines: takes its output lines.
+    """
+
+    def __init__(
+        self,
+        payload: Path,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        workspace: Workspace,
+        *,
+        most_result_bytes: int,
+        idle_timeout: float,
+        on_report: Callable[[RankReport], None],
+        on_lines: Callable[[list[str]], None],
+    ) -> None:
+        self._payload = payload
+        self._modules = tuple(modules)
+        self._environment = dict(environment)
+        self._directory = directory
+        self._most_result_bytes = most_result_bytes
+        self._on_report = on_report
+        self._on_lines = on_lines
+        self._workspace = workspace
+        self._begin: Begin | None = None
+        self._asked: signal.Signals | None = None
+        self.ended = False
+        self._take(self._fork(idle_timeout) or self._start())
+
+    def _fork(self, idle_timeout: float) -> Worker | None:
+        if not idle_timeout:
+            retire_all()
+        if not idle_timeout or not self._modules:
+            return None
+        return fork_worker(
+            ForkWorker(
+                directory=str(self._directory),
+                payload=str(self._payload),
+                environment=self._environment,
+                modules=self._modules,
+                idle_timeout=idle_timeout,
+            )
+        )
+
+    def _start(self) -> Worker:
+        arguments = [str(self._directory), str(self._payload), *self._modules]
+        return StartedWorker(arguments, self._environment)
+
+    def _take(self, worker: Worker) -> None:
+        self._worker = worker
+        self._since = time.monotonic()
+        self._hung_up: float | None = None  # since when
+        self._given_up = False  # as it had hung up, and went on
+        self._called = False  # whether it has called the function
+        self._reports = LineSplitter(tail=0)
+        self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
+        if worker.pid is not None:
+            self._workspace.watch(worker.pid)
+        if self._begin is not None:
+            self._say(self._begin)
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return self._output.tail
+
+    @property
+    def ready_bytes(self) -> int:
+        """Memory of the ready process that lent the worker; 0 where there is none."""
+        return self._worker.ready_bytes
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        handlers = self._output.handlers()
+        if not self.ended:
+            if self._hung_up is None:
+                handlers[self._worker.connection.fileno()] = self._on_connection
+            handlers.update(dict.fromkeys(self._worker.watched, self._look))
+        return handlers
+
+    def check(self) -> None:
+        """Notice an end that no descriptor has told of, or a ready process that does nothing."""
+        if self.ended:
+            return
+        late = self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS
+        if late or self._worker.will_not_come():
+            self._start_instead()
+        if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
+            self._given_up = True
+            self._worker.end()
+        self._look()
+
+    def _start_instead(self) -> None:
+        """Start the worker that the ready process does not fork the plain way."""
+        self._output.close()
+        self._worker.close()
+        self._take(self._start())
+
+    def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
+        """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
+        self._begin = Begin(dict(environment), rank, size)
+        self._say(self._begin)
+
+    def kill(self) -> None:
+        """End the worker and what it started; safe to call again."""
+        self._worker.end()
+        if self._worker.pid is not None:
+            self._workspace.forget(self._worker.pid)
+        self._output.drain()
+        self.ended = True
+
+    def ask_to_end(self, why: signal.Signals) -> None:
+        """Pass on that this host is to be left soon; a training saves and ends by itself.
+
+        Args:
+            why: the signal that told the slot.
+        """
+        self._asked = why
+        self._worker.send_signal(signal.SIGTERM)
+
+    def dump_stacks(self) -> None:
+        """Have the worker write its Python stacks, for `stacks`."""
+        if (self._directory / STACKS_FILE).exists() and self._handles_stacks:
+            self._worker.send_signal(STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        """Return the stacks the worker has written, if it was asked to, or why it has not."""
+        if (pid := self._worker.pid) is not None and is_stopped(pid):
+            return f"none: process {pid} is stopped (by SIGSTOP or a debugger), and runs nothing"
+        path = self._directory / STACKS_FILE
+        if path.exists() and not self._handles_stacks:
+            return (
+                f"none: process {pid} runs another program, or has taken {STACKS_SIGNAL.name} back"
+            )
+        return path.read_text(errors="replace").strip() if path.exists() else ""
+
+    @property
+    def _handles_stacks(self) -> bool:
+        return (pid := self._worker.pid) is not None and handles(pid, STACKS_SIGNAL)
+
+    def close(self) -> None:
+        self.kill()
+        self._output.close()
+        self._worker.close()
+
+    def told_failure(self) -> Failure | None:
+        """Return what the worker says it failed of; it may not have ended yet."""
+        return self._read_outcome()[0] if (self._directory / OUTCOME_FILE).exists() else None
+
+    def _read_outcome(self) -> tuple[Failure | None, dict[str, float]]:
+        with (self._directory / OUTCOME_FILE).open("rb") as stream:
+            told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
+        return told
+
+    def outcome(self) -> WorkerEnd:
+        """Return what became of a worker that has ended by itself."""
+        code = self._worker.poll()
+        assert code is not None
+        path = self._directory / OUTCOME_FILE
+        if not path.exists() and code == MPI_LOST_EXIT:
+            message = "MPI ended it, because another rank or mpirun was gone"
+            return WorkerEnd(Failure(ABORTED, time.time(), message))
+        if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
+            message = (
+                f"its Spark task was killed or lost: its executor was asked to end, or has ended "
+                f"({self._asked.name})"
+            )
+            return WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
+        if not path.exists():
+            message = f"its process {describe_exit(code)}{self._hint(code)}"
+            return WorkerEnd(self._died(message, self._crash(code)))
+        failure, timings = self._read_outcome()
+        if failure is None and code != 0 and not self._worker.guessed:
+            end = f"its process {describe_exit(code)} while it left the MPI world"
+            failure = self._died(f"{end}{self._hint(code)}")
+        if failure is not None:
+            return WorkerEnd(failure, timings=timings)
+        result = self._directory / RESULT_FILE
+        size = result.stat().st_size
+        if size > self._most_result_bytes:
+            return WorkerEnd(large=LargeResult(result, size), timings=timings)
+        return WorkerEnd(result=result.read_bytes(), timings=timings)
+
+    def _hint(self, code: int) -> str:
+        killed = code == -signal.SIGKILL
+        ready = self._worker.ready_that_ended() if killed else None
+        if ready is not None:
+            return (
+                f", as the process it was forked from has ended ({READY_NAME}, {ready}): something "
+                "has killed that, or the system has run out of memory; the ranks of this executor "
+                "end with it, and a restart or the next run starts another one"
+            )
+        if self._given_up:
+            return "; it had closed its connection to its slot (all file descriptors?)"
+        if code == MPI_START_EXIT and not self._called:
+            lacking = self._workspace.lacking_shared_memory()
+            return f"; MPI could not start, or mpirun was gone{lacking and ': '}{lacking}"
+        return "; the system may have run out of memory" if killed else ""
+
+    def _died(self, message: str, stacks: str = "") -> Failure:
+        return Failure(DIED, time.time(), message, traceback=stacks, log_tail=self.log_tail)
+
+    def _crash(self, code: int) -> str:
+        """Return the Python stacks of a worker that ended with ``code``, if it wrote them."""
+        path = self._directory / CRASH_FILE
+        if -code not in CRASH_SIGNALS or not path.exists():
+            return ""
+        lines = path.read_text(errors="replace").splitlines()
+        told = [line for line in lines if not line.startswith("Extension modules:")]
+        self._on_lines(told)  # so that they are in the rank's log, too
+        return shortened("\n".join(told).strip(), MAX_TRACEBACK)
+
+    def _say(self, begin: Begin) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which the loop notices
+            self._worker.connection.sendall(to_json(begin).encode() + b"\n")
+
+    def _on_connection(self) -> None:
+        try:
+            data = self._worker.connection.recv(65536)
+        except ConnectionError:
+            data = b""
+        self._read(data)
+        if not data:
+            self._hung_up = time.monotonic()
+            self._worker.hang_up()
+            if self._worker.pid is None:
+                self._start_instead()
+                return
+        self._look()
+
+    def _read(self, data: bytes) -> None:
+        for line in self._reports.feed(data):
+            try:
+                report = parse(line, *WORKER_REPORTS)
+            except MessageError:  # half a report of a worker that was killed
+                continue
+            if isinstance(report, ProcessReport):
+                self._take_report(report)
+            else:
+                self._called |= isinstance(report, Started)
+                self._on_report(report)
+
+    def _take_report(self, report: ProcessReport) -> None:
+        self._worker.take(report)
+        if isinstance(report, Forked):
+            self._workspace.watch(report.pid)
+            if self._asked is not None:  # meanwhile
+                self._worker.send_signal(signal.SIGTERM)
+
+    def _look(self) -> None:
+        """Notice the end of the process itself: what it forked may keep everything else open."""
+        if self._worker.poll() is None:
+            return
+        self._read(self._worker.read_rest())
+        self._output.drain()
+        self.ended = True

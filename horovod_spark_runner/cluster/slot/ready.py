@@ -1,0 +1,341 @@
+"""Processes that have imported a framework already and lend every rank a copy of themselves.
+
+Importing TensorFlow takes seconds; a forked copy of a process that has done so takes milliseconds.
+Each executor keeps one such process for each environment its ranks are started with: the first
+slot that needs one starts it, the slots and runs that follow find it at a Unix socket in a
+directory of this user's. It ends with its executor, and when nobody has asked for a while
+(``worker_idle_timeout``). It imports installed packages only and never runs a user's code, so a
+rank finds what it would find in a new process.
+
+A slot connects, sends one request with the pipe for the rank's output, and keeps the connection:
+the rank talks over it as a worker that was started talks over its socket, and the ready process
+adds the rank's exit code. Where there is no such process and none can be started, or it has been
+stopped, a rank's worker is started the plain way.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...frameworks import frameworks_of
+from ...machine import is_stopped, numbering, process_start
+from ...typed_json import MessageError, parse, to_json
+from ..protocol.channel import receive_exactly
+from ..protocol.command import SPARK_FILES
+from ..protocol.process_messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..protocol.processes import RANK_NAME
+from .workspace import is_private, short_temporary
+
+MODULE = "horovod_spark_runner.cluster.worker.ready_process"
+# What differs from rank to rank or run to run, and is read by no import.
+PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
+_LENGTH = struct.Struct("!I")
+_MAX_REQUEST = 16 * 1024 * 1024
+# Those that this process has started: their exits are collected here.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True)
+class Known:
+    """The process behind a socket.
+
+    Attributes:
+        path: of the socket.
+        pid: number of the process.
+        start: when it started, which a later process of that number did not.
+    """
+
+    path: Path
+    pid: int
+    start: str
+
+    @property
+    def has_ended(self) -> bool:
+        return process_start(self.pid) != self.start
+
+    @property
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid) and not self.has_ended
+
+    def send_away(self) -> None:
+        """Have nobody ask it any more, and end it, unless ranks of other runs are its copies."""
+        with contextlib.suppress(OSError), _locked(self.path.parent):
+            if known_at(self.path) == self:
+                self.path.unlink(missing_ok=True)
+                _record(self.path).unlink()
+            self.end()
+
+    def end(self) -> None:
+        """End it, which ends its workers, unless it has some."""
+        import psutil
+
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if not self.has_ended and not any(map(_is_worker, psutil.Process(self.pid).children())):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _is_worker(process: Any) -> bool:
+    return bool(process.name() == RANK_NAME and process.status() != "zombie")
+
+
+def known_at(path: Path) -> Known | None:
+    """Return the process that listens, or has listened, at a socket, as it was noted."""
+    try:
+        pid, start = _record(path).read_text().split()
+        return Known(path, int(pid), start)
+    except (OSError, ValueError):
+        return None
+
+
+def _record(path: Path) -> Path:
+    """Return the file that says which process listens at a socket."""
+    return path.with_suffix(".process")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A worker that was asked for: the connection to it, and the process it will be a copy of."""
+
+    connection: socket.socket
+    ready: Known | None
+
+
+def ask_for_worker(wanted: ForkWorker, output: int) -> Asked | None:
+    """Ask this executor's ready process for a worker; start that process if there is none.
+
+    Args:
+        wanted: the worker, with all of its environment.
+        output: descriptor that takes the worker's output.
+
+    Returns:
+        The worker to be; ``None`` if a ready process cannot be had here.
+    """
+    environment = wanted.environment
+    own = {name: environment[name] for name in PER_RANK if name in environment}
+    try:
+        asked = _reach(environment, wanted.modules, wanted.idle_timeout)
+        write_request(asked.connection, replace(wanted, environment=own), output)
+    except OSError:
+        return None
+    return asked
+
+
+def ask_to_import(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> None:
+    """Have this executor's ready process import ``modules``, if it can be had; does not wait.
+
+    Args:
+        environment: of the workers to be.
+        modules: what they will need.
+        idle_timeout: seconds a ready process waits for the next request.
+    """
+    with contextlib.suppress(OSError):
+        asked = _reach(environment, modules, idle_timeout)
+        with asked.connection as connection:
+            write_request(connection, ImportModules(tuple(modules), idle_timeout))
+
+
+def retire_all() -> None:
+    """Ask all ready processes of this executor to end when their ranks have."""
+    directory = _directory()
+    if directory.exists():
+        with contextlib.suppress(OSError), _locked(directory):
+            _retire(directory.glob("*.socket"))
+
+
+def _reach(environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float) -> Asked:
+    """Return a connection to this executor's ready process; start that if there is none."""
+    shared = {name: text for name, text in environment.items() if name not in PER_RANK}
+    _started[:] = [process for process in _started if process.poll() is None]
+    directory = _directory()
+    with _locked(directory):
+        path = directory / f"{_key(shared, modules)}.socket"
+        connection = _connect(path) or _start(path, shared, idle_timeout)
+        return Asked(connection, known_at(path))
+
+
+def write_request(connection: socket.socket, request: ReadyRequest, *files: int) -> None:
+    """Send ``request`` and descriptors."""
+    data = to_json(request).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+    connection.sendmsg([_LENGTH.pack(len(data))], rights)
+    connection.sendall(data)
+
+
+def read_request(connection: socket.socket) -> tuple[ReadyRequest, list[int]]:
+    """Return a request and its descriptors; what follows it stays unread.
+
+    Raises:
+        OSError: the connection has ended or brought something else.
+    """
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 4)
+    try:
+        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        if size > _MAX_REQUEST:
+            raise OSError(f"a request of {size} bytes")
+        request = parse(receive_exactly(connection, size), *READY_REQUESTS)
+        if len(files) != isinstance(request, ForkWorker):
+            raise OSError(f"{type(request).__name__} with {len(files)} descriptors")
+    except (OSError, MessageError) as error:
+        for file in files:
+            os.close(file)
+        raise OSError(str(error)) from error
+    return request, list(files)
+
+
+def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
+    """Take this process's socket away, and the directory with the last one.
+
+    Args:
+        path: of the socket; another process's may be there by now.
+        is_over: is asked once no slot can be about to connect.
+
+    Returns:
+        Whether it was done; not while a slot looks for it.
+    """
+    try:
+        with _locked(path.parent, fcntl.LOCK_NB):
+            if not is_over():
+                return False
+            known = known_at(path)
+            if known is None or known.pid == os.getpid():
+                path.unlink(missing_ok=True)
+                _record(path).unlink(missing_ok=True)
+            if not any(path.parent.glob("*.socket")):
+                shutil.rmtree(path.parent, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    except OSError:  # the directory is gone already
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, how: int = 0) -> Iterator[None]:
+    """Hold the lock of a directory, which is made if it is not there."""
+    lock = directory / "lock"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        _check_private(directory)
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(lock.open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX | how)
+                if os.fstat(file.fileno()).st_ino != lock.stat().st_ino:
+                    continue
+            except FileNotFoundError:  # whoever was last took it away just now
+                continue
+            yield
+            return
+
+
+def _check_private(directory: Path) -> None:
+    if not is_private(directory):
+        raise PermissionError(f"{directory} is not this user's own")
+
+
+def _owner() -> int:
+    # Spark's Python daemon: all of an executor's Python workers that run no query are its children,
+    # one like another.
+    parent = os.getppid()
+    return parent if parent > 1 else os.getpid()
+
+
+def _prefix() -> str:
+    return f"hsr-ready-{os.getuid()}-{numbering()}-"
+
+
+def _directory() -> Path:
+    """Return where the ready processes of this executor are found."""
+    owner = _owner()
+    return Path(short_temporary(32)) / f"{_prefix()}{owner}-{process_start(owner)}"
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what executors left behind that were killed together with all they had started."""
+    for other in directory.parent.glob(f"{_prefix()}*"):
+        owner, _, began = other.name.removeprefix(_prefix()).partition("-")
+        with contextlib.suppress(OSError, ValueError):
+            if process_start(int(owner)) != began:
+                _check_private(other)
+                for path in other.glob("*.socket"):
+                    if (known := known_at(path)) is not None:  # stopped, with all of its kind
+                        known.end()
+                shutil.rmtree(other)
+
+
+def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:
+    """Return a short name of everything that an import may depend on."""
+    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    facts = {
+        "environment": dict(environment),
+        "frameworks": frameworks_of(modules),
+        "python": sys.executable,
+        "directory": os.getcwd(),
+        # Changes when a package is installed, removed or replaced.
+        "installed": [(path, os.stat(path).st_mtime_ns) for path in filter(os.path.isdir, places)],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _connect(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except OSError:  # none there, or one that has died
+        connection.close()
+        return None
+    return connection
+
+
+def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> socket.socket:
+    """Start the ready process that listens at ``path`` and return a connection to it."""
+    _sweep(path.parent)
+    _retire(other for other in path.parent.glob("*.socket") if other != path)
+    path.unlink(missing_ok=True)
+    owner = _owner()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(128)
+        arguments = [listener.fileno(), path, owner, process_start(owner), idle_timeout]
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, *map(str, arguments)],
+            env={**environment, "TMPDIR": str(path.parent)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+        )
+        _started.append(process)
+        _record(path).write_text(f"{process.pid} {process_start(process.pid)}")
+        connection = _connect(path)
+    if connection is None:
+        raise ConnectionError(f"nothing listens at {path}")
+    return connection
+
+
+def _retire(paths: Iterable[Path]) -> None:
+    """Ask the ready processes at these sockets to end when their ranks have."""
+    for path in paths:
+        connection = _connect(path)
+        if connection is not None:
+            with connection, contextlib.suppress(OSError):
+                write_request(connection, ImportModules((), 0.0))

@@ -1,0 +1,412 @@
+"""One slot of a run: everything that happens inside one Spark barrier task.
+
+The slot starts the processes of its ranks, finds out which ranks they are, lets mpirun's shims
+lend them their MPI identities, and watches all of them in one loop until each has an outcome.
+Slot 0 runs mpirun as well, and the first slot on each other host runs MPI's daemon there.
+Whatever was started is ended, and whatever was created is removed, by `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...errors import HorovodSparkError, LaunchError
+from ...machine import environment_at_start
+from ...typed_json import parse, to_json
+from ..protocol.command import SPARK_FILES, worker_environment
+from ..protocol.lines import AbortNoticeFilter
+from ..protocol.messages import (
+    JOINING,
+    CannotJoin,
+    Failed,
+    Gather,
+    Hello,
+    Joining,
+    Leaving,
+    Located,
+    Notice,
+    Preempt,
+    RankReport,
+    Refused,
+    Stalled,
+    Started,
+    Stop,
+)
+from ..protocol.network import choose_interface, node_identity, own_interfaces, route_to
+from ..protocol.outcome import (
+    ABORTED,
+    LAUNCH,
+    STALLED,
+    Failure,
+    RankOutcome,
+    in_short,
+    kind_of,
+)
+from ..protocol.processes import can_be_read
+from ..protocol.rendezvous import info_of, placed
+from ..protocol.slot_plan import ORPHAN_GRACE, SlotPlan
+from ..protocol.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
+from .json_door import Caller, JsonDoor, MpiIdentity
+from .node_runtime import NodeRuntime
+from .rank import STACKS_GRACE, Rank
+from .rank_log import RankLog
+from .rank_process import RankProcess
+from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError
+from .workspace import Workspace
+
+# How long mpirun may take to end the other ranks after one of them failed.
+MPIRUN_GRACE = 3.0
+# How long a rank that MPI has started may take to call its function: imports, MPI_Init.
+BEGIN_SECONDS = 300.0
+
+
+class Slot:
+    """The processes and connections of one slot.
+
+    Args:
+        plan: what the driver asked for.
+        index: this barrier task.
+        gpus: GPU addresses Spark gave to it.
+        cpus: cores of the task.
+        peers: hosts of all slots, as Spark knows them.
+        files: folder in which Spark has put the files that were added to it.
+    """
+
+    def __init__(
+        self,
+        plan: SlotPlan,
+        index: int,
+        gpus: tuple[str, ...],
+        cpus: int,
+        peers: Sequence[str],
+        files: str,
+    ) -> None:
+        self._plan = plan
+        self._index = index
+        self._gpus = gpus
+        self._cpus = cpus
+        self._peers = peers
+        self._files = files
+        self._timings: dict[str, float] = {}
+        self._part: Part | None = None
+        self._failure: Failure | None = None  # before its ranks were known
+        self._failed_since: float | None = None
+        self._orphan_since: float | None = None
+        self._stall: tuple[float, str] | None = None
+        self._asked_to_end: signal.Signals | None = None
+        self._closing = contextlib.ExitStack()
+        self._doors: list[JsonDoor[MpiIdentity]] = []
+        self._filters = [AbortNoticeFilter() for _ in range(plan.ranks_per_slot)]
+        self._ranks: list[Rank] = []
+        self._link = SlotLink(plan, index)
+        self._closing.callback(self._link.leave)
+        self._link.tell(Hello())
+
+    def _start(self) -> None:
+        """Start the processes, and what else the slot needs before it knows its ranks.
+
+        Raises:
+            LaunchError: a setting does not fit this host, or the driver cannot be reached.
+        """
+        plan, count = self._plan, self._plan.ranks_per_slot
+        self._link.check()
+        self._workspace = Workspace(plan.run_id)
+        self._closing.callback(self._workspace.close)
+        self._devices = split_devices(self._gpus, count)
+        self._folders = [self._workspace.folder(f"rank-{index}") for index in range(count)]
+        self._payload = self._workspace.path / "payload"
+        self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
+        for index in range(count):
+            self._closing.callback(self._close_log, self._logs[index])
+            door = JsonDoor(self._folders[index] / "shim", MpiIdentity, self._on_shim(index))
+            self._doors.append(door)
+            self._closing.callback(door.close)
+            process = self._start_process(index, max(1, self._cpus // count))
+            rank = Rank(process, self._on_failure)
+            self._ranks.append(rank)
+            self._closing.callback(rank.close)
+        # After the processes: their imports take longer than anything below.
+        hosts = dict.fromkeys(self._peers)
+        routed = itertools.chain(map(route_to, hosts), [self._link.local_address])
+        interface = choose_interface(
+            own_interfaces(), plan.options.mpi.network_interface, filter(None, routed)
+        )
+        self._mpi = NodeRuntime(interface, plan.key, self._workspace)
+        self._closing.callback(self._mpi.close)
+
+    def _start_process(self, index: int, cpus: int) -> RankProcess:
+        plan, folder = self._plan, self._folders[index]
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        environment = worker_environment(
+            environment_at_start(),
+            plan.options,
+            gpus=self._devices[index],
+            cpus=cpus,
+            python_path=sys.path,
+            temporary=str(temporary),
+        )
+        return RankProcess(
+            self._payload,
+            plan.modules,
+            {**environment, SPARK_FILES: self._files},
+            folder,
+            self._workspace,
+            most_result_bytes=plan.most_result_bytes,
+            idle_timeout=plan.options.worker_idle_timeout,
+            on_report=lambda report: self._on_report(index, report),
+            on_lines=lambda lines: self._on_lines(index, lines),
+        )
+
+    def run(self, gather: Callable[[str], list[str]]) -> list[RankOutcome]:
+        """Take part in the run and return how this slot's ranks ended.
+
+        Args:
+            gather: gives every slot the texts of all slots (Spark's ``allGather``).
+        """
+        try:
+            self._join(self._find_part(gather))
+            self._watch()
+        except StoppedError as stopped:
+            self._fail(ABORTED, str(stopped))
+        except Exception as error:  # becomes the ranks' outcome; the driver raises it
+            self._fail(kind_of(error), in_short(error))
+        if self._part is not None and self._mpi.has_ended:
+            end = self._mpi.describe_end()
+            for rank in self._ranks:
+                rank.explain_abort(end, self._mpi.log_tail)
+        self._send_large_results()
+        if self._failure is not None:
+            return [RankOutcome(self._index, self._link.host, failure=self._failure)]
+        return [rank.outcome(self._index, self._link.host, self._timings) for rank in self._ranks]
+
+    def _find_part(self, gather: Callable[[str], list[str]]) -> Part:
+        """Start, tell of it, and find out which ranks of which world are here.
+
+        Raises:
+            LaunchError: this slot cannot take part, or another.
+            StoppedError: the driver has ended the run.
+        """
+        try:
+            self._start()
+            own: Joining = Located(self._info())
+        except (HorovodSparkError, OSError) as error:
+            self._fail(kind_of(error), in_short(error))
+            own = CannotJoin(self._index, in_short(error))
+        answer = self._link.ask(own)
+        if isinstance(answer, Refused):
+            raise LaunchError(answer.reason)
+        return self._gather(gather, own) if isinstance(answer, Gather) else answer.part
+
+    def _gather(self, gather: Callable[[str], list[str]], own: Joining) -> Part:
+        began = time.monotonic()
+        with self._link.living():
+            infos = [info_of(parse(text, *JOINING)) for text in gather(to_json(own))]
+        self._timings["all_gather"] = time.monotonic() - began
+        world = arrange(infos, share_gpus=self._plan.options.share_gpus)
+        if self._index == 0:
+            self._link.tell(placed(world))
+        return world.parts()[self._index]
+
+    def ask_to_end(self, why: signal.Signals) -> None:
+        """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
+        self._asked_to_end = why
+        for rank in self._ranks:
+            rank.process.ask_to_end(why)
+
+    def close(self) -> None:
+        """End what was started and remove what was created; safe to call at any time."""
+        self._closing.close()
+
+    def _close_log(self, log: RankLog) -> None:
+        log.close()
+        if log.problem:
+            self._link.tell(Notice(log.problem, warn=True))
+
+    def _info(self) -> SlotInfo:
+        return SlotInfo(
+            slot=self._index,
+            host=self._link.host,
+            node=node_identity(),
+            address=self._mpi.interface.address,
+            port=self._mpi.port,
+            folder=str(self._workspace.path),
+            doors=tuple(door.path for door in self._doors),
+            gpus=self._devices,
+        )
+
+    def _join(self, part: Part) -> None:
+        self._part = part
+        for index, placement in enumerate(part.placements):
+            self._ranks[index].placement = placement
+            title = f"rank {placement.rank} of {part.size} on {self._link.host}"
+            self._logs[index].open(placement.rank, title)
+        self._link.take_call(self._payload, Path(part.leader_folder))
+        self._joined = time.monotonic()
+        self._mpi.join(part, self._plan.options.mpi)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not (self._settled and self._mpi.is_over):
+            self._handle_events()
+            self._link.beat()
+            self._tell_of_leaving()
+            now = time.monotonic()
+            self._check_executor(now)
+            self._check_daemon(now)  # first: the ranks die of its death
+            for rank in self._ranks:
+                rank.check(now)
+            self._check_start(now)
+            self._check_stall(now)
+            self._check_end(now)
+
+    @property
+    def _settled(self) -> bool:
+        return all(rank.settled for rank in self._ranks)
+
+    def _handle_events(self) -> None:
+        poll = select.poll()
+        for descriptor in self._handlers():
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(POLL_SECONDS * 1000):
+            # An earlier handler of this round may have closed what this one reads, and another
+            # file may have its number now.
+            handler = self._handlers().get(descriptor)
+            if handler is not None and can_be_read(descriptor):
+                handler()
+
+    def _handlers(self) -> dict[int, Callable[[], None]]:
+        handlers = self._mpi.handlers()
+        for rank, door in zip(self._ranks, self._doors, strict=True):
+            handlers.update(rank.process.handlers())
+            handlers.update(door.handlers())
+        link = self._link.fileno()
+        if link is not None:
+            handlers[link] = self._on_driver_message
+        return handlers
+
+    def _tell_of_leaving(self) -> None:
+        """Have the driver wait for what the ranks save, even if Spark loses the executor first."""
+        asked, self._asked_to_end = self._asked_to_end, None
+        if asked is not None:
+            self._link.tell(Leaving(asked.name))
+
+    def _check_executor(self, now: float) -> None:
+        """End what goes on although the executor has ended; a training gets time to save."""
+        if not self._link.executor_has_ended:
+            return
+        self._orphan_since = self._orphan_since or now
+        if now - self._orphan_since > ORPHAN_GRACE:
+            self._abort(ABORTED, EXECUTOR_ENDED)
+            self._mpi.end()
+
+    def _check_daemon(self, now: float) -> None:
+        if news := self._mpi.look(now):
+            self._link.tell(Notice(news, warn=True))
+        if self._mpi.problem:
+            self._abort(LAUNCH, self._mpi.problem)
+        if self._mpi.was_killed and not self._settled:
+            self._abort(LAUNCH, self._mpi.describe_end(), self._mpi.log_tail)
+
+    def _check_start(self, now: float) -> None:
+        """Give up on ranks that MPI did not, or cannot any more, start, or that never begin."""
+        begun = all(rank.begun or rank.settled for rank in self._ranks)
+        if not begun and now - self._joined > BEGIN_SECONDS + self._plan.rank_timeout:
+            self._abort(LAUNCH, "the process of a rank does not begin: does an import hang?")
+        if all(rank.started or rank.settled for rank in self._ranks):
+            return
+        waited, limit = now - self._joined, self._plan.rank_timeout
+        if self._mpi.has_ended:
+            end = self._mpi.describe_end()
+            self._abort(LAUNCH, f"{end} before it started all ranks", self._mpi.log_tail)
+        elif waited > limit:
+            ranks = self._plan.workers
+            message = f"mpirun did not start the {ranks} ranks in {limit:.0f} s"
+            self._abort(LAUNCH, message, self._mpi.log_tail)
+
+    def _check_stall(self, now: float) -> None:
+        if self._stall is not None and now - self._stall[0] > STACKS_GRACE:
+            told = filter(None, (self._stall[1], self._mpi.stopped))
+            self._abort(STALLED, "; ".join(told))
+
+    def _check_end(self, now: float) -> None:
+        """After a rank failed: give MPI a moment to end the others, then end it."""
+        if not any(rank.failed for rank in self._ranks):
+            return
+        self._failed_since = self._failed_since or now
+        if now - self._failed_since > MPIRUN_GRACE:
+            self._mpi.end()
+            self._abort(ABORTED, "ended because another rank failed")
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _on_shim(self, index: int) -> Callable[[Caller, MpiIdentity], None]:
+        return lambda shim, identity: self._begin(index, shim, identity)
+
+    def _begin(self, index: int, shim: Caller, identity: MpiIdentity) -> None:
+        self._timings["mpirun"] = time.monotonic() - self._joined
+        # What the user asked for, of MPI or in the environment, goes before our choice.
+        own = {**environment_at_start(), **self._plan.options.env}
+        chosen = self._mpi.rank_environment()
+        asked = {name: own[name] for name in chosen if name in own}
+        joined = {**chosen, **asked, **identity.environment}
+        self._ranks[index].begin(shim, joined, self._plan.workers)
+
+    def _on_report(self, index: int, report: RankReport) -> None:
+        self._ranks[index].begun |= isinstance(report, Started)
+        self._link.tell(report, self._rank_at(index))
+
+    def _on_lines(self, index: int, lines: list[str]) -> None:
+        self._logs[index].write(lines)
+        if lines := self._filters[index].filter(lines):
+            self._link.tell_lines(lines, self._rank_at(index))
+
+    def _on_driver_message(self) -> None:
+        for message in self._link.receive():
+            if isinstance(message, Stop):
+                self._abort(ABORTED, message.reason)
+                self._mpi.end()
+            elif isinstance(message, Preempt):
+                for rank in self._ranks:
+                    rank.process.ask_to_end(signal.SIGTERM)
+            elif isinstance(message, Stalled) and self._stall is None:
+                self._stall = time.monotonic(), message.reason
+                for rank in self._ranks:
+                    rank.dump_stacks()
+
+    # -- the outcome ---------------------------------------------------------------------------
+
+    def _abort(self, kind: str, message: str, log_tail: tuple[str, ...] = ()) -> None:
+        for rank in self._ranks:
+            rank.abort(kind, message, log_tail)
+
+    def _fail(self, kind: str, message: str) -> None:
+        """Take note that this slot has come to an end; the first reason counts."""
+        if self._part is not None:
+            self._abort(kind, message)
+        elif self._failure is None:
+            self._failure = Failure(kind, time.time(), message)
+            self._on_failure(None, self._failure)
+
+    def _on_failure(self, placement: RankPlacement | None, failure: Failure) -> None:
+        self._link.tell(Failed.of(failure), -1 if placement is None else placement.rank)
+
+    def _send_large_results(self) -> None:
+        for rank in self._ranks:
+            if rank.large is None or rank.placement is None:
+                continue
+            large = rank.large
+            if not self._link.send_result(rank.placement.rank, large.path, large.size):
+                rank.fail_result()
+
+    def _rank_at(self, index: int) -> int:
+        placement = self._ranks[index].placement if index < len(self._ranks) else None
+        return -1 if placement is None else placement.rank

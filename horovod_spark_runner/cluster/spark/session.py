@@ -1,0 +1,163 @@
+"""The Spark session: finding it, and the little that differs between its kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DataError, InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DESCRIPTION = "spark.job.description"
+# How a DataFrame is made of what is taken for one, by where its class is defined.
+_CONVERSIONS = {
+    "pyspark.pandas.": "df.to_spark()",
+    "pandas.": "spark.createDataFrame(df)",
+    "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
+}
+
+
+def active_session() -> SparkSession:
+    """Return the active Spark session, or make one as ``SparkSession.builder`` would."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def classic_context(spark: SparkSession) -> Any | None:
+    """Return the session's ``SparkContext``, or ``None`` on Spark Connect, which has none."""
+    return getattr(spark, "_sc", None)
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Tell whether the session was stopped; without a question to the server of Spark Connect."""
+    context = classic_context(spark)
+    if context is None:
+        return False
+    java = getattr(context, "_jsc", None)
+    try:
+        # Python is told at the end of stop(), the jobs at its beginning.
+        return java is None or bool(java.sc().isStopped())
+    except Exception:  # the JVM is gone, which is worth another message
+        return False
+
+
+def check_is_frame(data: Any, wanted: str) -> None:
+    """Check that ``data`` is a Spark DataFrame.
+
+    Args:
+        data: what was given.
+        wanted: what is wanted, for the message.
+
+    Raises:
+        DataError: it is something else; the message says how to make a DataFrame of it.
+    """
+    if hasattr(data, "sparkSession"):
+        return
+    kind = f"{type(data).__module__}.{type(data).__qualname__}"
+    found = (way for module, way in _CONVERSIONS.items() if kind.startswith(module))
+    advice = "".join(f"; write {way} in its place" for way in found)
+    raise DataError(f"{wanted}, got an object of type {kind.removeprefix('builtins.')}{advice}")
+
+
+def check_running(spark: SparkSession) -> SparkSession:
+    """Return the session of a DataFrame that is to be computed.
+
+    Raises:
+        InvalidInputError: it was stopped.
+    """
+    if is_stopped(spark):
+        raise InvalidInputError(
+            "the DataFrame is of a Spark session that was stopped; read or make it anew in the "
+            "session that is running now"
+        )
+    return spark
+
+
+@contextlib.contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Let the jobs that this thread starts inside say in Spark's UI what they are.
+
+    What the caller has said of its own jobs comes first. Spark Connect has no descriptions.
+    """
+    context = classic_context(spark)
+    if context is None:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, f"{before}: {text}" if before else text)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # Spark was stopped, of which what is run here tells
+            context.setLocalProperty(_DESCRIPTION, before)
+
+
+def inheriting_thread(
+    spark: SparkSession, target: Callable[[], object], name: str
+) -> threading.Thread:
+    """Return a daemon thread that takes the caller's Spark properties (pool, group, tags) along.
+
+    On Spark Connect, these are its tags.
+    """
+    thread: threading.Thread
+    if classic_context(spark) is None:
+        tags = tuple(spark.getTags())
+
+        def run() -> None:
+            for tag in tags:
+                spark.addTag(tag)
+            target()
+
+        thread = threading.Thread(target=run, name=name)
+    else:
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=target, name=name)
+    thread.daemon = True
+    return thread
+
+
+def master_of(spark: SparkSession) -> str:
+    """Return Spark's master URL."""
+    return str(spark.conf.get("spark.master", "") or "")
+
+
+def connect_host(spark: SparkSession) -> str | None:
+    """Return the host of the Spark Connect server, or ``None`` for a classic session."""
+    client = getattr(spark, "client", None) if classic_context(spark) is None else None
+    return None if client is None else str(client.host)
+
+
+def application_of(spark: SparkSession) -> str:
+    """Return what tells the Spark application, whose slots its sessions share, from others."""
+    context = classic_context(spark)
+    return f"connect:{connect_host(spark)}" if context is None else str(context.applicationId)
+
+
+def runs_on_this_machine(spark: SparkSession) -> bool:
+    """Tell whether the executors are on the driver's machine, under its user (``local…``)."""
+    return master_of(spark).startswith("local")
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Tell whether Spark tells columns apart whose names differ in case only."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def use_own_python(spark: SparkSession) -> None:
+    """Let executors on this machine run the driver's Python, unless another one was chosen.
+
+    PySpark starts ``python3`` from ``PATH`` otherwise, which is not the driver's when a virtual
+    environment was not activated, and then lacks its packages.
+    """
+    context = classic_context(spark)
+    chosen = os.environ.get("PYSPARK_PYTHON") or spark.conf.get("spark.pyspark.python", "")
+    if context is not None and not chosen and runs_on_this_machine(spark):
+        context.pythonExec = sys.executable

@@ -1,0 +1,261 @@
+"""The process of one rank, started by its Spark task or forked by a ready process.
+
+It imports the frameworks at once, while Spark's tasks and mpirun still find each other; then it is
+lent the environment mpirun made for its rank, joins MPI, runs the function and leaves its outcome
+in the slot's private directory. It talks with its slot over a Unix socket, one JSON object per
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from ...errors import EnvironmentProblem, LaunchError, on_one_line
+from ...frameworks import FRAMEWORKS
+from ...pickling import Pickler, pickled
+from ...quiet import quiet_imports
+from ...typed_json import parse
+from ..protocol.affinity import bind_to_cores
+from ..protocol.command import SPARK_FILES
+from ..protocol.messages import Finished, Started
+from ..protocol.outcome import (
+    CRASH_FILE,
+    OUTCOME_FILE,
+    RAISED,
+    RESULT_FILE,
+    STACKS_FILE,
+    STACKS_SIGNAL,
+    Failure,
+    describe_exception,
+)
+from ..protocol.process_messages import Begin
+from ..protocol.processes import RANK_NAME, name_process
+from . import reporting
+from .spark_files import set_spark_files
+
+
+def main() -> None:
+    """Run one rank: ``python -m …cluster.worker.main FD DIRECTORY PAYLOAD MODULE...``."""
+    descriptor, directory, payload = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    slot = socket.socket(fileno=descriptor)
+    slot.set_inheritable(False)
+    prepare(directory)
+    began = time.monotonic()
+    import_ahead(sys.argv[4:])
+    os._exit(work(slot, directory, payload, time.monotonic() - began))
+
+
+def prepare(directory: Path) -> None:
+    """Give this process its name and signals: Python stacks on request, no end by Ctrl-C."""
+    name_process(RANK_NAME)
+    # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _show_crashes(directory)
+    # Written by C code, so also while the main thread waits inside a collective.
+    stacks = (directory / STACKS_FILE).open("w")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+
+
+def _show_crashes(directory: Path) -> None:
+    """Have Python's stacks written if this process crashes; C's alone do not tell the line."""
+    faulthandler.enable((directory / CRASH_FILE).open("a"), all_threads=True)
+
+
+def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: float) -> int:
+    """Be one rank, from the word of the slot to the outcome.
+
+    Args:
+        slot: connection to the slot.
+        directory: private directory of the rank.
+        payload: file with the pickled call.
+        import_seconds: how long it took to import the frameworks.
+
+    Returns:
+        The code to exit with, at once: frameworks' and Horovod's threads make an orderly
+        interpreter exit slow and fragile.
+    """
+    line = slot.makefile("r", encoding="utf-8").readline()
+    if not line:  # the slot is gone
+        return 1
+    begin = parse(line, Begin)
+    os.environ.update(begin.environment)
+    if SPARK_FILES in os.environ:
+        set_spark_files(os.environ[SPARK_FILES])
+    bind_to_cores(os.environ)
+    slot.settimeout(1.0)  # reports are advice: none is waited for
+    reporting.connect(slot)
+    code = _run(directory, payload, begin.rank, begin.size, import_seconds)
+    _flush()
+    return code
+
+
+def import_ahead(modules: Iterable[str]) -> None:
+    """Import what a rank will need, without joining MPI."""
+    import mpi4py
+
+    # Importing mpi4py.MPI must not join the world: its environment is not known yet, and a process
+    # that joins without one is a world of its own.
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    with quiet_imports():
+        # MPI first: Horovod then uses the library that is loaded, that of this environment, and
+        # not the one at the path it was built with, which another host may have or may not have.
+        for module in ("mpi4py.MPI", *modules):
+            # Only a head start: what is missing or broken is reported when the function imports it.
+            with contextlib.suppress(Exception, SystemExit):
+                importlib.import_module(module)
+    # What lives for ever needs no look by the collector, which would copy its pages in every worker
+    # that is forked.
+    gc.freeze()
+
+
+def _join_world(rank: int, size: int) -> None:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        path = os.environ.get("LD_LIBRARY_PATH")
+        others = (
+            f". LD_LIBRARY_PATH={path} comes before the libraries of this environment: if one of "
+            "its folders holds a library of another MPI, take it out, or put "
+            f"{sys.prefix}/lib before it"
+        )
+        raise EnvironmentProblem(
+            f"MPI cannot be loaded: {on_one_line(error)}{others if path else ''}"
+        ) from error
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)  # Horovod calls MPI from a thread of its own
+    found = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if found != (rank, size):
+        raise LaunchError(
+            f"this process was to be rank {rank} of {size}, but MPI made it rank {found[0]} of "
+            f"{found[1]}; was MPI initialised by an import, or had mpirun ended?"
+        )
+
+
+def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: float) -> int:
+    failure: Failure | None = None
+    timings = {"import": import_seconds}
+    try:
+        began = time.monotonic()
+        # Open MPI shows C's stack where no one else handles a crash; so both are shown.
+        faulthandler.disable()
+        _join_world(rank, size)
+        _show_crashes(directory)
+        timings["mpi_init"] = time.monotonic() - began
+        # The caller's script is another one: what is looked for in that must not be found in ours.
+        sys.modules["__main__"] = ModuleType("__main__")
+        with payload.open("rb") as stream:
+            function, args, kwargs = pickle.load(stream)
+        reporting.send(Started())
+        with _only_here():
+            result = function(*args, **kwargs)
+        reporting.send(Finished())
+        _write_result(directory / RESULT_FILE, result)
+    except BaseException as error:  # also SystemExit: user code that exits is a failed rank
+        failure = describe_failure(error)
+    _write_outcome(directory, failure, timings)
+    if failure is None:
+        _leave_world()
+        return 0
+    _abort_world()
+    return 1
+
+
+@contextlib.contextmanager
+def _only_here() -> Iterator[None]:
+    """End a process that the function forked where it leaves the function, as Python would.
+
+    It is no rank: it must neither leave an outcome nor take part in the end of the MPI world.
+    """
+    own = os.getpid()
+    code = 0
+    try:
+        yield
+    except SystemExit as error:
+        if os.getpid() == own:
+            raise
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        if os.getpid() == own:
+            raise
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if os.getpid() != own:
+        _flush()
+        os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
+
+
+def _write_result(path: Path, value: object) -> None:
+    with path.open("wb") as stream:
+        try:
+            Pickler(stream).dump(value)
+        except OSError:
+            raise  # the disk is full, say
+        except Exception as error:
+            raise TypeError(
+                f"the function returned a {type(value).__qualname__} that cannot be pickled, so "
+                f"it cannot be sent to the driver: {error}"
+            ) from error
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return ``error`` as a value that survives this process."""
+    name, message, text = describe_exception(error)
+    try:
+        exception = pickled(error)
+        pickle.loads(exception)  # some exceptions pickle but cannot be built again
+    except Exception:
+        exception = None
+    return Failure(RAISED, time.time(), message, name, text, exception)
+
+
+def _write_outcome(directory: Path, failure: Failure | None, timings: dict[str, float]) -> None:
+    # Written aside and renamed: the slot never sees half an outcome of a rank that was killed.
+    partial = directory / f"{OUTCOME_FILE}.partial"
+    with partial.open("wb") as stream:
+        pickle.dump((failure, timings), stream, protocol=5)
+    partial.rename(directory / OUTCOME_FILE)
+
+
+def _leave_world() -> None:
+    for framework in FRAMEWORKS.values():
+        module = sys.modules.get(framework.horovod)
+        # The module of a framework that Horovod was built without can be imported, but is empty.
+        if module is not None and hasattr(module, "init") and module.is_initialized():
+            module.shutdown()
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _abort_world() -> None:
+    # An uncaught exception on one rank must not leave the others waiting in a collective.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+            # Open MPI prints lines about the abort, of which the driver tells the reason.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        mpi.COMM_WORLD.Abort(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""A process that has imported a framework and forks a worker for every request; see `ready`.
+
+It has one thread of Python's and runs no code but its own, so a fork copies nothing half-done.
+A worker dies with it, and it ends a worker whose slot has gone. Should it be stopped, by SIGSTOP,
+it would not see that its executor has ended: a guard, forked before anything is imported, wakes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ...machine import process_start, resident_bytes
+from ...typed_json import to_json
+from ..protocol.process_messages import Exited, Forked, ForkWorker
+from ..protocol.processes import (
+    GUARD_NAME,
+    READY_NAME,
+    die_with_parent,
+    name_process,
+    signal_group,
+)
+from ..slot.ready import read_request, remove_if_over
+from .main import import_ahead, prepare, work
+
+# Milliseconds between looks at the clock, and at the executor where the kernel cannot tell.
+_TICK = 1000
+_REQUEST_SECONDS = 5.0
+_IMPORT_SECONDS = 300.0
+# A container that is to end tells all its processes. Ranks use the time they are given, and this
+# one is there for as long as they are.
+_NOT_FOR_IT = (signal.SIGTERM, signal.SIGHUP)
+
+
+class ReadyProcess:
+    """Serves requests until its executor has ended or nobody asks any more.
+
+    Args:
+        listener: where slots connect.
+        path: of the listener.
+        owner: process whose end is this one's end, too.
+        owner_start: when that process started.
+        idle_timeout: seconds to wait for the next request.
+    """
+
+    def __init__(
+        self, listener: socket.socket, path: Path, owner: int, owner_start: str, idle_timeout: float
+    ) -> None:
+        self._listener = listener
+        self._path = path
+        self._owner = owner
+        self._owner_start = owner_start
+        self._idle_timeout = idle_timeout
+        self._asked = time.monotonic()
+        # The connections of workers to their slots, by process.
+        self._workers: dict[int, socket.socket] = {}
+        self._modules: set[str] = set()
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._owner_watch = _watch(owner)
+
+    def serve(self) -> None:
+        """Fork a worker for every request, until the end."""
+        while self._owner_lives() and not self._is_over():
+            for call in self._events():
+                call()
+        self._listener.close()
+        remove_if_over(self._path, lambda: True)
+        # An executor that was asked to end goes first; its slots let ranks save before they follow.
+        while self._workers:
+            for call in self._events():
+                call()
+
+    def _events(self) -> list[Callable[[], None]]:
+        poll = select.poll()
+        calls: dict[int, Callable[[], None]] = {self._wake: self._on_exits}
+        if self._listener.fileno() >= 0:  # else it is closed
+            calls[self._listener.fileno()] = self._on_request
+        for descriptor in calls:
+            poll.register(descriptor, select.POLLIN)
+        if self._owner_watch is not None and self._listener.fileno() >= 0:
+            poll.register(self._owner_watch, select.POLLIN)
+        for pid, slot in self._workers.items():
+            # Only whether the slot is gone: what it sends is for the worker.
+            poll.register(slot, select.POLLRDHUP)
+            calls[slot.fileno()] = functools.partial(_kill, pid)
+        return [calls[number] for number, _ in poll.poll(_TICK) if number in calls]
+
+    def _owner_lives(self) -> bool:
+        return process_start(self._owner) == self._owner_start
+
+    def _is_over(self) -> bool:
+        if self._workers or time.monotonic() - self._asked < self._idle_timeout:
+            return False
+        return remove_if_over(self._path, self._nobody_asks)
+
+    def _nobody_asks(self) -> bool:
+        waiting, _, _ = select.select([self._listener], [], [], 0)
+        return not waiting
+
+    def _on_request(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_REQUEST_SECONDS)
+        try:
+            request, files = read_request(connection)
+        except OSError:
+            connection.close()
+            return
+        self._idle_timeout, self._asked = request.idle_timeout, time.monotonic()
+        if not isinstance(request, ForkWorker):  # no worker is asked for yet, or any more
+            connection.close()
+            self._import(request.modules)
+            return
+        began = time.monotonic()
+        self._import(request.modules)
+        seconds = time.monotonic() - began
+        connection.settimeout(None)
+        sys.stdout.flush()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, say: the slot starts a worker itself, or tells why it cannot
+            connection.close()
+        else:
+            if pid == 0:
+                self._become_worker(connection, request, files[0], seconds, parent)
+            self._workers[pid] = connection
+        os.close(files[0])
+
+    def _import(self, modules: Iterable[str]) -> None:
+        missing = [module for module in modules if module not in self._modules]
+        if missing:
+            # An import that hangs is ended by the kernel: nothing else could, from within.
+            signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
+            import_ahead(missing)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            self._modules.update(missing)
+
+    def _on_exits(self) -> None:
+        os.read(self._wake, 4096)
+        while self._workers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            slot = self._workers.pop(pid, None)
+            if slot is None:
+                continue
+            # A line of its own, also after one that the worker did not end.
+            report = Exited(os.waitstatus_to_exitcode(status))
+            with slot, contextlib.suppress(OSError):
+                slot.setblocking(False)
+                slot.sendall(b"\n" + to_json(report).encode() + b"\n")
+            self._asked = time.monotonic()
+
+    def _become_worker(
+        self,
+        slot: socket.socket,
+        request: ForkWorker,
+        output: int,
+        import_seconds: float,
+        parent: int,
+    ) -> None:
+        """Run the rank in this forked process; never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, *_NOT_FOR_IT):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            die_with_parent(parent)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            self._listener.close()
+            for other in self._workers.values():
+                other.close()
+            for descriptor in (self._wake, self._waker, self._owner_watch):
+                if descriptor is not None:
+                    os.close(descriptor)
+            os.environ.update(request.environment)
+            tempfile.tempdir = None
+            _seed_anew()
+            directory = Path(request.directory)
+            prepare(directory)
+            forked = Forked(os.getpid(), resident_bytes(parent))
+            slot.sendall(to_json(forked).encode() + b"\n")
+            code = work(slot, directory, Path(request.payload), import_seconds)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+
+def _watch(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _start_guard(owner: int, owner_start: str, listener: socket.socket) -> None:
+    """Fork the process that wakes this one when its executor ends."""
+    parent = os.getpid()
+    if os.fork() != 0:
+        return
+    try:
+        os.setsid()  # what stops a whole group does not stop it
+        name_process(GUARD_NAME)
+        die_with_parent(parent)
+        listener.close()
+        watch = _watch(owner)
+        while process_start(owner) == owner_start:
+            select.select([] if watch is None else [watch], [], [], _TICK / 1000)
+        while True:
+            os.kill(parent, signal.SIGCONT)
+            time.sleep(1.0)
+    finally:
+        os._exit(0)
+
+
+def _seed_anew() -> None:
+    """Give NumPy's global generator other numbers than in the next worker; Python's has them."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _kill(pid: int) -> None:
+    """End a worker and what it started."""
+    signal_group(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have no group of its own yet
+        os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve: ``python -m …cluster.worker.ready_process FD PATH OWNER OWNER_START IDLE``."""
+    descriptor, path, owner, owner_start, idle = sys.argv[1:]
+    name_process(READY_NAME)
+    for number in (signal.SIGINT, *_NOT_FOR_IT):
+        signal.signal(number, signal.SIG_IGN)
+    listener = socket.socket(fileno=int(descriptor))
+    listener.set_inheritable(False)
+    _start_guard(int(owner), owner_start, listener)
+    ReadyProcess(listener, Path(path), int(owner), owner_start, float(idle)).serve()
+
+
+if __name__ == "__main__":
+    main()
