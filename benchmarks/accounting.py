@@ -40,9 +40,9 @@ def measure() -> dict[str, float]:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    from horovod_spark_runner.engines.keras.collectives import TensorCollectives
+    from horovod_spark_runner.engines.keras.stopwatch import Stopwatch
     from horovod_spark_runner.training.accounting import Clock, Kind
-    from horovod_spark_runner.training.keras.collectives import TensorCollectives
-    from horovod_spark_runner.training.keras.stopwatch import Stopwatch
 
     hvd.init()
     watch, collectives, clock = Stopwatch(), TensorCollectives(), Clock()

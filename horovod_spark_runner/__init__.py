@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
     from .config.training import CheckpointOptions, InitialWeights, RestartOptions
     from .dataset import Dataset, prepare_dataset
+    from .engines.torch.callbacks import TorchCallback, TorchEarlyStopping
+    from .engines.torch.torch_model import TorchModel
     from .estimator import HorovodEstimator
     from .export.pipeline import export_pipeline
-    from .ml.torch_transformer import TorchTransformer
-    from .ml.transformer import TFTransformer
+    from .model.torch_transformer import TorchTransformer
+    from .model.transformer import TFTransformer
     from .planning.call import plan_training
     from .planning.links import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
-    from .training.torch.callbacks import TorchCallback, TorchEarlyStopping
-    from .training.torch.torch_model import TorchModel
     from .training.training_steps import training_steps
 
 _LAZY = {
@@ -70,13 +70,13 @@ _LAZY = {
     "PowerSGD": ".config.compression",
     "RestartOptions": ".config.training",
     "RunResult": ".cluster.driver.launch",
-    "TFTransformer": ".ml.transformer",
+    "TFTransformer": ".model.transformer",
     "Threshold": ".config.compression",
     "TopK": ".config.compression",
-    "TorchCallback": ".training.torch.callbacks",
-    "TorchEarlyStopping": ".training.torch.callbacks",
-    "TorchModel": ".training.torch.torch_model",
-    "TorchTransformer": ".ml.torch_transformer",
+    "TorchCallback": ".engines.torch.callbacks",
+    "TorchEarlyStopping": ".engines.torch.callbacks",
+    "TorchModel": ".engines.torch.torch_model",
+    "TorchTransformer": ".model.torch_transformer",
     "TrainingPlan": ".planning.plan",
     "export_pipeline": ".export.pipeline",
     "plan_training": ".planning.call",

@@ -35,12 +35,12 @@ from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .errors import InvalidInputError, brief
 from .formatting import quote_all
-from .ml.estimator_files import EstimatorReader, EstimatorWriter
-from .ml.estimator_params import EstimatorParams
-from .ml.naming import check_added, surely_added
-from .ml.outputs import check_classes
-from .ml.params import camel_case, check_own_params, prediction_settings
-from .ml.trained_transformer import TrainedTransformer
+from .model.estimator_files import EstimatorReader, EstimatorWriter
+from .model.estimator_params import EstimatorParams
+from .model.naming import check_added, surely_added
+from .model.outputs import check_classes
+from .model.params import camel_case, check_own_params, prediction_settings
+from .model.trained_transformer import TrainedTransformer
 from .run.pipeline import train_run
 from .run.resolve import resolve
 from .run.several import SharedFit, train_several

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 # Dotted names of the engines' modules, by which models, runs and checkpoints name them.
-KERAS = "horovod_spark_runner.training.keras.engine"
-TORCH = "horovod_spark_runner.training.torch.engine"
+KERAS = "horovod_spark_runner.engines.keras.engine"
+TORCH = "horovod_spark_runner.engines.torch.engine"
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,11 @@ from horovod_spark_runner.commands import cli
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import find_datasets, new_folder, publish
+from horovod_spark_runner.engines.keras.saved import KerasFacts
 from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.ml.served import ServedModel
-from horovod_spark_runner.ml.trained import read_finished_run
+from horovod_spark_runner.model.served import ServedModel
+from horovod_spark_runner.model.trained import read_finished_run
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
 from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer
@@ -59,7 +60,6 @@ from horovod_spark_runner.storage.folders import saving
 from horovod_spark_runner.storage.lease import identity
 from horovod_spark_runner.storage.sums import sealed, unsealed
 from horovod_spark_runner.training.engine import engine_named
-from horovod_spark_runner.training.keras.saved import KerasFacts
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import ModelWriter, Signature
 from horovod_spark_runner.training.warm_start import read_warm_start

@@ -11,10 +11,10 @@ import numpy as np
 
 from horovod_spark_runner.checkpoint.model_state import TrainingVariables
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
+from horovod_spark_runner.sync.synchroniser import Traffic
 from horovod_spark_runner.training.engine import Engine, check_format
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
-from horovod_spark_runner.training.sync.synchroniser import Traffic
 from horovod_spark_runner.training.trained_model import (
     WEIGHTS_FILE,
     Model,

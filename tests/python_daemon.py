@@ -29,10 +29,10 @@ _OF_QUERIES = (
     "pandas",
     "pyarrow.compute",
     "pyarrow.parquet",
-    "horovod_spark_runner.ml.evaluating",
-    "horovod_spark_runner.ml.inference",
-    "horovod_spark_runner.training.keras.evaluator",
-    "horovod_spark_runner.training.torch.evaluator",
+    "horovod_spark_runner.model.evaluating",
+    "horovod_spark_runner.model.inference",
+    "horovod_spark_runner.engines.keras.evaluator",
+    "horovod_spark_runner.engines.torch.evaluator",
 )
 _PR_SET_PDEATHSIG = 1
 # In a worker and all that it forks: itself.

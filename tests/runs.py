@@ -14,7 +14,7 @@ from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.training.keras.saved import SavedModel
+from horovod_spark_runner.engines.keras.saved import SavedModel
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
@@ -81,16 +81,16 @@ def curves_in(folder: Path) -> dict[str, list[tuple[int, np.float32]]]:
 
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
-    from horovod_spark_runner.training.keras.optimizers import find_optimizers
-    from horovod_spark_runner.training.keras.variables import KerasVariables
+    from horovod_spark_runner.engines.keras.optimizers import find_optimizers
+    from horovod_spark_runner.engines.keras.variables import KerasVariables
 
     return KerasVariables(model, find_optimizers(model))
 
 
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
-    from horovod_spark_runner.training.keras.artifact import save_model
-    from horovod_spark_runner.training.keras.binding import InputBinding
+    from horovod_spark_runner.engines.keras.artifact import save_model
+    from horovod_spark_runner.engines.keras.binding import InputBinding
 
     directory, spec = RunDirectory(str(place)), spec_of(columns, **fields)
     bind = InputBinding(model, spec.inputs, spec.train)

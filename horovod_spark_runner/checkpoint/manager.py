@@ -15,7 +15,7 @@ from ..cluster.worker.reporting import notify, send
 from ..errors import InvalidInputError, RunDirectoryError
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
-from ..training.sync.synchroniser import Synchroniser
+from ..sync.synchroniser import Synchroniser
 from .config_diff import is_over
 from .files import (
     RANKS_FILE,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from ..training.sync.synchroniser import Alike, Synchroniser
+from ..sync.synchroniser import Alike, Synchroniser
 from .model_state import Variable, separate_seed
 
 if TYPE_CHECKING:

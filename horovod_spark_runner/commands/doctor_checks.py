@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from ..training.keras.engine import wrong_variables
+from ..engines.keras.engine import wrong_variables
 
 OK = "ok"
 WARNING = "warning"

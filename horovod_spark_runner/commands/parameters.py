@@ -25,9 +25,9 @@ from ..config.training import (
 )
 from ..dataset import prepare_dataset
 from ..estimator import HorovodEstimator
-from ..ml.params import Converter
-from ..ml.torch_transformer import TorchTransformer
-from ..ml.transformer import TFTransformer
+from ..model.params import Converter
+from ..model.torch_transformer import TorchTransformer
+from ..model.transformer import TFTransformer
 from ..planning.call import plan_training
 from ..runner import HorovodRunner
 from ..tune import tune

@@ -11,11 +11,11 @@ from ..data.manifest import Column
 from ..data.prepare.columns import sources_of_features
 from ..errors import InvalidInputError
 from ..frameworks import KERAS, model_of
-from ..ml.features import check_fits, feature_names
-from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
-from ..ml.outputs import added_by
-from ..ml.params import prediction_settings
-from ..ml.predictions import PredictionModel
+from ..model.features import check_fits, feature_names
+from ..model.inference import SPARK_DTYPES, is_scalar, spark_type
+from ..model.outputs import added_by
+from ..model.params import prediction_settings
+from ..model.predictions import PredictionModel
 from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
 from ..training.engine import engine_named

@@ -130,7 +130,7 @@ def _flat(stage: Any) -> Iterator[Any]:
 
 def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are known."""
-    from ..ml.predictions import PredictionModel
+    from ..model.predictions import PredictionModel
 
     stages = list(stages)
     _check_known([one for one in stages if not isinstance(one, PredictionModel)])

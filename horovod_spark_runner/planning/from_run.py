@@ -16,9 +16,9 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
+from ..sync.buckets import BUCKET_BYTES
+from ..sync.synchroniser import bytes_of_sum
 from ..training.accounting import WHOLE, Kind, mean_seconds
-from ..training.sync.buckets import BUCKET_BYTES
-from ..training.sync.synchroniser import bytes_of_sum
 from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measurement import Measurement
 from .model import StepTime, Workload

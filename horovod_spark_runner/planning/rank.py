@@ -17,11 +17,11 @@ from ..checkpoint.model_state import broadcast
 from ..cluster.worker.reporting import report_progress
 from ..data.read.reader import DatasetReader
 from ..machine import usable_cores
+from ..sync.synchroniser import Collectives
 from ..training.agreement import NOTHING
 from ..training.engine import engine_named
 from ..training.epochs import Epochs, Step
 from ..training.spec import TrainingSpec
-from ..training.sync.synchroniser import Collectives
 from ..training.trainee import Trainee
 from ..training.training_steps import steps_known
 from ..training.ways import SYNCHRONISERS

@@ -28,11 +28,11 @@ from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session
 from ..data.read.classes import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..ml.served import ServedModel
-from ..ml.summary import TrainingSummary
-from ..ml.trained import read_trained_model
-from ..ml.trained_transformer import TrainedTransformer
-from ..ml.transformers import transformer_class
+from ..model.served import ServedModel
+from ..model.summary import TrainingSummary
+from ..model.trained import read_trained_model
+from ..model.trained_transformer import TrainedTransformer
+from ..model.transformers import transformer_class
 from ..storage.filesystem import Location
 from ..training.accounting import SENT, WHOLE
 from ..training.entry import modules_for

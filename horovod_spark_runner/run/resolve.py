@@ -27,7 +27,7 @@ from ..config.validators import ColumnNames
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError
-from ..ml.naming import check_added, surely_added
+from ..model.naming import check_added, surely_added
 from ..serialize import check_picklable
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns

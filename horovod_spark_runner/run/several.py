@@ -13,7 +13,7 @@ from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
-from ..ml.trained_transformer import TrainedTransformer
+from ..model.trained_transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_run
 from .resolve import ResolvedRun, resolve

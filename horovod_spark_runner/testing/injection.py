@@ -55,11 +55,11 @@ class _Callbacks:
 
     def __call__(self) -> list[Any]:
         if self.framework == "torch":
-            from ..training.torch.hooks import made_callbacks
+            from ..engines.torch.hooks import made_callbacks
             from .torch_injector import TorchFaultInjector
 
             return [*made_callbacks(self.given), TorchFaultInjector(self.faults)]
-        from ..training.keras.callbacks import check_callbacks
+        from ..engines.keras.callbacks import check_callbacks
         from .keras_injector import KerasFaultInjector
 
         return [*check_callbacks(self.given), KerasFaultInjector(self.faults)]

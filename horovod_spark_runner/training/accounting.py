@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checkpoint.run_directory import Account
-from .sync.synchroniser import Traffic
+from ..sync.synchroniser import Traffic
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..checkpoint.model_state import TrainingVariables, Variable
 from ..errors import RanksDivergedError
-from .sync.synchroniser import Alike
+from ..sync.synchroniser import Alike
 
 _SHOWN = 3
 

@@ -24,11 +24,11 @@ from ..errors import InvalidInputError
 from ..frameworks import KERAS
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
+from ..sync.synchroniser import Collectives, Synchroniser
 from .class_columns import ClassColumn
 from .evaluation import Evaluator, Question
 from .said_engine import said_engine
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
-from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
 from .warm_start import WeightsFormat
 

@@ -23,6 +23,7 @@ from ..cluster.protocol.signals import SignalWatch
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..storage.arrays import Arrays
+from ..sync.synchroniser import Synchroniser
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
 from .divergence import changed_since, check_ranks_agree, checksums
@@ -35,7 +36,6 @@ from .progress import Progress, ProgressReporter
 from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
-from .sync.synchroniser import Synchroniser
 from .traces import Traces
 from .trainee import Trainee
 from .training_steps import steps_known

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..checkpoint.config_diff import TAKEN, check_not_taken
 from ..data.read.reader import Batch
+from ..sync.asynchronous import AsyncSynchroniser
+from ..sync.board import Board
+from ..sync.synchroniser import Synchroniser
 from .agreement import NOTHING, SAVE, STOP, Agreement
 from .epochs import Epochs, Step
 from .progress import Progress
-from .sync.asynchronous import AsyncSynchroniser
-from .sync.board import Board
-from .sync.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
     from mpi4py import MPI

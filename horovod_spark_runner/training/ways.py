@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
-from .sync.allreduce import AllreduceSynchroniser
-from .sync.asynchronous import AsyncSynchroniser
-from .sync.compressed import CompressedSynchroniser
-from .sync.ranks import MpiRanks
-from .sync.rounds import RoundsSynchroniser
-from .sync.synchroniser import Collectives, Synchroniser
-from .sync.wire import MpiWire
+from ..sync.allreduce import AllreduceSynchroniser
+from ..sync.asynchronous import AsyncSynchroniser
+from ..sync.compressed import CompressedSynchroniser
+from ..sync.ranks import MpiRanks
+from ..sync.rounds import RoundsSynchroniser
+from ..sync.synchroniser import Collectives, Synchroniser
+from ..sync.wire import MpiWire
 
 # Makes a way of synchronising from its settings and the framework's collectives.
 Way = Callable[[Any, Collectives], Synchroniser]

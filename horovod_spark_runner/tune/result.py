@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..ml.trained_transformer import TrainedTransformer
+from ..model.trained_transformer import TrainedTransformer
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,7 @@ from ..errors import (
     StorageError,
     UnreachableError,
 )
-from ..ml.transformers import transformer_class
+from ..model.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.resolve import ResolvedRun, resolve

@@ -17,8 +17,8 @@ def accumulates(each: int) -> dict[str, Any]:
     import numpy as np
     from mpi4py import MPI
 
-    from horovod_spark_runner.training.sync import served
-    from horovod_spark_runner.training.sync.ranks import MpiRanks
+    from horovod_spark_runner.sync import served
+    from horovod_spark_runner.sync.ranks import MpiRanks
 
     world = MPI.COMM_WORLD
     ranks = MpiRanks()

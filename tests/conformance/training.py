@@ -22,16 +22,16 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
-from horovod_spark_runner.ml.loading import load_model
-from horovod_spark_runner.ml.trained import (
+from horovod_spark_runner.engines.keras.archive import CONFIG_FILE
+from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE
+from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.trained import (
     TrainedModel,
     check_callable,
     read_finished_run,
     read_trained_model,
 )
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.training.keras.archive import CONFIG_FILE
-from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import AttemptSpec, ModelSource, TrainingSpec, bind_columns
 from horovod_spark_runner.training.trained_model import Recipe

@@ -32,9 +32,9 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
+from horovod_spark_runner.sync.power import matrix_form
+from horovod_spark_runner.sync.top_k import counts_of
 from horovod_spark_runner.testing import Fault, Faults
-from horovod_spark_runner.training.sync.power import matrix_form
-from horovod_spark_runner.training.sync.top_k import counts_of
 from tests import trainings
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference
 from tests.runs import assert_same_weights

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.training.sync.synchroniser import bytes_of_sum
+from horovod_spark_runner.sync.synchroniser import bytes_of_sum
 
 LONG = 133
 
@@ -34,7 +34,7 @@ def arrays(rank: int) -> dict[str, Any]:
 
 
 def exchange(limit: int) -> tuple[dict[str, Any], float]:
-    from horovod_spark_runner.training.sync import wire
+    from horovod_spark_runner.sync import wire
 
     wire._MOST_ELEMENTS = wire._MOST_BYTES = limit
     mpi = wire.MpiWire()
@@ -68,7 +68,7 @@ def test_what_is_sent_arrives_whole_in_one_piece_or_many(spark: Any, limit: int)
 
 def test_an_mpi_of_one_thread_is_refused(tmp_path: Path) -> None:
     code = (
-        "from horovod_spark_runner.training.sync.wire import MpiWire\n"
+        "from horovod_spark_runner.sync.wire import MpiWire\n"
         "from horovod_spark_runner import EnvironmentProblem\n"
         "try: MpiWire()\n"
         "except EnvironmentProblem as error: print(error)\n"

@@ -23,8 +23,8 @@ from mpi4py import MPI
 
 from horovod_spark_runner import AsyncServer
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.training.keras.metrics import epoch_logs
-from horovod_spark_runner.training.keras.optimizers import find_optimizers, leaf_optimizers
+from horovod_spark_runner.engines.keras.metrics import epoch_logs
+from horovod_spark_runner.engines.keras.optimizers import find_optimizers, leaf_optimizers
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import AttemptSpec
 from tests.conformance.case import Case

@@ -25,8 +25,8 @@ from horovod_spark_runner import (
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.ml import files
-from horovod_spark_runner.ml.file_task import stored_leaves
+from horovod_spark_runner.model import files
+from horovod_spark_runner.model.file_task import stored_leaves
 
 from ..counting_engine import line, save_line
 

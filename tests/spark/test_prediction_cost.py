@@ -74,7 +74,7 @@ def test_what_a_worker_keeps_costs_later_tasks_nothing(run: Path, files: str, sp
     def look(batches: Any) -> Any:
         import gc
 
-        from horovod_spark_runner.ml import inference
+        from horovod_spark_runner.model import inference
 
         for _ in batches:
             counts = [gc.get_freeze_count(), len(gc.get_objects())]

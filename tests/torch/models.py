@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horovod_spark_runner import TorchCallback, TorchModel
+from horovod_spark_runner.sync import buckets
 from horovod_spark_runner.testing import Faults
-from horovod_spark_runner.training.sync import buckets
 
 
 def flat_weights(module: nn.Module) -> np.ndarray:

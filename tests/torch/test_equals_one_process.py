@@ -25,7 +25,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.training.sync import buckets
+from horovod_spark_runner.sync import buckets
 from tests.torch.models import (
     Recorder,
     TwoHeads,
@@ -181,7 +181,7 @@ def test_a_sum_over_fewer_rows_than_ranks(
 
 def without_exchange() -> TorchModel:
     """Return the network, and let this rank keep its gradients to itself."""
-    from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+    from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 
     def gradients(
         self: Any, gradients: Any, share: Any, name: str, place: str, along: Any = ()

@@ -14,11 +14,11 @@ from mpi4py import MPI
 from torch import nn
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK, TorchModel
-from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.training.sync.wire import MpiWire
-from horovod_spark_runner.training.torch.collectives import TensorCollectives
-from horovod_spark_runner.training.torch.exchange import GradientExchange
-from horovod_spark_runner.training.torch.step import Steps
+from horovod_spark_runner.engines.torch.collectives import TensorCollectives
+from horovod_spark_runner.engines.torch.exchange import GradientExchange
+from horovod_spark_runner.engines.torch.step import Steps
+from horovod_spark_runner.sync.compressed import CompressedSynchroniser
+from horovod_spark_runner.sync.wire import MpiWire
 from tests.torch.models import digits_net
 from tests.torch.test_equals_one_process import recorded
 

@@ -33,29 +33,29 @@ from horovod_spark_runner import (
 from horovod_spark_runner.checkpoint.model_state import broadcast
 from horovod_spark_runner.checkpoint.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.frameworks import KERAS, TORCH
-from horovod_spark_runner.storage.contents import Contents
-from horovod_spark_runner.training.engine import engine_of
-from horovod_spark_runner.training.hooks import Hooks
-from horovod_spark_runner.training.spec import Binding, WarmStart
-from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
-from horovod_spark_runner.training.torch.batch_norm import synchronise_norms
-from horovod_spark_runner.training.torch.build import check_module
-from horovod_spark_runner.training.torch.feeding import input_feed
-from horovod_spark_runner.training.torch.hooks import made_callbacks
-from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.training.torch.losses import Losses
-from horovod_spark_runner.training.torch.optimizers import (
+from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
+from horovod_spark_runner.engines.torch.build import check_module
+from horovod_spark_runner.engines.torch.feeding import input_feed
+from horovod_spark_runner.engines.torch.hooks import made_callbacks
+from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
+from horovod_spark_runner.engines.torch.losses import Losses
+from horovod_spark_runner.engines.torch.optimizers import (
     check_complex,
     check_gradients,
     make_optimizers,
     settings_of,
 )
-from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
-from horovod_spark_runner.training.torch.source import check_given_callbacks, model_source
-from horovod_spark_runner.training.torch.targets import CLASSES, ELEMENTS
-from horovod_spark_runner.training.torch.trainee import TorchTrainee
-from horovod_spark_runner.training.torch.variables import TorchVariables, as_array, set_tensor
+from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
+from horovod_spark_runner.engines.torch.source import check_given_callbacks, model_source
+from horovod_spark_runner.engines.torch.targets import CLASSES, ELEMENTS
+from horovod_spark_runner.engines.torch.trainee import TorchTrainee
+from horovod_spark_runner.engines.torch.variables import TorchVariables, as_array, set_tensor
+from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.storage.contents import Contents
+from horovod_spark_runner.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.training.engine import engine_of
+from horovod_spark_runner.training.hooks import Hooks
+from horovod_spark_runner.training.spec import Binding, WarmStart
 from tests.torch.models import TwoHeads, digits_model, digits_net
 
 NET = nn.Linear(3, 1)
@@ -510,7 +510,7 @@ def test_weights_that_lie_otherwise_in_memory_are_those_of_rank_0() -> None:
     ],
 )
 def test_a_scheduler_goes_on_from_json(make: Any) -> None:
-    from horovod_spark_runner.training.torch.optimizers import restore_settings
+    from horovod_spark_runner.engines.torch.optimizers import restore_settings
 
     def made() -> tuple[Any, Schedulers, list[dict[str, Any]]]:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)

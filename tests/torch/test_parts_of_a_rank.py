@@ -29,13 +29,13 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.sync.compressed import CompressedSynchroniser
+from horovod_spark_runner.sync.wire import MpiWire
 from horovod_spark_runner.training.agreement import rows_to_try
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding
-from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
-from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.training.sync.wire import MpiWire
 from tests.runs import source, spec_of
 from tests.torch.models import flat_weights
 
@@ -46,7 +46,7 @@ X = Column("x", "float32", (3,))
 
 @pytest.fixture(scope="module", autouse=True)
 def begun() -> None:
-    from horovod_spark_runner.training.torch.rank import begin
+    from horovod_spark_runner.engines.torch.rank import begin
 
     begin(0)
 
@@ -55,8 +55,8 @@ def trainee(made: Any, sync: Any = None, **fields: Any) -> Any:
     """Return what a rank makes of what ``made`` returns, as its only one."""
     from mpi4py import MPI
 
-    from horovod_spark_runner.training.torch.collectives import TensorCollectives
-    from horovod_spark_runner.training.torch.engine import ENGINE
+    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.engine import ENGINE
 
     synchroniser = sync or AllreduceSynchroniser("none", TensorCollectives())
     return ENGINE.trainee(spec_of([X], model=source(made), **fields), MPI.COMM_SELF, synchroniser)
@@ -64,7 +64,7 @@ def trainee(made: Any, sync: Any = None, **fields: Any) -> Any:
 
 def alone() -> AsyncSynchroniser:
     """Return the way of the first of two ranks that make steps by themselves."""
-    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
 
     ranks: Any = SimpleNamespace(rank=0, size=2)
     return AsyncSynchroniser(AsyncServer(), TensorCollectives(), ranks)
@@ -246,7 +246,7 @@ BALANCE = torch.tensor([1.0, 0.0, 2.0])
 def test_labels_of_which_none_counts_change_nothing(
     loss: Any, label: int, as_pytorch: bool, way: str
 ) -> None:
-    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
 
     def made() -> TorchModel:
         torch.manual_seed(4)
@@ -308,7 +308,7 @@ def reporting(*names: str) -> TorchModel:
 
 def test_what_ranks_report_in_another_order_is_added_up_by_name() -> None:
     """One rank goes on within an epoch of two."""
-    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
 
     sync = AllreduceSynchroniser("none", TensorCollectives())
     ranks = [trainee(lambda n=n: reporting(*n)) for n in (("mean", "least"), ("least", "mean"))]
@@ -559,7 +559,7 @@ def test_a_schedule_of_steps_is_refused_where_ranks_make_as_many_as_they_come_to
 def test_predictions_that_depend_on_the_rows_beside_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from horovod_spark_runner.training.torch import trainee as module
+    from horovod_spark_runner.engines.torch import trainee as module
 
     told: list[str] = []
     monkeypatch.setattr(module, "notify", told.append)
@@ -864,7 +864,7 @@ TRIED: dict[str, tuple[Any, str]] = {
 def test_a_step_and_metrics_are_tried_on_parts_of_rows(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from horovod_spark_runner.training.torch import probe
+    from horovod_spark_runner.engines.torch import probe
 
     told: list[str] = []
     monkeypatch.setattr(probe, "_seeds", itertools.count())  # whatever was tried before

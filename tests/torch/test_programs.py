@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from horovod_spark_runner import ModelError, TorchTransformer
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.engines.torch.feeding import Feed
+from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
+from horovod_spark_runner.engines.torch.outputs import leaves
+from horovod_spark_runner.engines.torch.program import dump_program, load_program, make_program
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 from horovod_spark_runner.training.spec import WarmStart
-from horovod_spark_runner.training.torch.feeding import Feed
-from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.training.torch.outputs import leaves
-from horovod_spark_runner.training.torch.program import dump_program, load_program, make_program
 
 from .runs import save_run
 

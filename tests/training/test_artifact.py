@@ -15,16 +15,12 @@ from keras import layers
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.engines.keras.keras_state import keras_state, using_keras_state
+from horovod_spark_runner.engines.keras.outputs import output_specs
+from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, facts_of
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
-from horovod_spark_runner.ml.loading import load_model
-from horovod_spark_runner.ml.trained import (
-    check_callable,
-    read_finished_run,
-    read_trained_model,
-)
-from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
-from horovod_spark_runner.training.keras.outputs import output_specs
-from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE, facts_of
+from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.trained import check_callable, read_finished_run, read_trained_model
 from horovod_spark_runner.training.sample_rows import SAMPLE_FILE
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, read_model
 

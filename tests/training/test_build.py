@@ -15,16 +15,16 @@ from mpi4py import MPI
 
 from horovod_spark_runner import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.engines.keras.batches import class_weights
+from horovod_spark_runner.engines.keras.binding import input_structure
+from horovod_spark_runner.engines.keras.build import BuiltModel, check_between_meetings
+from horovod_spark_runner.engines.keras.collectives import TensorCollectives
+from horovod_spark_runner.engines.keras.outputs import call_outputs
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.keras.batches import class_weights
-from horovod_spark_runner.training.keras.binding import input_structure
-from horovod_spark_runner.training.keras.build import BuiltModel, check_between_meetings
-from horovod_spark_runner.training.keras.collectives import TensorCollectives
-from horovod_spark_runner.training.keras.outputs import call_outputs
+from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.spec import Binding
-from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
-from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from tests.runs import source, spec_of
 
 X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())

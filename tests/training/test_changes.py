@@ -18,10 +18,10 @@ from horovod_spark_runner.checkpoint.config_diff import (
 )
 from horovod_spark_runner.checkpoint.files import CheckpointInfo
 from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.engines.keras.architecture import describe_model
+from horovod_spark_runner.engines.keras.changes import compare_models
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.training.keras.architecture import describe_model
-from horovod_spark_runner.training.keras.changes import compare_models
 
 layers = keras.layers
 optimizers = keras.optimizers

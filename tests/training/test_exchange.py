@@ -13,13 +13,13 @@ import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
-from horovod_spark_runner.training.keras import collectives
-from horovod_spark_runner.training.keras.collectives import Part, TensorCollectives
-from horovod_spark_runner.training.keras.exchange import GradientExchange
-from horovod_spark_runner.training.sync import buckets
-from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
-from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.training.sync.wire import MpiWire
+from horovod_spark_runner.engines.keras import collectives
+from horovod_spark_runner.engines.keras.collectives import Part, TensorCollectives
+from horovod_spark_runner.engines.keras.exchange import GradientExchange
+from horovod_spark_runner.sync import buckets
+from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.sync.compressed import CompressedSynchroniser
+from horovod_spark_runner.sync.wire import MpiWire
 
 WORDS = np.array([[1, 4], [4, 2]])
 NOTHING = tf.zeros(3)

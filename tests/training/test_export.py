@@ -21,10 +21,10 @@ from horovod_spark_runner import InvalidInputError, ModelError, RunDirectoryErro
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.decode import RowDecoder
-from horovod_spark_runner.ml.loading import load_model
-from horovod_spark_runner.ml.trained import read_finished_run
-from horovod_spark_runner.training.keras.artifact import save_model
-from horovod_spark_runner.training.keras.binding import InputBinding
+from horovod_spark_runner.engines.keras.artifact import save_model
+from horovod_spark_runner.engines.keras.binding import InputBinding
+from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.trained import read_finished_run
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding
 

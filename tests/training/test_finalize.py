@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod_spark_runner.training.keras.model import finalize_layers
+from horovod_spark_runner.engines.keras.model import finalize_layers
 
 VALUES = np.linspace(100.0, 900.0, 40, dtype=np.float32).reshape(20, 2)
 

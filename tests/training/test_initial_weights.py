@@ -14,11 +14,11 @@ import pytest
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
+from horovod_spark_runner.engines.keras import initial_weights
+from horovod_spark_runner.engines.keras.engine import ENGINE
+from horovod_spark_runner.engines.keras.initial_weights import load_initial_weights, match_paths
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.training.keras import initial_weights
-from horovod_spark_runner.training.keras.engine import ENGINE
-from horovod_spark_runner.training.keras.initial_weights import load_initial_weights, match_paths
 from horovod_spark_runner.training.spec import WarmStart
 from horovod_spark_runner.training.warm_start import read_warm_start
 from tests.runs import variables_of

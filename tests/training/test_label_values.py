@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.engines.keras.batches import BatchBinding
+from horovod_spark_runner.engines.keras.label_values import LabelCheck
+from horovod_spark_runner.engines.keras.outputs import call_outputs
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.keras.batches import BatchBinding
-from horovod_spark_runner.training.keras.label_values import LabelCheck
-from horovod_spark_runner.training.keras.outputs import call_outputs
 from horovod_spark_runner.training.spec import Binding
 
 from ..runs import spec_of

@@ -15,10 +15,10 @@ import pytest
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError
-from horovod_spark_runner.ml import inference
-from horovod_spark_runner.ml.inference import Predictor
-from horovod_spark_runner.ml.loading import load_model
-from horovod_spark_runner.ml.trained import read_finished_run
+from horovod_spark_runner.model import inference
+from horovod_spark_runner.model.inference import Predictor
+from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.trained import read_finished_run
 from horovod_spark_runner.training.trained_model import Model
 
 from ..runs import save_run

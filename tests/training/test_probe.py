@@ -18,14 +18,14 @@ import tensorflow as tf
 from keras import layers, ops
 
 from horovod_spark_runner.checkpoint.rank_state import capture_random
+from horovod_spark_runner.engines.keras import probe
+from horovod_spark_runner.engines.keras.collectives import TensorCollectives
+from horovod_spark_runner.engines.keras.evaluator import KerasEvaluator
+from horovod_spark_runner.engines.keras.exchange import GradientExchange
+from horovod_spark_runner.engines.keras.generators import generators
+from horovod_spark_runner.engines.keras.metric_state import reduced_by
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.keras import probe
-from horovod_spark_runner.training.keras.collectives import TensorCollectives
-from horovod_spark_runner.training.keras.evaluator import KerasEvaluator
-from horovod_spark_runner.training.keras.exchange import GradientExchange
-from horovod_spark_runner.training.keras.generators import generators
-from horovod_spark_runner.training.keras.metric_state import reduced_by
-from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 
 ROWS = 10
 RANDOM = np.random.default_rng(0)

@@ -27,7 +27,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
     from horovod_spark_runner.checkpoint.rank_state import capture_random, restore_random
-    from horovod_spark_runner.training.keras.generators import generators
+    from horovod_spark_runner.engines.keras.generators import generators
 
     def draw() -> list[Any]:
         return [
@@ -53,7 +53,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
-    from horovod_spark_runner.training.keras.generators import generators
+    from horovod_spark_runner.engines.keras.generators import generators
 
     keras.utils.set_random_seed(3)
     expected = random.random()
@@ -88,7 +88,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.training.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -116,7 +116,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.training.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -245,9 +245,9 @@ def small_model(keras: Any, width: int = 3) -> Any:
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
     from horovod_spark_runner.config.training import InitialWeights
+    from horovod_spark_runner.engines.keras.engine import ENGINE
+    from horovod_spark_runner.engines.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.frameworks import KERAS
-    from horovod_spark_runner.training.keras.engine import ENGINE
-    from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
     source = small_model(keras)
@@ -269,9 +269,9 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
     from horovod_spark_runner.checkpoint.rank_state import capture_rank, restore_rank
+    from horovod_spark_runner.engines.keras.trainee import KerasTrainee
+    from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
     from horovod_spark_runner.training.hooks import Hooks
-    from horovod_spark_runner.training.keras.trainee import KerasTrainee
-    from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
     class Fitted(KerasTrainee):
         def __init__(self, metrics: list[str]) -> None:
@@ -292,7 +292,7 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
 
 
 def test_a_step_of_one_rank_without_rows_leaves_the_metrics(keras: Any) -> None:
-    from horovod_spark_runner.training.keras.trainee import KerasTrainee
+    from horovod_spark_runner.engines.keras.trainee import KerasTrainee
 
     class Fitted(KerasTrainee):
         def __init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from horovod_spark_runner.training.keras import step
+from horovod_spark_runner.engines.keras import step
 
 from .test_build import build, compiled
 

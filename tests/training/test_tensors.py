@@ -17,8 +17,8 @@ from horovod_spark_runner.data.prepare.materialize import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import empty_rows
+from horovod_spark_runner.engines.keras.tensors import as_tensor
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.training.keras.tensors import as_tensor
 
 from ..unit.test_reader import dataset
 

@@ -15,6 +15,8 @@ from horovod_spark_runner.checkpoint.config_diff import check_not_taken
 from horovod_spark_runner.config.sync import check_servers
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.sync.board import divided, holder_of
 from horovod_spark_runner.training.agreement import NOTHING, SAVE, STOP
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.learning_rate import LearningRate
@@ -25,8 +27,6 @@ from horovod_spark_runner.training.shares import (
     first_batches,
     made_alone,
 )
-from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.training.sync.board import divided, holder_of
 from tests.threads import Threads, as_ranks
 from tests.variables import NumPyVariables, Value
 

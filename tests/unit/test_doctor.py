@@ -37,7 +37,7 @@ from horovod_spark_runner.commands.doctor_checks import (
     parse_mpirun_version,
     summary,
 )
-from horovod_spark_runner.training.keras.engine import ENGINE
+from horovod_spark_runner.engines.keras.engine import ENGINE
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 GOOD = {

@@ -18,7 +18,7 @@ from horovod_spark_runner.data.prepare.materialize import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
-from horovod_spark_runner.ml.files import FilesRequest, plan_files
+from horovod_spark_runner.model.files import FilesRequest, plan_files
 from horovod_spark_runner.storage.filesystem import Location
 
 REQUEST = DataRequest(Roles(("x",), ("y",), "w"))

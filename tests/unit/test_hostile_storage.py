@@ -23,10 +23,10 @@ from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import delete_dataset, find_datasets, mark_used
 from horovod_spark_runner.errors import printable
-from horovod_spark_runner.ml import persistence
-from horovod_spark_runner.ml.served import ServedModel
-from horovod_spark_runner.ml.trained import read_finished_run
-from horovod_spark_runner.ml.transformer import TFTransformer
+from horovod_spark_runner.model import persistence
+from horovod_spark_runner.model.served import ServedModel
+from horovod_spark_runner.model.trained import read_finished_run
+from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.archives import parsing, unpack
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES

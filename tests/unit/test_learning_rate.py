@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.engines.keras.optimizers import LearningRates
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.keras.optimizers import LearningRates
 from horovod_spark_runner.training.learning_rate import (
     LearningRate,
     scale_factor,

@@ -26,7 +26,7 @@ from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.sync import WAYS
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.ml.params import PredictionParams, camel_case, said_of_param
+from horovod_spark_runner.model.params import PredictionParams, camel_case, said_of_param
 from horovod_spark_runner.training.ways import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]

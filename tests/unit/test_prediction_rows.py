@@ -14,14 +14,14 @@ import pytest
 from horovod_spark_runner.config.prediction import PredictionSettings, added_columns
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
-from horovod_spark_runner.ml import inference
-from horovod_spark_runner.ml.arrow_features import feature_array
-from horovod_spark_runner.ml.evaluating import Evaluation
-from horovod_spark_runner.ml.inference import array_of, joined
-from horovod_spark_runner.ml.naming import check_added
-from horovod_spark_runner.ml.outputs import check_classes
-from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
-from horovod_spark_runner.ml.targets import choose_targets
+from horovod_spark_runner.model import inference
+from horovod_spark_runner.model.arrow_features import feature_array
+from horovod_spark_runner.model.evaluating import Evaluation
+from horovod_spark_runner.model.inference import array_of, joined
+from horovod_spark_runner.model.naming import check_added
+from horovod_spark_runner.model.outputs import check_classes
+from horovod_spark_runner.model.rows import describe_fault, valid_rows, with_nulls
+from horovod_spark_runner.model.targets import choose_targets
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import Targets
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DiLoCo, LocalSGD, ModelError
-from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.sync.rounds import RoundsSynchroniser
 from tests.threads import Threads, as_ranks
 from tests.variables import NumPyVariables, Value
 

@@ -14,8 +14,8 @@ import pytest
 
 from horovod_spark_runner import EnvironmentProblem, LaunchError
 from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, PROOF_BYTES
-from horovod_spark_runner.training.sync import served
-from horovod_spark_runner.training.sync.served import ServedMemory
+from horovod_spark_runner.sync import served
+from horovod_spark_runner.sync.served import ServedMemory
 from tests.threads import Threads, as_ranks
 
 KEY = os.urandom(32)

@@ -51,7 +51,7 @@ def test_graph_of_this_repository() -> None:
     graph = import_graph(ROOT)
     package = "horovod_spark_runner"
     assert f"{package}/api.py" in graph["tests/trainings.py"]
-    assert f"{package}/training/keras/saved.py" in graph["tests/runs.py"]
+    assert f"{package}/engines/keras/saved.py" in graph["tests/runs.py"]
     assert f"{package}/commands/doctor.py" in graph[f"{package}/commands/cli.py"]
     assert f"{package}/api.py" not in graph[f"{package}/__init__.py"]
     for changed, test in {

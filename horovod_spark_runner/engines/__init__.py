@@ -1,0 +1,1 @@
+"""Train models of a framework: Keras and PyTorch behind one interface."""

@@ -1,0 +1,222 @@
+"""Sums and means of tensors over the ranks, by Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from ...sync import buckets
+from ...sync.synchroniser import Compression, Traffic
+from .scope import own_variable
+
+# Types that MPI has no sum for; they are added up as float32.
+_NARROW = (tf.bfloat16,)
+
+
+# Sums by the names of the collectives, while a step is tried on one rank.
+_known_sums: list[dict[str, list[tf.Tensor]]] = []
+
+
+@contextlib.contextmanager
+def use_known_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
+    """Let nothing be sent meanwhile; sums over ranks are those of the same name that are given.
+
+    Args:
+        sums: those that are not there are added: what this rank alone gives.
+    """
+    _known_sums.append(sums)
+    try:
+        yield
+    finally:
+        _known_sums.pop()
+
+
+class Part:
+    """This rank's part of a global batch.
+
+    Args:
+        size: number of ranks.
+        fraction: scalar tensor: its rows over those of the global batch; ``None`` where all ranks
+            have equally many.
+    """
+
+    def __init__(self, size: int, fraction: tf.Tensor | None = None) -> None:
+        self.size = size
+        self._fraction = fraction
+
+    @property
+    def equal(self) -> bool:
+        """Whether all ranks are known to have equally many rows."""
+        return self._fraction is None
+
+    def fraction(self, dtype: tf.DType) -> tf.Tensor:
+        """Return the fraction as a tensor of ``dtype``."""
+        if self._fraction is None:
+            return tf.constant(1.0 / self.size, dtype)
+        return tf.cast(self._fraction, dtype)
+
+    def term(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
+        if self._fraction is None:
+            return tensor
+        # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
+        return tf.math.multiply_no_nan(tensor, tf.cast(self._fraction, tensor.dtype))
+
+    def total(self, summed: tf.Tensor) -> tf.Tensor:
+        """Return the mean, given the sum of all ranks' terms."""
+        return summed / tf.cast(self.size, summed.dtype) if self._fraction is None else summed
+
+    def present(self, dtype: tf.DType) -> tf.Tensor:
+        """Return 1 if this rank has rows, else 0."""
+        if self._fraction is None:
+            return tf.constant(1.0, dtype)
+        return tf.cast(self._fraction > 0, dtype)
+
+
+def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
+
+    Horovod fuses a group, and takes one type in a group only. In a compiled step, where it pays, a
+    group leaves as soon as its tensors are there, while others are still computed. One is on its
+    way at a time, so that sums are made in the same order whenever a step is repeated.
+
+    Args:
+        tensors: dense tensors or variables, in the order in which a forward pass uses what they
+            are for.
+        name: the same on all ranks, and different for every call within one step.
+    """
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if _known_sums:
+        return _known_sums[-1].setdefault(name, values)
+    if hvd.size() == 1:
+        return values
+    result: list[tf.Tensor] = [None] * len(values)
+    before: list[tf.Tensor] = []
+    for group, indices in _groups(values).items():
+        dtype = _summed_as(values[indices[0]])
+        parts = [tf.cast(values[index], dtype) for index in indices]
+        with tf.control_dependencies(before):
+            before = hvd.grouped_allreduce(
+                parts, op=hvd.Sum, name=f"{name}.{group}", ignore_name_scope=True
+            )
+        for index, value in zip(indices, before, strict=True):
+            result[index] = tf.cast(value, values[index].dtype)
+    return result
+
+
+def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
+    """Return the numbers of the tensors that are added up together, by a name for each group."""
+    by_type: dict[tf.DType, list[int]] = {}
+    for index, value in enumerate(values):
+        by_type.setdefault(_summed_as(value), []).append(index)
+    groups = {}
+    for dtype, indices in by_type.items():
+        least = buckets.BUCKET_BYTES if _may_leave_early() else sys.maxsize
+        # Of shapes that only the step knows are counts and the like, which are small.
+        sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
+        for number, bucket in enumerate(buckets.in_buckets(sizes, least)):
+            name = f"{dtype.name}.{number}" if number else dtype.name
+            groups[name] = [indices[one] for one in sorted(bucket)]
+    return groups
+
+
+def _may_leave_early() -> bool:
+    """Tell whether it pays that tensors leave while others are computed.
+
+    Not where all are there, nor where the ranks of one host compute and add up on the same cores:
+    there is nothing to wait for meanwhile (benchmarks/overlap.py).
+    """
+    if tf.executing_eagerly():
+        return False
+    return hvd.local_size() < hvd.size() or bool(tf.config.list_logical_devices("GPU"))
+
+
+def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
+    """Return the sum over all ranks of what those with rows give, inside a loss.
+
+    The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
+    rank is the sum of all ranks' by their fractions, over the rank's own.
+    """
+
+    def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        present = part.present(value.dtype)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            own = part.fraction(upstream.dtype)
+            (total,) = sum_over_ranks([upstream * own], f"{name}.gradient")
+            return tf.math.divide_no_nan(total, own) * part.present(upstream.dtype)
+
+        return sum_over_ranks([value * present], name)[0], gradient
+
+    return tf.custom_gradient(summed)(tensor)
+
+
+class TensorCollectives:
+    """Sums of tensors, as `horovod_spark_runner.sync` needs them."""
+
+    def __init__(self) -> None:
+        # A variable: only compiled steps know how often they have run.
+        with tf.device("CPU"):
+            self._counted = own_variable([0.0, 0.0], tf.float64)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
+
+    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Return `sum_over_ranks`."""
+        return sum_over_ranks(tensors, name)
+
+    def compression(self, name: str) -> Compression:
+        """Return Horovod's own compression of that name."""
+        found: Compression = getattr(hvd.Compression, name)
+        return found
+
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Return what a function of arrays makes of tensors, in each step anew."""
+        given = [_wide(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in given]
+
+        def called(*arrays: np.ndarray) -> list[np.ndarray]:
+            made = function(arrays)
+            return [m.astype(a.dtype, copy=False) for m, a in zip(made, arrays, strict=True)]
+
+        # Stateful: called in every step, and several in the order of the step.
+        made = tf.numpy_function(called, given, kinds, stateful=True)
+        result = []
+        for tensor, found in zip(tensors, made, strict=True):
+            found.set_shape(tensor.shape)
+            result.append(tf.cast(found, tensor.dtype))
+        return result
+
+    def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
+
+    def count(self, sent: float, whole: float) -> None:
+        """Note bytes that are sent wherever this place in a step is reached."""
+        self._counted.assign_add([sent, whole])
+
+    def counted(self) -> Traffic:
+        """Return the sums of what was to be noted, over all steps so far."""
+        return Traffic(*self._counted.numpy().tolist())
+
+
+def _summed_as(tensor: tf.Tensor) -> tf.DType:
+    return tf.float32 if tensor.dtype in _NARROW else tensor.dtype
+
+
+def _wide(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of single precision at least."""
+    dense = tf.convert_to_tensor(tensor)
+    return tf.cast(dense, tf.float32) if dense.dtype.size < 4 else dense

@@ -1,0 +1,343 @@
+"""A trained Keras model and its metrics, evaluated on parts of the rows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileMetrics
+
+from ...checkpoint.files import LogValue
+from ...data.manifest import Manifest
+from ...errors import InvalidInputError, ModelError, on_one_line
+from ...storage.arrays import Arrays
+from ...training.evaluation import Question
+from ...training.logs import flat, plain
+from ...training.sample_rows import repeat_rows
+from ...training.trained_model import Recipe
+from .binding import bind_outputs, needs_labels
+from .compiled import make_compiled
+from .given_metrics import make_metrics
+from .graph import Graph
+from .keras_state import fresh_keras_state, using_keras_state
+from .label_values import LabelCheck
+from .loading import make_model
+from .metric_state import SUM, counting_means, merge_of, reduced_by, variables_of
+from .outputs import call_model, call_outputs, output_leaves, unchanged
+from .probe import State, check_sums, close, loss_title, rows_of, values_of
+from .protocols import CompiledMetrics, Metric, Nest
+from .scope import replaced
+
+
+class KerasEvaluator:
+    """See `Evaluator`.
+
+    ``test_step`` updates the model's own metrics as ``Model.evaluate`` has it do. What they keep
+    are sums over rows, which are taken out as float64 after every batch of Spark's: so no sum grows
+    to where float32 loses rows.
+
+    Args:
+        recipe: how the model is made.
+        question: what is asked of it.
+
+    Raises:
+        ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+        InvalidInputError: a metric is not known, or does not fit the model.
+    """
+
+    def __init__(self, recipe: Recipe, question: Question) -> None:
+        self._state = recipe.own.state
+        self._compiled = question.compiled
+        self._given: CompiledMetrics | None = None
+        self._check_labels: LabelCheck | None = None
+        self._untried = True
+        with fresh_keras_state():
+            make = make_compiled if question.compiled else make_model
+            self._model, self._inputs = make(recipe)
+            if isinstance(self._model, Graph):
+                raise ModelError(
+                    "a SavedModel is a graph, which Keras' metrics cannot be tried on; transform "
+                    "the DataFrame, and give the predictions to an evaluator of "
+                    "pyspark.ml.evaluation"
+                )
+            if question.compiled:
+                _check_own(self._model)
+            # An archive is loaded without it.
+            self._model.run_eagerly = recipe.own.eager
+            if recipe.batch_size is not None:
+                raise ModelError(
+                    f"model {self._model.name!r} takes batches of exactly {recipe.batch_size} "
+                    "rows, and rows that fill the last one would count; build it with "
+                    "keras.Input(shape=…) instead of batch_shape"
+                )
+            self._begin(recipe, question)
+
+    def _begin(self, recipe: Recipe, question: Question) -> None:
+        targets = question.targets
+        features = repeat_rows(recipe.sample_rows().inputs, 1)
+        labels = {column.name: column.blank() for column in targets.columns}
+        self._weight = targets.weight
+        with using_keras_state(self._state):
+            outputs = call_outputs(self._model, _tensors(self._inputs(features)))
+            manifest = Manifest("", (), targets.columns, (), "")
+            self._labels = bind_outputs(self._model, targets.outputs, manifest, outputs)
+            if self._compiled and needs_labels(self._model):
+                names, weighted = targets.outputs.columns, self._weight is not None
+                self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
+            if question.metrics is not None:
+                self._given = self._compile(question.metrics, targets.outputs.slots)
+            self._step = self._make_step(self._data(features, labels))
+            self._check_names()
+        self._variables = variables_of(self._metrics)
+        self._check_mergeable()
+        self._reset()
+        self._initial = [np.array(variable, np.float64) for variable in self._variables]
+
+    def _compile(self, portable: object, labels: Sequence[object]) -> CompiledMetrics:
+        if not any(labels):
+            raise InvalidInputError(
+                "metrics compare outputs with labels, but the model was trained without label "
+                "columns"
+            )
+        made = make_metrics(portable)
+        made = made if isinstance(made, (list, dict)) else [made]
+        names = getattr(self._model, "output_names", None)
+        plain_ones, weighted = (None, made) if self._weight is not None else (made, None)
+        compiled: CompiledMetrics = CompileMetrics(plain_ones, weighted, output_names=names)
+        return compiled
+
+    def _make_step(self, data: Nest) -> Callable[[Nest], tf.Tensor]:
+        """Return the step, all variables made."""
+        try:
+            if self._model.run_eagerly:
+                self._forward(data)
+                return self._forward
+            kind = tf.nest.map_structure(
+                lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), data
+            )
+            step = tf.function(self._forward, autograph=False, input_signature=(kind,))
+            step.get_concrete_function()
+            return lambda values: step(values)
+        except (InvalidInputError, NotImplementedError):
+            raise
+        except Exception as error:  # a metric's or the user's own code may fail in any way
+            text = on_one_line(error)
+            raise InvalidInputError(
+                f"model {self._model.name!r} cannot be evaluated by what was asked for: "
+                f"{type(error).__name__}: {text}"
+            ) from error
+
+    def _forward(self, data: Nest) -> tf.Tensor:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        seen: list[Nest] = []
+
+        def rows() -> tf.Tensor:
+            return tf.cast(tf.shape(keras.tree.flatten(x)[0])[0], tf.float32)
+
+        # Keras adds up the losses of several outputs as one number for a batch, too.
+        with counting_means(rows, exact=True):
+            if self._compiled:
+                with self._exact_losses(seen):
+                    self._model.test_step(data)
+            outputs = seen[-1] if seen else None
+            if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
+                outputs = call_model(self._model, x)
+            if self._given is not None:
+                self._given.update_state(y, seen[-1] if seen else outputs, weight)
+        return output_leaves(outputs)[0][1]
+
+    @contextlib.contextmanager
+    def _exact_losses(self, seen: list[Nest]) -> Iterator[None]:
+        """Refuse losses whose parts do not add up to that of all; note what the model gave.
+
+        Args:
+            seen: where to put what the model's metrics are computed from.
+        """
+        owner = next(c for c in type(self._model).__mro__ if "compute_metrics" in vars(c))
+
+        def noting(original: Callable[..., object]) -> Callable[..., object]:
+            @functools.wraps(original)
+            def compute_metrics(
+                model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest = None
+            ) -> object:
+                seen.append(y_pred)
+                return original(model, x, y, y_pred, sample_weight)
+
+            return compute_metrics
+
+        with (
+            replaced(owner, "compute_metrics", noting),
+            reduced_by(self._checking),
+        ):
+            yield
+
+    def _checking(self, original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        @functools.wraps(original)
+        def reduce(values: tf.Tensor, **settings: Any) -> tf.Tensor:
+            why = _depends_on_batch(**settings)
+            if why:
+                flat = getattr(self._model._compile_loss, "_flat_losses", None) or ()
+                names = " or ".join(repr(output.loss.name) for output in flat)
+                raise ModelError(
+                    f"loss {names} of model {self._model.name!r} {why}: its value depends on "
+                    "which rows are in a batch together, so that it has no exact value over all "
+                    "rows; ask for metrics by name instead, metrics=[…] without 'compiled'"
+                )
+            return original(values, **settings)
+
+        return reduce
+
+    @property
+    def _metrics(self) -> list[Metric]:
+        found = [] if self._given is None else list(self._given.metrics)
+        for metric in self._model.metrics if self._compiled else ():
+            found.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+        return found
+
+    def _results(self) -> dict[str, object]:
+        """Return the results of the model's own metrics."""
+        found: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
+        return found
+
+    def _check_names(self) -> None:
+        """Check that no two metrics have one name.
+
+        Raises:
+            InvalidInputError: two have.
+        """
+        names = list(flat(self._results()))
+        names += [] if self._given is None else list(flat(self._given.result()))
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidInputError(
+                f"several metrics are called {', '.join(map(repr, twice))}; give one of them "
+                "another name, name=…"
+            )
+
+    def _check_mergeable(self) -> None:
+        for metric in self._metrics:
+            for variable in metric.variables:
+                number = tf.as_dtype(variable.dtype)
+                if merge_of(variable) != SUM or not (number.is_floating or number.is_integer):
+                    raise ModelError(
+                        f"metric {metric.name!r} ({type(metric).__name__}) cannot be evaluated in "
+                        f"parts: its variable {variable.name!r} is no sum over rows (aggregation "
+                        f"{variable.aggregation!r}, type {variable.dtype}). Keep sums, or ask for "
+                        "other metrics by name, metrics=[…]"
+                    )
+
+    def _reset(self) -> None:
+        if self._compiled:
+            self._model.reset_metrics()
+        for metric in () if self._given is None else self._given.metrics:
+            metric.reset_state()
+
+    def _data(self, features: Arrays, labels: Arrays) -> Nest:
+        x, y = self._inputs(features), self._labels(labels)
+        if self._check_labels is not None:
+            self._check_labels(y)
+        weight = None if self._weight is None else labels[self._weight]
+        return _tensors(keras.utils.pack_x_y_sample_weight(x, y, weight))
+
+    # -- what workers do -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._untried = True
+        self._assign(self._initial)
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        with using_keras_state(self._state):
+            data = self._data(features, labels)
+            if self._untried and len(next(iter(features.values()))) > 1:
+                self._untried = False
+                self._probe(data)
+            output: np.ndarray = self._step(data).numpy()
+        return output
+
+    def _probe(self, data: Nest) -> None:
+        """Check that metrics and losses do not depend on which rows are in a batch together."""
+        if len(keras.tree.flatten(data)[0]) == 2:  # too few for parts of unequal size
+            data = tf.nest.map_structure(lambda value: tf.concat([value, value], 0), data)
+        rows = len(keras.tree.flatten(data)[0])
+        first, second = slice(0, rows // 3), slice(rows // 3, rows)
+
+        def after(*parts: slice) -> tuple[list[State], dict[str, np.ndarray]]:
+            self._assign(self._initial)
+            for part in parts:
+                self._step(rows_of(data, part))
+            given = {} if self._given is None else {m.name: m.result() for m in self._given.metrics}
+            found = {**self._results(), **given}
+            values = {name: np.asarray(value) for name, value in plain(found).items()}
+            return [values_of(m.variables) for m in self._metrics], values
+
+        with unchanged(self._model, self._variables):
+            (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
+            states = [after()[0], after(first)[0], after(second)[0]]
+            both, parts = after(first, second)
+        for metric, *values in zip(self._metrics, *states, both, strict=True):
+            check_sums(metric, values, "Keep sums, or ask for other metrics by name, metrics=[…]")
+        for name, value in whole.items():
+            # What is random shows nothing.
+            if close(value, again[name]) and not close(value, parts[name]):
+                title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
+                raise ModelError(
+                    f"{title} of model {self._model.name!r} is no mean over the rows "
+                    "of a batch: its value depends on which rows are in a batch together, so that "
+                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or ask "
+                    "for other metrics by name, metrics=[…]"
+                )
+
+    def take_sums(self) -> list[np.ndarray]:
+        pairs = zip(self._variables, self._initial, strict=True)
+        sums = [np.array(variable, np.float64) - initial for variable, initial in pairs]
+        self._assign(self._initial)
+        return sums
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
+        with using_keras_state(self._state):
+            self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
+            found = plain(self._results())
+            if self._given is not None:
+                found.update(plain(self._given.result()))
+            self._assign(self._initial)
+        return found
+
+    def _assign(self, values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+
+def _check_own(model: keras.Model) -> None:
+    """Check that Keras tells the numbers of a compiled model, not a method of the user's own.
+
+    Raises:
+        ModelError: it does not.
+    """
+    for name in ("test_step", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ModelError(
+                f"what {name} of model {model.name!r} gives, which is its own, is known to "
+                "trainings only; ask for metrics, metrics=['accuracy', …]"
+            )
+
+
+def _tensors(values: Nest) -> Nest:
+    return tf.nest.map_structure(tf.convert_to_tensor, values)
+
+
+def _depends_on_batch(
+    reduction: str | None, mask: object | None, sample_weight: object | None, **_: object
+) -> str:
+    """Say why a loss is no mean over rows; ``""`` if it is one."""
+    if reduction in (None, "none", "sum"):
+        return f"has reduction={reduction!r}"
+    if mask is not None:
+        return "is a mean over what is not masked"
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return "is a mean by sample weights (reduction='mean_with_sample_weight')"
+    return ""

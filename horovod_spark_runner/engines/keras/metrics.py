@@ -1,0 +1,219 @@
+"""Metrics of all ranks as those of one process.
+
+Keras metrics keep sums (a total and a count, a confusion matrix, …), which Keras itself adds up
+over replicas. Adding them up over the ranks before asking for the result gives each metric of the
+whole epoch, weighted by samples, instead of a mean of means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from ...training.logs import Logs, flat
+from .collectives import Part, sum_over_ranks
+from .metric_state import FIRST, MEAN, merge_of, metric_variables
+from .protocols import Metric, MetricVariable, Nest
+from .scope import Scope, classes_with, in_condition, replaced
+
+
+def epoch_logs(
+    model: keras.Model, logs: Logs | None, names: set[str], fraction: float
+) -> dict[str, object]:
+    """Return the logs of an epoch over all ranks, as ``Model.fit`` makes them.
+
+    Those are the results of the model's metrics, or, where a step of the model's own returns logs
+    under other names, the logs of the last step. Every rank must call it; the metrics keep the sums
+    of all ranks until they are reset.
+
+    Args:
+        model: the model.
+        logs: what its last step returned on this rank.
+        names: the names under which it did, before nested logs were taken apart.
+        fraction: this rank's part of the last step's rows.
+    """
+    local = _values(model.get_metrics_result())
+    variables = metric_variables(model)
+    for variable, value in zip(variables, _combined(variables, "metrics"), strict=True):
+        variable.assign(value)
+    results = model.get_metrics_result()
+    if not isinstance(logs, Mapping) or names == set(results):
+        return flat(results)
+    part = Part(hvd.size(), tf.constant(fraction, tf.float64))
+    return _over_ranks(flat(logs), local, _values(results), part)
+
+
+def _values(logs: Logs) -> dict[str, object]:
+    """Return ``logs`` as they are now: a metric may give its very variables."""
+    return {
+        name: value if (number := _number(value)) is None else tf.identity(number)
+        for name, value in flat(logs).items()
+    }
+
+
+class StepMetrics:
+    """The metrics of a model through one step; may be traced.
+
+    Args:
+        model: the model, before the step.
+        part: this rank's part of the step.
+    """
+
+    def __init__(self, model: keras.Model, part: Part) -> None:
+        self._model = model
+        self._part = part
+        self._before: list[tuple[MetricVariable, tf.Tensor]] = []
+        self._inside = False
+        if not part.equal and part.size > 1:
+            self._before = [
+                (v, tf.identity(tf.convert_to_tensor(v))) for v in metric_variables(model)
+            ]
+
+    @contextlib.contextmanager
+    def results_of_all(self, scope: Scope, wanted: tf.Variable) -> Iterator[None]:
+        """Let the model's metrics give their results over all ranks, while in a step.
+
+        What a step of the user's own logs may be computed from them.
+
+        Args:
+            scope: of the step.
+            wanted: whether the step's logs are used; the same on all ranks.
+        """
+        with contextlib.ExitStack() as stack:
+            for cls in classes_with(keras.metrics.Metric, "result"):
+                wrap = functools.partial(self._result_of_all, scope=scope, wanted=wanted)
+                stack.enter_context(replaced(cls, "result", wrap))
+            yield
+
+    def _result_of_all(
+        self, original: Callable[[Metric], Nest], scope: Scope, wanted: tf.Variable
+    ) -> Callable[[Metric], Nest]:
+        @functools.wraps(original)
+        def result(metric: Metric) -> Nest:
+            known = any(metric is other for other in self._model.metrics)
+            # Ranks may decide differently within a condition, and wait for each other for ever.
+            if self._inside or not known or not metric.variables or in_condition(scope):
+                return original(metric)
+
+            def given() -> Nest:
+                # A metric may be made of others, whose results are patched as well.
+                self._inside = True
+                try:
+                    return tf.nest.map_structure(
+                        lambda value: tf.identity(tf.convert_to_tensor(value)), original(metric)
+                    )
+                finally:
+                    self._inside = False
+
+            def given_by_all() -> Nest:
+                self._take_back(metric.variables)
+                with _summed_over_ranks(metric.variables, name):
+                    return given()
+
+            name = scope.name("results")
+            return tf.cond(wanted, given_by_all, given)
+
+        return result
+
+    def _take_back(self, variables: Sequence[MetricVariable]) -> None:
+        """Take back what a row that stands in for none has left in some of the variables."""
+        for variable, before in self._before:
+            if any(variable is chosen for chosen in variables):
+                value = tf.convert_to_tensor(variable)
+                variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
+
+    def finish(self, logs: Logs | None, *, share: bool) -> Logs | None:
+        """Take back what a row that stands in for none left; return the step's logs.
+
+        Args:
+            logs: what the step returned.
+            share: whether they are to be those of all ranks; every rank must say the same.
+        """
+        self._take_back([variable for variable, _ in self._before])
+        if not share or self._part.size == 1 or not isinstance(logs, Mapping):
+            return logs
+        local = _values(self._model.get_metrics_result())
+        with _summed_over_ranks(metric_variables(self._model), "metrics"):
+            results = _values(self._model.get_metrics_result())
+        return _over_ranks(flat(logs), local, results, self._part)
+
+
+def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str, object]:
+    """Return a step's logs over all ranks.
+
+    Where every rank logged the result of a metric, that is the metric's over all ranks; what else
+    was logged is taken for a mean over the step's rows.
+
+    Args:
+        logs: what the step returned on this rank.
+        local: results of the metrics on this rank.
+        results: results of the metrics over all ranks.
+        part: this rank's part of the step.
+    """
+    if part.size == 1:
+        return dict(logs)
+    numbered = {name: _number(value) for name, value in logs.items()}
+    values = {name: number for name, number in numbered.items() if number is not None}
+    known = [name for name in values if name in results]
+    terms = [part.term(value) for value in values.values()]
+    other = [
+        tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
+        for name in known
+    ]
+    # What a rank without rows logged is that of the row that stands in.
+    flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
+    summed = sum_over_ranks([*terms, *flags], "logs")
+    means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
+    for name, count in zip(known, summed[len(terms) :], strict=True):
+        result = tf.cast(results[name], means[name].dtype)
+        means[name] = tf.where(count > 0, means[name], result)
+    return {**logs, **means}
+
+
+def _number(value: object) -> tf.Tensor | None:
+    """Return a logged value as a tensor of real numbers; ``None`` if it is something else."""
+    try:
+        number = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+    if number.dtype.is_integer:
+        return tf.cast(number, tf.float32)
+    return number if number.dtype.is_floating else None
+
+
+@contextlib.contextmanager
+def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
+    """Give metrics' variables their values over all ranks for a while."""
+    kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+    for variable, value in zip(variables, _combined(variables, name), strict=True):
+        variable.assign(value)
+    yield
+    for variable, value in zip(variables, kept, strict=True):
+        variable.assign(value)
+
+
+def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
+    """Return the values over all ranks, combined as each variable says.
+
+    Args:
+        variables: of metrics.
+        name: of the collective.
+    """
+    if hvd.size() == 1:
+        return [tf.convert_to_tensor(v) for v in variables]
+    first = hvd.rank() == 0
+    terms = []
+    for variable in variables:
+        value = tf.convert_to_tensor(variable)
+        keep = first or merge_of(variable) != FIRST
+        terms.append(value if keep else tf.zeros_like(value))
+    summed = sum_over_ranks(terms, name)
+    return [
+        value / tf.cast(hvd.size(), value.dtype) if merge_of(variable) == MEAN else value
+        for variable, value in zip(variables, summed, strict=True)
+    ]

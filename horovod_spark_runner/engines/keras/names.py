@@ -1,0 +1,38 @@
+"""What a Keras model calls its inputs and outputs, before it has seen a column."""
+
+from __future__ import annotations
+
+import keras
+
+from ...training.spec import ModelNames, ModelSource
+from .binding import (
+    holds_dictionary,
+    input_structure,
+    needs_labels,
+    output_layers,
+    path_names,
+)
+from .keras_state import fresh_keras_state
+from .model import build_model
+from .protocols import Nest
+
+
+def names_of(source: ModelSource) -> ModelNames:
+    """Return the names of the model that ``source`` builds; see `Engine.names`."""
+    with fresh_keras_state():
+        model = build_model(source)
+        structure = input_structure(model)
+        if structure is None:
+            return ModelNames(needs_labels=needs_labels(model))
+        layers = [tensor.name for tensor in keras.tree.flatten(structure)]
+        outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+        ways = _ways(output_layers(model), outputs)
+        return ModelNames(_ways(layers, structure), ways, needs_labels(model))
+
+
+def _ways(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
+    """Return the names that call each tensor one thing only; a position in a list is no name."""
+    ways = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
+    count = len(keras.tree.flatten(structure))
+    whole = [tuple(way) for way in ways if len(way) == count == len(set(way))]
+    return tuple(dict.fromkeys(whole))

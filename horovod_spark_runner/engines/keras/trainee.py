@@ -1,0 +1,204 @@
+"""A Keras model as the training loop knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+from mpi4py import MPI
+
+from ...checkpoint.config_diff import ModelChanges
+from ...checkpoint.model_state import Variable
+from ...checkpoint.run_directory import RunDirectory
+from ...config.prediction import added_columns
+from ...sync.synchroniser import Synchroniser
+from ...training.epochs import Step
+from ...training.logs import Logs
+from ...training.model_inputs import ModelInputs
+from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.trainee import Trainee
+from .architecture import describe_model
+from .artifact import outputs_of, save_model
+from .build import BuiltModel
+from .callbacks import Callbacks, check_callbacks, overrides
+from .changes import compare_models
+from .export import Served, served_by
+from .generators import generators, nothing_drawn, separate_generators
+from .initial_weights import load_initial_weights
+from .metric_state import merge_of, metric_variables
+from .metrics import epoch_logs
+from .model import finalize_layers, has_own_steps
+from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
+from .probe import try_model
+from .protocols import MetricVariable
+from .sample import sample_inputs
+from .saved import SavedModel
+from .tracing import KerasTracer
+from .variables import KerasVariables
+
+
+class KerasTrainee(Trainee):
+    """See `Trainee`.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        synchroniser: what becomes of gradients.
+
+    Raises:
+        ModelError: the model cannot be trained here, or not on these columns.
+        InvalidInputError: something given is not a Keras callback.
+    """
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
+        self._spec = spec
+        self._rank = world.Get_rank()
+        self._given = check_callbacks(spec.config.callbacks)
+        watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
+        share_logs = overrides(self._given, *watched)
+        self._built = BuiltModel(spec, world, synchroniser, share_logs=share_logs)
+        self.model = self._built.model
+        self._batches, self._steps = self._built.batches, self._built.steps
+        self._exchange = self._built.exchange
+        self.columns = self._batches.columns
+        self.variables = KerasVariables(self.model, self._built.optimizers)
+        generators()  # now, and not when a checkpoint is taken
+        if self._rank == 0 and spec.config.checkpoints.saved_model:
+            self._served().trace()  # what it cannot be is told at once
+
+    def train_step(
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, list[float] | None]:
+        if self._exchange.size == 1 and not step.batch.rows:  # a step that nobody waits for
+            return self.model.get_metrics_result(), None
+        # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
+        arrays = step.batch.arrays if step.batch.rows else self._batches.filler
+        data = self._batches.training_data(arrays)
+        self._exchange.want_logs(last)
+        if step.equal:
+            logs, counts = self._steps.train_full(data, asked)
+        else:
+            logs, counts = self._steps.train(data, step.fraction, asked)
+        return logs, None if counts is None else counts.numpy().tolist()
+
+    def test_step(self, step: Step, last: bool) -> Logs | None:
+        arrays = step.batch.arrays if step.batch.rows else self._batches.filler
+        self._exchange.want_logs(last)
+        return self._steps.test(self._batches.data(arrays), step.fraction)
+
+    def reset_metrics(self) -> None:
+        self.model.reset_metrics()
+
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
+        return epoch_logs(self.model, logs, self._exchange.logged.get(kind, set()), fraction)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_model(self.model)
+
+    def compare(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+    ) -> ModelChanges:
+        return compare_models(then, now, in_epoch=in_epoch)
+
+    def save(self, directory: RunDirectory) -> SavedModel:
+        # An earlier one, of other weights, must not be there beside this model.
+        directory.saved_model.delete_folder()
+        inputs = ModelInputs.of_training(self._spec)
+        saved = save_model(directory, self.model, inputs, self._batches.inputs)
+        if self._spec.config.checkpoints.saved_model:
+            self._served().write(directory.saved_model)
+        return saved
+
+    def outputs(self) -> Sequence[OutputSpec] | None:
+        with nothing_drawn():
+            inputs = ModelInputs.of_training(self._spec)
+            return outputs_of(self.model, inputs, self._batches.inputs)[0]
+
+    def _served(self) -> Served:
+        name = partial(added_columns, given=self._spec.config.prediction_col)
+        inputs = sample_inputs(self.model, self._batches.inputs, self._batches.sample)
+        return served_by(self._spec, self.model, inputs, name)
+
+    @property
+    def tells_all(self) -> bool:
+        # A test_step may log what train_step does not; callbacks may add to an epoch's results.
+        adding = [c for c in self._given if _is_the_users(c)]
+        return not has_own_steps(self.model) and not overrides(adding, "on_epoch_end")
+
+    @property
+    def steps_per_execution(self) -> int:
+        steps: int = self.model.steps_per_execution
+        return steps
+
+    def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
+        params = {"verbose": 2 if self._rank == 0 else 0, "epochs": self._spec.fit.epochs}
+        return Callbacks(
+            self._given,
+            self.model,
+            self._rank,
+            {**params, "steps": steps},
+            resumed=resumed,
+            retrace=self._steps.trace,
+        )
+
+    def rates(self, scaling: str) -> LearningRates:
+        return LearningRates(self._built.optimizers, scaling)
+
+    def exchange_seconds(self) -> float | None:
+        return self._exchange.stopwatch.seconds
+
+    def tracer(self) -> KerasTracer:
+        return KerasTracer()
+
+    def learning_rates(self) -> dict[str, float]:
+        optimizers = leaf_optimizers(self._built.optimizers)
+        rates = [rate_of_last_step(optimizer) for optimizer in optimizers]
+        if len(rates) == 1:
+            return {"learning_rate": rates[0]}
+        return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
+
+    def load_initial_weights(self, start: WarmStart) -> None:
+        load_initial_weights(self.model, start)
+
+    def variables_were_set(self) -> None:
+        if finalize_layers(self.model):
+            self._steps.trace()
+
+    def separate(self, rank: int) -> None:
+        separate_generators(rank)
+
+    def generators(self) -> dict[str, Variable]:
+        return generators()
+
+    def metric_variables(self) -> list[MetricVariable]:
+        return metric_variables(self.model)
+
+    def metric_merges(self) -> list[str]:
+        return [merge_of(variable) for variable in self.metric_variables()]
+
+    def metric_names(self) -> list[str]:
+        return [metric.name for metric in self.model.metrics]
+
+    def make_metrics(self) -> None:
+        if self.model.run_eagerly:  # Keras makes the compiled metrics at their first use
+            self.model.test_step(self._batches.data(self._batches.filler))
+            self.model.reset_metrics()
+
+    def probe(self, step: Step) -> Sequence[str]:
+        if step.batch.rows < 2:
+            return ()
+        arrays = step.batch.arrays
+        training_data, data = self._batches.training_data(arrays), self._batches.data(arrays)
+        return try_model(self.model, self._exchange, training_data, data)
+
+    def finish(self) -> None:
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+
+
+def _is_the_users(callback: keras.callbacks.Callback) -> bool:
+    calls = isinstance(callback, keras.callbacks.LambdaCallback)
+    return calls or not type(callback).__module__.startswith("keras.")

@@ -1,0 +1,276 @@
+"""A trained PyTorch module and its metrics, evaluated on parts of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...checkpoint.files import LogValue
+from ...errors import (
+    HorovodSparkError,
+    InvalidInputError,
+    ModelError,
+    on_one_line,
+)
+from ...frameworks import TORCH
+from ...storage.arrays import Arrays
+from ...training.evaluation import Question
+from ...training.sample_rows import repeat_rows
+from ...training.trained_model import Recipe, with_model_fn
+from .build import build
+from .feeding import Feed, check_columns, to_tensor
+from .lightning.recognise import is_lightning
+from .loading import make_predicting, own_device, to_numpy, unsteady
+from .losses import SUM, Losses, target_of
+from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
+from .outputs import leaves
+from .torch_model import TorchModel
+
+# How far rounding may be off, relative to the value.
+_TOLERANCE = 1e-4
+
+
+class TorchEvaluator:
+    """See `Evaluator`.
+
+    Losses and metrics are sums over rows and what these are divided by, in float64.
+
+    Args:
+        recipe: how the module is made.
+        question: what is asked of it.
+
+    Raises:
+        ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+        InvalidInputError: a metric is not known, or does not fit the model.
+    """
+
+    def __init__(self, recipe: Recipe, question: Question) -> None:
+        if recipe.batch_size is not None:
+            raise ModelError(
+                f"the program takes batches of exactly {recipe.batch_size} rows, and rows that "
+                "fill the last one would count; export it for any number of rows"
+            )
+        self._called = make_predicting(recipe, own_device())
+        targets = question.targets
+        check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
+        self._labels = Feed(targets.outputs.slots)
+        self._binding, self._weight = targets.outputs, targets.weight
+        self._losses: Losses | None = None
+        self._metrics: list[Metrics] = []
+        accuracy = question.metrics is not None and _asks_accuracy(question.metrics)
+        model = None
+        if question.compiled or accuracy:
+            model = _trained_by(recipe, needed=question.compiled)
+        if model is not None and question.compiled:
+            self._take_own(model)
+        if question.metrics is not None:
+            if self._weight is not None:
+                raise InvalidInputError(
+                    "metrics of PyTorch models do not weigh rows, as sample_weight_col "
+                    "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
+                )
+            loss = None if model is None else model.loss  # which tells classes
+            self._metrics.append(_known(question.metrics, self._called.device, loss))
+        names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
+        every = [*names, *(name for one in self._metrics for name in one.of_objects)]
+        twice = sorted({name for name in every if every.count(name) > 1})
+        if twice:
+            raise InvalidInputError(
+                f"several metrics are called {', '.join(map(repr, twice))}; give them other names, "
+                "metrics={name: function}"
+            )
+        self._sums = Sums(torch.device("cpu"))
+        self._sums.declare(names)
+        self._untried = True
+        self._try(recipe, question)
+
+    def _take_own(self, model: TorchModel) -> None:
+        """Evaluate by what the model was trained with."""
+        if is_lightning(model.module):
+            raise ModelError(
+                f"what {type(model.module).__name__}.validation_step logs is known to trainings "
+                "only; ask for metrics, metrics=['accuracy', …]"
+            )
+        if model.loss is None and not model.metrics:
+            raise ModelError(
+                "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "
+                "some, metrics=[…]"
+            )
+        if model.loss is not None:
+            losses = Losses(model.loss, self._binding)
+            self._losses = losses.to(self._called.device)
+        self._metrics.append(Metrics(model.metrics, self._called.device, model.loss))
+
+    @property
+    def _loss_names(self) -> list[str]:
+        return [] if self._losses is None else self._losses.names
+
+    def _try(self, recipe: Recipe, question: Question) -> None:
+        """Evaluate two rows, with labels of zeros, by which shapes show."""
+        features = repeat_rows(recipe.sample_rows().inputs, 2)
+        labels = {column.name: column.blank().repeat(2, 0) for column in question.targets.columns}
+        try:
+            self._add(*self._tensors(features, labels))
+        except HorovodSparkError:
+            raise
+        except Exception as error:  # a metric's or the user's own code may fail in any way
+            raise InvalidInputError(
+                f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
+                f"{type(error).__name__}: {on_one_line(error)}"
+            ) from error
+        self._begin_sums()
+
+    # -- what workers do -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._untried = True
+        self._begin_sums()
+
+    def _begin_sums(self) -> None:
+        self._sums.reset()
+        for metrics in self._metrics:
+            metrics.states.reset()
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        data = self._tensors(features, labels)
+        if self._untried and len(data[0][0]) > 1:
+            self._untried = False
+            self._check_parts(data, features)
+        return self._add(*data)
+
+    def take_sums(self) -> list[np.ndarray]:
+        sums = [self._sums.numpy(), *(metrics.states.numpy() for metrics in self._metrics)]
+        self._begin_sums()
+        return sums
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
+        self._sums.assign(sums[0])
+        means = self._sums.results(asked=self._sums.names)
+        found: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
+        for metrics, states in zip(self._metrics, sums[1:], strict=True):
+            found.update(metrics.computed([states]))
+        return found
+
+    def _tensors(
+        self, features: Arrays, labels: Arrays
+    ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        device = self._called.device
+        # A module may change its inputs, with which it is compared.
+        inputs = [value.clone() for value in self._called.feed.values(features, device)]
+        weights = None
+        if self._weight is not None:
+            weights = to_tensor(labels[self._weight], device).reshape(-1)
+        return inputs, self._labels.values(labels, device), weights
+
+    def _add(
+        self, inputs: list[Tensor], labels: list[Tensor], weights: Tensor | None
+    ) -> np.ndarray:
+        """Add rows to the sums; return the first output."""
+        with torch.inference_mode():
+            outputs = self._called([value.clone() for value in inputs])
+            if self._losses is not None:
+                terms = self._losses.terms(outputs, labels, inputs, weights)
+                summed = [term.name for term in terms if term.kind == SUM]
+                if summed:
+                    raise ModelError(
+                        f"loss {summed[0]!r} is a sum over the rows of a batch: its value depends "
+                        "on how many are in one, so that it has no exact value over all rows; ask "
+                        "for metrics instead, metrics=[…] without 'compiled'"
+                    )
+                add_terms(self._sums, terms, 1.0)
+            target = target_of(self._binding, labels, inputs)
+            for metrics in self._metrics:
+                metrics.update(self._sums, outputs, target)
+            return to_numpy(next(leaves(outputs))[1])
+
+    def _check_parts(
+        self, data: tuple[list[Tensor], list[Tensor], Tensor | None], features: Arrays
+    ) -> None:
+        """Check that no value depends on which rows are in a batch together.
+
+        Raises:
+            ModelError: one does; the message names it.
+        """
+        every = list(range(len(data[0][0])))
+        if len(every) == 2:  # too few for parts of unequal size
+            every *= 2
+        kept = self._sums.numpy()
+        states = [metrics.states.numpy() for metrics in self._metrics]
+
+        def after(*parts: list[int]) -> dict[str, float]:
+            self._sums.reset()
+            for part in parts:
+                self._add(*_rows_of(data, part))
+            return self._sums.results()
+
+        cut = len(every) // 3
+        whole, apart = after(every), after(every[:cut], every[cut:])
+        self._sums.assign(kept)
+        for metrics, state in zip(self._metrics, states, strict=True):
+            metrics.states.assign(state)
+        for name, value in whole.items():
+            other = apart.get(name, np.nan)
+            if np.isclose(value, other, rtol=_TOLERANCE, atol=1e-6, equal_nan=True):
+                continue
+            if why := unsteady(self._called, features):
+                raise ModelError(
+                    f"{name!r} has no exact value over all rows: "
+                    f"{type(self._called.module).__name__} {why}, in evaluation mode as well"
+                )
+            raise ModelError(
+                f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
+                "together, so that it has no exact value over all rows. Return one value per row, "
+                "or a pair of a sum and what it is divided by; or ask for other metrics, "
+                "metrics=[…] without 'compiled'"
+            )
+
+
+def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
+    """Return what a model was trained with, ``None`` where that is not known here.
+
+    Raises:
+        ModelError: it is ``needed``.
+    """
+    source = recipe.own.source
+    if source is None or source.function is None:
+        if not needed:
+            return None
+        raise ModelError(
+            "what the module was trained with is not known, as code is not kept in storage: give "
+            f"the function that returns the TorchModel, {with_model_fn(TORCH)}, or ask for metrics "
+            "without 'compiled', metrics=['accuracy', …]"
+        )
+    try:
+        return build(source)[0]
+    except ModelError:  # it gives a module alone
+        if needed:
+            raise
+        return None
+
+
+def _asks_accuracy(metrics: object) -> bool:
+    """Tell whether accuracy is among metrics, given with names or without."""
+    listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
+    return any(isinstance(one, str) and one == ACCURACY for one in listed)
+
+
+def _known(given: object, device: torch.device, loss: object) -> Metrics:
+    try:
+        return Metrics(given, device, loss)  # type: ignore[arg-type]
+    except ModelError as error:  # there, a metric is a part of the model
+        raise InvalidInputError(str(error)) from error
+
+
+def _rows_of(
+    data: tuple[list[Tensor], list[Tensor], Tensor | None], rows: list[int]
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    inputs, labels, weights = data
+    return (
+        [value[rows] for value in inputs],
+        [value[rows] for value in labels],
+        None if weights is None else weights[rows],
+    )

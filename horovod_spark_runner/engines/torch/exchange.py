@@ -1,0 +1,339 @@
+"""Gradients on their way from the backward pass to the optimizers, by the synchroniser.
+
+In the usual step they leave in buckets while the backward pass goes on: a thread hands each bucket
+to the synchroniser once its gradients, and all buckets before it, are there. One is on its way at
+a time, so that sums are made in the same order whenever a step is repeated. In a step of the user's
+own, an optimizer's gradients leave where it is about to step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ModelError
+from ...sync import buckets
+from ...sync.synchroniser import Synchroniser
+from .collectives import Part, TensorCollectives
+from .variables import parameters_of
+
+_Sent = tuple[list[Tensor | None], list[Tensor]]
+
+
+class GradientExchange:
+    """Gives optimizers the gradients of the global batch.
+
+    Args:
+        optimizers: those of the training.
+        synchroniser: what becomes of gradients.
+        size: number of ranks.
+        device: where gradients are.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        synchroniser: Synchroniser,
+        size: int,
+        device: torch.device,
+    ) -> None:
+        self._synchroniser = synchroniser
+        # Between meetings, a rank's step is that of a process of its own.
+        self._together = synchroniser.meets_in_every_step
+        self._size = size if self._together else 1
+        self._device = device
+        self._part = Part(self._size)
+        self._asked: Sequence[bool] = ()
+        self._counts: list[float] | None = None
+        self._own_count = self._total_count = 0.0
+        self._calls = [0] * len(optimizers)
+        self._optimizers = optimizers
+        self._given = [parameters_of(optimizer) for optimizer in optimizers]
+        # Those that may be trained later have buckets of their own, which are sent from then on.
+        first = self._given[0]
+        self._buckets = [
+            *_buckets_of([p for p in first if p.requires_grad]),
+            *_buckets_of([p for p in first if not p.requires_grad and p.is_floating_point()]),
+        ]
+        self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        # What has ever required a gradient, and the buckets with some of it, in their order.
+        self._trained: set[int] = set()
+        self._active: list[int] = []
+        self._overlapping = False
+        self._names: dict[int, str] = {}
+        self._waiting = [0] * len(self._buckets)
+        self._came: set[int] = set()
+        self._sent: list[Future[_Sent]] = []
+        self._watching = False
+        # A parameter whose gradient came twice in a backward pass.
+        self._twice: str | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds in which all steps so far had nothing to do but to wait for sums.
+
+        What is exchanged while the backward pass goes on is none of it. ``None`` on a GPU, which
+        computes while this process waits.
+        """
+        if self._size == 1:
+            return 0.0
+        return self._seconds if self._device.type == "cpu" else None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Be waiting for sums, or for what else all ranks tell each other within a step."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def overlap(self, module: nn.Module) -> None:
+        """Let gradients leave while the backward pass goes on, where there are several buckets.
+
+        Args:
+            module: what is trained.
+        """
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._overlapping = self._size > 1
+
+    def _take_up(self) -> None:
+        """Take up what is to be trained from now on, which all ranks let be trained alike.
+
+        Raises:
+            ModelError: an optimizer has been given other parameters.
+        """
+        for optimizer, given in zip(self._optimizers, self._given, strict=True):
+            now = parameters_of(optimizer)
+            if len(now) != len(given) or any(p is not q for p, q in zip(now, given, strict=True)):
+                raise ModelError(
+                    f"optimizer {type(optimizer).__name__} has {len(now)} parameters now, and had "
+                    f"{len(given)}, or others, when the training began: their gradients would not "
+                    "be exchanged. Give it all parameters in the beginning; those that do not "
+                    "require gradients are left alone until requires_grad_(True)"
+                )
+        new = [
+            p
+            for given in self._given
+            for p in given
+            if p.requires_grad and id(p) not in self._trained
+        ]
+        if not new:
+            return
+        self._trained |= {id(parameter) for parameter in new}
+        self._active = [
+            number
+            for number, bucket in enumerate(self._buckets)
+            if any(id(parameter) in self._trained for parameter in bucket)
+        ]
+        if not self._overlapping:
+            return
+        for parameter in new:
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._arrived
+            )
+        if self._thread is None and len(self._active) > 1:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
+
+    @contextlib.contextmanager
+    def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
+        """Be within a step, in which this rank asks for something.
+
+        Args:
+            fraction: its part of the rows; ``None`` where all ranks have equally many.
+            asked: what it asks for.
+        """
+        part = Part(self._size, fraction if self._together else None)
+        self._part, self._asked, self._counts = part, asked, None
+        self._calls = [0] * len(self._optimizers)
+        self._own_count = self._total_count = 0.0
+        yield
+        if self._counts is None and self._together:
+            with self.waiting():
+                self._note(TensorCollectives().sum([self._control()], "control")[0])
+
+    def count(self, own: float) -> None:
+        """Say what this rank's loss is to be divided by, before the backward pass.
+
+        The sum of all ranks' goes along with the gradients: see `total_count`.
+        """
+        self._own_count = own
+
+    @property
+    def size(self) -> int:
+        """The ranks that make a step together."""
+        return self._size
+
+    @property
+    def lasting(self) -> bool:
+        """Whether optimizers are given now what the gradients of earlier steps were."""
+        return self._synchroniser.lasting
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows of the step."""
+        return self._part.fraction
+
+    @property
+    def total_count(self) -> float:
+        """The sum over all ranks of what `count` was told in this step."""
+        return self._total_count
+
+    @property
+    def counts(self) -> list[float] | None:
+        """How many ranks asked for each thing; ``None`` where ranks do not meet in every step."""
+        return self._counts
+
+    # -- the usual step ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Be within the backward pass, whose gradients may leave before it has ended.
+
+        Raises:
+            ModelError: a gradient came in parts, or an optimizer has been given other parameters
+                than it had.
+        """
+        self._take_up()
+        self._waiting = [sum(p.requires_grad for p in bucket) for bucket in self._buckets]
+        self._came, self._sent = set(), []
+        self._watching = self._thread is not None
+        try:
+            yield
+        finally:
+            self._watching = False
+        if self._twice is not None:
+            raise ModelError(
+                f"the gradient of {self._twice!r} came in parts, but gradients leave for the other "
+                "ranks as soon as they come. That is how torch.utils.checkpoint(…, "
+                "use_reentrant=True) computes gradients of what is used in several parts; give "
+                "use_reentrant=False"
+            )
+
+    def exchange(self) -> None:
+        """Give all parameters the gradients of the global batch, after the backward pass."""
+        with self.waiting():
+            self._exchange_rest()
+
+    def _exchange_rest(self) -> None:
+        if self._thread is None:
+            for number in self._active:
+                self._take(number, self._send(number))
+            return
+        while len(self._sent) < len(self._active):
+            self._submit()
+        for number, sent in zip(self._active, self._sent, strict=True):
+            self._take(number, sent.result())
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if not self._watching:
+            return
+        key = id(parameter)
+        if key in self._came:
+            self._twice = self._names[key]
+            return
+        self._came.add(key)
+        self._waiting[self._bucket_of[key]] -= 1
+        while len(self._sent) < len(self._active) and not self._waiting[self._next]:
+            self._submit()
+
+    @property
+    def _next(self) -> int:
+        """The number of the bucket that leaves next."""
+        return self._active[len(self._sent)]
+
+    def _submit(self) -> None:
+        assert self._thread is not None
+        self._sent.append(self._thread.submit(self._send, self._next))
+
+    def _send(self, number: int) -> _Sent:
+        last = number == self._active[-1]
+        return self._reduce(self._buckets[number], str(number), ask=last)
+
+    def _take(self, number: int, sent: _Sent) -> None:
+        self._assign(self._buckets[number], *sent)
+
+    # -- a step of the user's own --------------------------------------------------------------
+
+    def of(self, optimizer: Optimizer) -> None:
+        """Give an optimizer's parameters the gradients of the global batch, before it steps.
+
+        Raises:
+            ModelError: an optimizer has been given other parameters than it had.
+        """
+        self._take_up()
+        parameters = [p for p in parameters_of(optimizer) if id(p) in self._trained]
+        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        # Which optimizer, for which time in a step.
+        place = f"{number}.{self._calls[number]}"
+        self._calls[number] += 1
+        with self.waiting():
+            self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
+        """Return by what statistics change, given by what they have changed on this rank."""
+        with self.waiting():
+            return self._synchroniser.changes(changes, self._part, "statistics")
+
+    def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
+        name = f"gradients.{place}"
+        # There is nobody to ask; but what is kept of gradients needs all of them in every step.
+        if self._size == 1 and not self.lasting:
+            gradients, _ = self._synchroniser.gradients(
+                [parameter.grad for parameter in parameters], self._part, name, place
+            )
+            along = [self._control()] if ask and self._together else []
+            return gradients, along
+        # A parameter that only some ranks have used counts as one without a gradient on the others.
+        there = [parameter.grad is not None for parameter in parameters]
+        own = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in parameters
+        ]
+        used = torch.tensor(there, dtype=torch.float32, device=self._device)
+        along = [used, self._control()] if ask else [used]
+        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
+        by_any = (summed[0] if summed else used).tolist()
+        kept = [
+            g if count or self._has_come(g) else None
+            for g, count in zip(gradients, by_any, strict=True)
+        ]
+        return kept, summed[1:]
+
+    def _has_come(self, gradient: Tensor | None) -> bool:
+        """Tell whether a gradient of an earlier step has come only now."""
+        return self.lasting and gradient is not None and bool(gradient.any())
+
+    def _assign(
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        asked: Sequence[Tensor],
+    ) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if asked:
+            self._note(asked[0])
+
+    def _control(self) -> Tensor:
+        numbers = [*map(float, self._asked), self._own_count]
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+
+    def _note(self, control: Tensor) -> None:
+        *self._counts, self._total_count = control.tolist()
+
+
+def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    sizes = [one.numel() * one.element_size() for one in parameters]
+    parts = buckets.in_buckets(sizes, buckets.BUCKET_BYTES)
+    return [[parameters[n] for n in part] for part in parts]

@@ -1,0 +1,141 @@
+"""The callbacks and schedulers of a PyTorch training, called by the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ...errors import InvalidInputError, brief
+from ...storage.arrays import Arrays
+from ...training.hooks import Hooks
+from ...training.logs import Logs, plain
+from .callbacks import TorchCallback, check_hooks
+from .modes import Modes
+
+
+def made_callbacks(given: Any) -> list[TorchCallback]:
+    """Return the callbacks, of which a function may have been given.
+
+    Raises:
+        InvalidInputError: something is no callback.
+    """
+    if isinstance(given, TorchCallback):
+        given = [given]
+    made = list(given() if callable(given) else given)
+    for callback in made:
+        if not isinstance(callback, TorchCallback):
+            raise InvalidInputError(f"callbacks gives {brief(callback)}, which is no TorchCallback")
+        check_hooks(callback)
+    return made
+
+
+class TorchHooks(Hooks):
+    """See `Hooks`.
+
+    Args:
+        callbacks: the callbacks, the same on all ranks.
+        module: what they watch.
+        modes: its modes.
+        capture: returns what else checkpoints keep as JSON.
+        restore: takes that over.
+        after_epoch: is told the results of an epoch.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[TorchCallback],
+        module: nn.Module,
+        modes: Modes,
+        capture: Callable[[], dict[str, Any]],
+        restore: Callable[[Mapping[str, Any]], None],
+        after_epoch: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self._callbacks = callbacks
+        self._module, self._modes = module, modes
+        self._capture, self._restore = capture, restore
+        self._after_epoch = after_epoch
+        self._stop = False
+        steps = TorchCallback.on_step_end
+        self.watch_end = any(type(callback).on_step_end is not steps for callback in callbacks)
+
+    @property
+    def stop_training(self) -> bool:
+        return self._stop or self._asked()
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        self._stop = value
+        if not value:
+            self._forget()
+
+    def _asked(self) -> bool:
+        """Tell whether a callback asks for the end."""
+        return any(callback.stop_training for callback in self._callbacks)
+
+    def _forget(self) -> None:
+        """Forget that one has."""
+        for callback in self._callbacks:
+            callback.stop_training = False
+
+    def train_begin(self) -> None:
+        for callback in self._callbacks:
+            callback.on_train_begin(self._module)
+
+    def train_end(self, logs: Logs | None) -> None:
+        for callback in self._callbacks:
+            callback.on_train_end()
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._set_mode()
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch)
+
+    def _set_mode(self) -> None:
+        """Begin in training mode, as loops written by hand do; callbacks may change it."""
+        self._module.train()
+
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
+        results = plain(logs)
+        for callback in self._callbacks:
+            callback.on_epoch_end(epoch, results)
+        self._after_epoch(results)
+        return dict(logs)
+
+    def test_begin(self) -> None:
+        self._modes.evaluate()
+
+    def test_end(self, logs: Logs) -> None:
+        self._modes.train()
+
+    def train_step_end(self, number: int, logs: Logs | None) -> None:
+        for callback in self._callbacks:
+            callback.on_step_end(number, dict(logs or {}))
+
+    def capture(self) -> tuple[dict[str, Any], Arrays]:
+        states, arrays = {}, {}
+        for number, callback in enumerate(self._callbacks):
+            name = _name(number, callback)
+            state = callback.state_dict()
+            kept = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
+            arrays.update({f"{name}/{key}": np.array(value) for key, value in kept.items()})
+            states[name] = {key: value for key, value in state.items() if key not in kept}
+        return {"callbacks": states, "training": self._capture()}, arrays
+
+    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+        self._restore(state["training"])
+        for number, callback in enumerate(self._callbacks):
+            name = _name(number, callback)
+            held = {
+                key.removeprefix(f"{name}/"): value
+                for key, value in arrays.items()
+                if key.startswith(f"{name}/")
+            }
+            if name in state["callbacks"] or held:
+                callback.load_state_dict({**state["callbacks"].get(name, {}), **held})
+
+
+def _name(number: int, callback: TorchCallback) -> str:
+    return f"{number:03d}.{type(callback).__name__}"

@@ -1,0 +1,352 @@
+"""Calls to a ``LightningModule`` in place of Lightning's Trainer, of which nothing is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....cluster.worker.reporting import notify
+from ....errors import ModelError, brief
+from ....training.spec import TrainingSpec
+from ..batches import TorchBatch
+from ..losses import LOSS
+from ..metric_states import MetricStates, is_torchmetrics
+from ..metrics import Sums
+from ..outputs import one_number
+from .recognise import check_module, is_lightning, overrides
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TRAINING, VALIDATION = "training", "validation"
+_STEPS = ("training_step", "validation_step")
+# Methods that may log, and the stage of which that is a result.
+_STAGES = {
+    "training_step": TRAINING,
+    "validation_step": VALIDATION,
+    "on_train_epoch_start": TRAINING,
+    "on_train_epoch_end": TRAINING,
+    "on_validation_epoch_start": VALIDATION,
+    "on_validation_epoch_end": VALIDATION,
+}
+# Arguments of ``log`` that are honoured at their defaults only.
+_LOGGED_AS = {"reduce_fx": "mean", "sync_dist_group": None, "rank_zero_only": False}
+
+
+class TrainerFacts:
+    """The facts that a module finds as its ``trainer``; anything else is refused by name.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+    """
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm) -> None:
+        self.max_epochs = spec.fit.epochs
+        self.num_training_batches = spec.steps.per_epoch
+        self.estimated_stepping_batches = spec.steps.total
+        self.accumulate_grad_batches = 1
+        self.world_size = world.Get_size()
+        self.global_rank = world.Get_rank()
+        self.is_global_zero = self.global_rank == 0
+        self.current_epoch = 0
+        self.global_step = 0
+        self.training, self.validating = True, False
+        self.sanity_checking = self.testing = self.predicting = False
+        self.should_stop = False
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.logger, self.loggers = None, list[Any]()
+        self.progress_bar_callback = None  # print() of a module asks for it
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        raise ModelError(
+            f"the module asks for trainer.{name}, but is trained without Lightning's Trainer; its "
+            f"trainer has {', '.join(vars(self))}"
+        )
+
+    def report(self, results: Mapping[str, Any]) -> None:
+        """Let the module see results."""
+        self.callback_metrics.update(
+            {n: torch.tensor(v) for n, v in results.items() if isinstance(v, float)}
+        )
+
+
+class LightningAdapter:
+    """Calls a module's methods, and takes what it logs.
+
+    Args:
+        module: the module.
+        spec: the training.
+        world: communicator of all ranks.
+
+    Attributes:
+        states: the states of the module's metrics of torchmetrics.
+        metrics: by stage, the numbers of those that are logged as objects, by their names.
+        sums: takes means over rows.
+        rows: this rank's rows of the batch, by which what is logged counts.
+
+    Raises:
+        ModelError: the module has a method that only Lightning's Trainer calls.
+    """
+
+    sums: Sums
+    rows: int
+
+    def __init__(self, module: Any, spec: TrainingSpec, world: MPI.Comm) -> None:
+        check_module(module)
+        kind = type(module).__name__
+        if spec.fit.class_weight is not None:
+            raise ModelError(
+                f"class_weight is for losses that are known here, but {kind}.training_step "
+                "computes its own; weigh classes there"
+            )
+        if spec.validation is not None and not overrides(module, "validation_step"):
+            raise ModelError(f"validation needs a validation_step, which {kind} does not have")
+        if overrides(module, "predict_step"):
+            notify(
+                f"{kind}.predict_step is not called: the transformer predicts what forward gives"
+            )
+        self.module = module
+        self._world = world
+        self._hook, self._silent = "", False
+        self._metrics: list[Any] = []
+        self.states = MetricStates(self._metrics)
+        self.metrics: dict[str, dict[str, int]] = {TRAINING: {}, VALIDATION: {}}
+        # Values that are logged once in an epoch; and by which method each name is, and of which
+        # metric.
+        self._values: dict[str, dict[str, float]] = {TRAINING: {}, VALIDATION: {}}
+        self._sources: dict[str, tuple[str, int | None]] = {LOSS: ("training_step", None)}
+        self.trainer = TrainerFacts(spec, world)
+        module.trainer = self.trainer
+        self._log_signature = inspect.signature(module.log)
+        self._replace_log()
+        self.call("setup", "fit")
+        self._replace_log()  # of modules made there
+        self._find_metrics()
+
+    def _replace_log(self) -> None:
+        for each in self.module.modules():
+            if is_lightning(each):
+                object.__setattr__(each, "log", self._log)
+
+    def _find_metrics(self) -> None:
+        # Members of a collection share states where they are alike; each has its own here.
+        for each in self.module.modules():
+            if is_torchmetrics(each) and hasattr(each, "add_metrics"):
+                each._enable_compute_groups = each._groups_checked = False
+                each._groups = {n: [str(k)] for n, k in enumerate(each.keys(keep_base=True))}
+        for each in self.module.modules():
+            if not is_torchmetrics(each) or not getattr(each, "_defaults", None):
+                continue
+            if any(each._persistent.values()):
+                raise ModelError(
+                    f"metric {type(each).__name__} of {type(self.module).__name__} is persistent, "
+                    "so that its states are weights; leave persistent out"
+                )
+            self._metrics.append(each)
+
+    def detach(self) -> None:
+        """Leave the module as it was, after the training."""
+        self.module.trainer = None
+        for each in self.module.modules():
+            if is_lightning(each):
+                vars(each).pop("log", None)
+
+    # -- methods of the module -----------------------------------------------------------------
+
+    def call(self, hook: str, *arguments: Any) -> Any:
+        """Call a method, if it is the user's."""
+        if not overrides(self.module, hook):
+            return None
+        self._hook = hook
+        try:
+            return getattr(self.module, hook)(*arguments)
+        finally:
+            self._hook = ""
+
+    def step(self, name: str, batch: Any, number: int, rows: int) -> Any:
+        """Return what ``training_step`` or ``validation_step`` gives for a batch.
+
+        Args:
+            name: which of them.
+            batch: see `arrange`.
+            number: the step's number in its epoch.
+            rows: rows that count; without any, logs and metrics' states are left as they are.
+        """
+        taken = inspect.signature(getattr(self.module, name)).parameters
+        many = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken.values())
+        arguments = (batch, number) if many else (batch, number)[: len(taken)]
+        self.rows = rows
+        with contextlib.nullcontext() if rows else self.unnoticed():
+            return self.call(name, *arguments)
+
+    def loss(self, batch: Any, number: int, rows: int) -> Tensor:
+        """Return the loss of a batch; see `step`.
+
+        Raises:
+            ModelError: ``training_step`` returns none.
+        """
+        returned = self.step("training_step", batch, number, rows)
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ModelError(
+                "training_step must return the loss, a tensor of one number, or a dictionary with "
+                f"it as 'loss', but returned {brief(returned)}; no rank can leave a step out"
+            )
+        return loss.reshape(())
+
+    @staticmethod
+    def arrange(batch: TorchBatch, names: Sequence[str] | None, target: Any) -> Any:
+        """Return a batch as ``training_step`` takes it.
+
+        Args:
+            batch: the rows.
+            names: parameters of ``forward`` that the inputs are for, if they go by names.
+            target: the labels.
+
+        Returns:
+            The inputs and the labels, and the weights of the rows where there are some; without
+            labels the inputs alone. Several inputs or labels are a dictionary by their names, or a
+            tuple.
+        """
+        inputs: Any = batch.inputs[0]
+        if len(batch.inputs) > 1:
+            inputs = tuple(batch.inputs)
+            if names is not None:
+                inputs = dict(zip(names, batch.inputs, strict=True))
+        parts = [inputs]
+        if batch.labels:
+            parts.append(target)
+        if batch.weights is not None:
+            parts.append(batch.weights)
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    @contextlib.contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Take no logs meanwhile; metrics and the trainer's facts are afterwards as before."""
+        states, facts = self.states.numpy(), dict(vars(self.trainer))
+        told = dict(self.trainer.callback_metrics)
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
+            self.states.assign(states)
+            vars(self.trainer).update(facts, callback_metrics=told)
+
+    # -- results -------------------------------------------------------------------------------
+
+    def _log(self, *given: Any, **named: Any) -> None:
+        """Take the place of ``LightningModule.log``, with its arguments."""
+        arguments = self._log_signature.bind(*given, **named).arguments
+        name, value = arguments["name"], arguments["value"]
+        for key, default in _LOGGED_AS.items():
+            if (asked := arguments.get(key, default)) != default:
+                raise ModelError(
+                    f"{name!r} is logged with {key}={brief(asked)}, but a result is the mean over "
+                    f"the rows of all ranks: leave {key} out, or let a metric of torchmetrics "
+                    "compute it"
+                )
+        if self._silent:
+            return
+        hook = self._hook
+        if hook not in _STAGES:
+            raise ModelError(
+                f"{hook or 'a call'} logs {name!r}, which is of no step and no epoch there; "
+                f"{', '.join(_STAGES)} can log"
+            )
+        stage, metric = _STAGES[hook], self._number_of(name, value, _STAGES[hook])
+        known = self._sources.setdefault(name, (hook, metric))
+        if known != (hook, metric):
+            raise ModelError(
+                f"{name!r} is logged by {known[0]} and by {hook}, or as two metrics; give each "
+                "result a name of its own, such as 'train_loss' and 'val_loss'"
+            )
+        number = one_number(value)
+        if metric is not None:
+            self.metrics[stage][name] = metric
+        elif number is None:
+            raise ModelError(
+                f"{name!r} is logged as {brief(value)}, which is neither one number nor a metric"
+            )
+        elif hook in _STEPS:
+            rows = arguments.get("batch_size") or self.rows
+            self.sums.add(name, number * rows, rows)
+        else:
+            self._values[stage][name] = float(number)
+
+    def _number_of(self, name: str, value: Any, stage: str) -> int | None:
+        """Return which metric is logged; ``None`` for a number."""
+        if not is_torchmetrics(value):
+            return None
+        number = next((n for n, metric in enumerate(self._metrics) if metric is value), None)
+        if number is None:
+            raise ModelError(
+                f"{name!r} is logged as a {type(value).__name__} that keeps its states in other "
+                "metrics, or is no attribute of the module; log those that are, each by a name"
+            )
+        for other, logged in self.metrics.items():
+            if other != stage and number in logged.values():
+                raise ModelError(
+                    f"the metric {name!r} is logged in {stage}, and in {other}: it would be of the "
+                    "rows of both. Give each a metric of its own"
+                )
+        return number
+
+    def end(self, stage: str) -> dict[str, Any]:
+        """Return what a stage has logged besides means over rows, the same on all ranks.
+
+        The hook that ends it is called with metrics that have seen the rows of all ranks. Those
+        that were logged begin anew then.
+
+        Raises:
+            ModelError: a result is not the same on all ranks.
+        """
+        states = self._world.allgather(self.states.numpy())
+        with self.states.merged(states):
+            self.call("on_train_epoch_end" if stage == TRAINING else "on_validation_epoch_end")
+            found: dict[str, Any] = dict(self._values[stage])
+            # A rank without rows has logged none, and computes what the others have.
+            for logged in self._world.allgather(self.metrics[stage]):
+                for name, number in logged.items():
+                    if name not in found and self._metrics[number]._update_count:
+                        found[name] = _plain(name, self._metrics[number].compute())
+        self._check_equal(found)
+        for number in self.metrics[stage].values():
+            self.states.forget(number)
+        self.metrics[stage], self._values[stage] = {}, {}
+        self.trainer.report(found)
+        return found
+
+    def _check_equal(self, found: Mapping[str, Any]) -> None:
+        every = self._world.allgather(found)
+        for rank, other in enumerate(every):
+            for name in {**every[0], **other}:
+                first, own = every[0].get(name), other.get(name)
+                if first is None or own is None or not _equal(first, own):
+                    raise ModelError(
+                        f"{name!r} is {first} on rank 0 and {own} on rank {rank}: it is of each "
+                        "rank's own rows. Log it in the step, which is merged over the rows of all "
+                        "ranks, or let a metric of torchmetrics that is updated in the step "
+                        "compute it"
+                    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-6, equal_nan=True)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, Tensor):
+        return np.asarray(value.detach().cpu().double()).tolist()
+    raise ModelError(f"the metric {name!r} computes {brief(value)}, which is no number")

@@ -1,0 +1,310 @@
+"""A trained PyTorch module made again, to predict."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import ModelError
+from ...storage.archives import open_archive
+from ...storage.arrays import load_arrays
+from ...training.likeness import check_close
+from ...training.sample_rows import repeat_rows
+from ...training.trained_model import Model, Recipe
+from .build import build_module
+from .feeding import Feed
+from .outputs import leaves, output_specs, pick
+from .program import Program, load_program
+from .saved import TorchParts
+from .variables import as_array, set_tensor, weights_of
+
+CPU = torch.device("cpu")
+# What reads or writes files in the source that a file of TorchScript holds.
+_FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
+# Rows that a module is described by.
+ROWS = 3
+# What `unsteady` tells.
+BY_CHANCE = "gives other outputs whenever it is called with the same rows"
+BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """A module to predict with.
+
+    Attributes:
+        module: the module, in evaluation mode.
+        feed: how columns are fed to it.
+        device: where it is.
+    """
+
+    module: nn.Module
+    feed: Feed
+    device: torch.device
+
+    def __call__(self, values: Sequence[Tensor]) -> Any:
+        """Return what the module gives for its inputs."""
+        return self.feed.call(self.module, values)
+
+    def of(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        """Return what the module gives for columns, which stay as they are."""
+        values = [value.clone() for value in self.feed.values(arrays, self.device)]
+        with torch.inference_mode():
+            return self(values)
+
+    def outputs(
+        self, arrays: Mapping[str, np.ndarray], count: int | None = None
+    ) -> list[np.ndarray]:
+        """Return `of` as arrays, for so many rows, by default at least two."""
+        rows = repeat_rows(arrays, count or max(2, len(next(iter(arrays.values())))))
+        return [to_numpy(tensor) for _, tensor in leaves(self.of(rows))]
+
+
+def own_device() -> torch.device:
+    """Return the GPU of this task or rank, or the CPU, whose cores are then the task's."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal():  # also where PyTorch was imported before that was set
+        torch.set_num_threads(int(threads))
+    return torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module's weights are."""
+    return next((tensor.device for tensor in module.state_dict().values()), CPU)
+
+
+def load_model(recipe: Recipe) -> Model:
+    """Return the function from feature columns to outputs; see `Engine.load`."""
+    called = make_predicting(recipe, own_device())
+    guard = _InputsGuard()
+
+    def prepare(values: dict[str, np.ndarray]) -> list[Tensor]:
+        return called.feed.values(values, called.device)
+
+    def compute(inputs: list[Tensor]) -> list[np.ndarray]:
+        given = guard.own(inputs) if called.device.type == "cpu" else inputs
+        with torch.inference_mode():
+            outputs = called(given)
+            found = [to_numpy(pick(outputs, output.path)) for output in recipe.outputs]
+        guard.look(called.module, given)
+        return found
+
+    return Model(prepare, compute)
+
+
+class _InputsGuard:
+    """Keeps a module that changes its inputs in place from the rows, whose memory they share."""
+
+    def __init__(self) -> None:
+        self._copies: bool | None = None
+        self._versions: list[int] = []
+
+    def own(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return what the module may have: copies of the first batch, and where it changes them."""
+        given = inputs if self._copies is False else [tensor.clone() for tensor in inputs]
+        self._versions = [tensor._version for tensor in given]
+        return given
+
+    def look(self, module: nn.Module, given: list[Tensor]) -> None:
+        """Look whether a call has changed its inputs.
+
+        Raises:
+            ModelError: it has changed the rows themselves, which it had not done before.
+        """
+        if self._versions and self._copies is not True:
+            changed = self._versions != [tensor._version for tensor in given]
+            if changed and self._copies is False:
+                raise ModelError(
+                    f"{type(module).__name__} changes its inputs in place for some batches and not "
+                    "for others; let its forward work on copies, x = x.clone()"
+                )
+            self._copies = changed
+
+
+def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
+    """Return the trained module on a device.
+
+    Raises:
+        ModelError: what was built is not the model that was trained.
+    """
+    parts: TorchParts = recipe.own
+    feed = Feed(recipe.inputs.slots, parts.names)
+    module = _made(parts, device)
+    if parts.weights is not None:
+        arrays = load_arrays(parts.weights)
+        give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
+    if not isinstance(module, Program):  # which is as it is
+        module = module.eval().to(device)
+    called = Predicting(module, feed, device)
+    if parts.source is not None:
+        recipe.sample_rows().check(called.outputs)
+    return called
+
+
+def _made(parts: TorchParts, device: torch.device) -> nn.Module:
+    if parts.source is not None:
+        return build_module(parts.source)
+    if parts.module is not None:
+        module: nn.Module = cloudpickle.loads(parts.module)
+        return module
+    if parts.script is not None:
+        return load_script(parts.script)
+    assert parts.program is not None
+    return load_program(parts.program, "the model's program", device)
+
+
+def load_script(data: bytes) -> nn.Module:
+    """Return the module in a file of TorchScript, on the CPU.
+
+    Raises:
+        ModelError: it reads or writes files.
+        InvalidInputError: it is none, or is damaged.
+    """
+    # Readers of archives differ in which entries they find: what was searched is loaded.
+    searched = io.BytesIO()
+    given = open_archive(io.BytesIO(data), "a file of TorchScript")
+    with given as archive, zipfile.ZipFile(searched, "w") as copy:
+        # PyTorch looks names up in any case, and of two equal ones takes either.
+        names = [name.lower() for name in archive.namelist()]
+        if len(set(names)) < len(names):
+            raise ModelError("the file of TorchScript is damaged: an entry is there twice")
+        for name in archive.namelist():
+            content = archive.read(name)
+            copy.writestr(name, content)
+            if not name.lower().endswith(".py"):
+                continue
+            if found := _FILE_OPERATORS.search(content):
+                raise ModelError(
+                    f"the TorchScript calls {found[0].decode()!r}, and with that may read or write "
+                    "files, which a model that predicts has no need of"
+                )
+    searched.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+            searched, map_location=CPU
+        )
+    return module.eval()
+
+
+def made_module(recipe: Recipe) -> nn.Module:
+    """Return the module on the CPU, in evaluation mode; see `Engine.model`."""
+    return make_predicting(recipe, CPU).module
+
+
+def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
+    """Return what the module gives, or nothing and why; see `Engine.describe_outputs`."""
+    called = make_predicting(recipe, own_device())
+    rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
+    try:
+        specs = output_specs(called.module, called.of(rows), ROWS)
+        return [asdict(output) for output in specs], ""
+    except ModelError:
+        raise
+    except Exception as error:  # the user's own forward may fail in any way
+        return [], f"{type(error).__name__}: {error}"
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Return an output as an array; NumPy has no bfloat16."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
+    """Give a module the weights of the trained one.
+
+    Args:
+        module: the module.
+        names: what the trained one's ``state_dict()`` calls them.
+        values: the weights, as `as_array` returns them.
+
+    Raises:
+        ModelError: they are not those of such a module.
+    """
+    built, trained = weights_of(module), dict(zip(names, values, strict=True))
+    kind = type(module).__name__
+    for name in [*trained, *built]:
+        if name not in built or name not in trained:
+            where = "it has no" if name not in built else "the trained one had no"
+            raise ModelError(
+                f"model_fn builds another model than was trained: {kind}, {where} weight {name!r}; "
+                f"it has {len(built)} weights, the trained one {len(trained)}"
+            )
+        ours, theirs = _described(as_array(built[name])), _described(trained[name])
+        if ours != theirs:
+            raise ModelError(
+                f"model_fn builds another model than was trained: weight {name!r} of {kind} is "
+                f"{ours}, that of the trained one {theirs}"
+            )
+    for name, array in trained.items():
+        set_tensor(built[name], array)
+
+
+def _described(weight: np.ndarray) -> str:
+    return f"{weight.dtype} of shape {weight.shape}"
+
+
+def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
+    """Return what the outputs of a module depend on besides the row that they are of.
+
+    A program that was captured in training mode drops and normalises as it did there, whatever mode
+    it is put into; a module may look at the rows of a batch together in evaluation mode, too. Spark
+    cuts rows into batches as it likes.
+
+    Args:
+        called: the module; generators of random numbers stay as they are.
+        arrays: some rows, which it can be called with.
+        calls: how often it is called with them: few numbers may all be dropped twice.
+
+    Returns:
+        `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
+    """
+    beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
+    with _generator_kept():
+        once = _given(called, arrays)
+        if not all(_same(once, _given(called, arrays)) for _ in range(calls - 1)):
+            return BY_CHANCE
+        try:
+            other = _given(called, beside)
+        except Exception:  # the user's own forward may fail in any way
+            return ""
+    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else BY_OTHERS
+
+
+@contextlib.contextmanager
+def _generator_kept() -> Iterator[None]:
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _given(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    return [to_numpy(tensor) for _, tensor in leaves(called.of(arrays))]
+
+
+def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
+    try:
+        for one, other in zip(some, others, strict=True):
+            check_close(one, other)
+    except AssertionError:
+        return False
+    return True

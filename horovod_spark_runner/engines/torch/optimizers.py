@@ -1,0 +1,260 @@
+"""The optimizers of a training, their settings as JSON, and their learning rates."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...config.compression import Compression, Moving
+from ...config.sync import Allreduce, Sync
+from ...errors import ModelError, brief
+from ...sync.threshold import notice_late_momentum
+from .torch_model import TorchModel
+from .variables import parameters_of
+
+# What the checkpoint decides wherever a run goes on.
+_RATES = ("lr", "initial_lr")
+# How a `collections.Counter`, whose keys are numbers, is marked in JSON.
+COUNTER = "counter"
+
+
+def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer]:
+    """Return the optimizers by name; a single one is called ``""``.
+
+    Raises:
+        ModelError: one cannot be used.
+    """
+    given = model.optimizer
+    if isinstance(given, Mapping):
+        if model.train_step is None:
+            raise ModelError(
+                f"optimizer is a dictionary of {len(given)}; several optimizers need a train_step, "
+                "which says when each of them steps"
+            )
+        made = {str(name): one for name, one in given.items()}
+    else:
+        made = {"": _made(given, module)}
+    check_optimizers(made, module)
+    return made
+
+
+def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
+    """Check that optimizers, by name, can train a module on several ranks.
+
+    Raises:
+        ModelError: one cannot; the message names it.
+    """
+    own = {id(parameter) for parameter in module.parameters()}
+    for name, optimizer in made.items():
+        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", own)
+
+
+def _made(given: Any, module: nn.Module) -> Any:
+    if isinstance(given, Optimizer):
+        return given
+    # Also those that do not require a gradient yet, which optimizers leave alone until then.
+    parameters = list(module.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ModelError(f"{type(module).__name__} has no parameter that requires a gradient")
+    if isinstance(given, str):
+        found = getattr(torch.optim, given, None)
+        if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+            known = [n for n, c in vars(torch.optim).items() if inspect.isclass(c)]
+            raise ModelError(
+                f"optimizer={given!r} is no optimizer of torch.optim; there are "
+                f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
+            )
+        given = found
+    if not callable(given):
+        raise ModelError(
+            "optimizer must be the name of a class of torch.optim, a function that makes one of "
+            f"parameters, or an optimizer, got {brief(given)}"
+        )
+    return given(parameters)
+
+
+def _check(optimizer: Any, what: str, own: set[int]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ModelError(f"{what} must be a torch.optim.Optimizer, got {brief(optimizer)}")
+    kind = type(optimizer).__name__
+    if type(optimizer).__module__.startswith("horovod."):
+        raise ModelError(
+            f"{what} is Horovod's DistributedOptimizer; give the one that it wraps: gradients are "
+            "exchanged already"
+        )
+    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        raise ModelError(
+            f"{what} {kind} cannot be used: it computes gradients several times a step"
+            if isinstance(optimizer, torch.optim.LBFGS)
+            else f"{what} {kind} is for sparse gradients, which are not exchanged"
+        )
+    if any(id(parameter) not in own for parameter in parameters_of(optimizer)):
+        raise ModelError(
+            f"{what} {kind} was made of parameters that are not the module's: their values would "
+            "not be kept. Build module and optimizer in the same call of model_fn, without copying "
+            "the module in between"
+        )
+
+
+def check_compression(
+    model: TorchModel, optimizers: Mapping[str, Optimizer], compression: Compression
+) -> None:
+    """Check that a module's gradients can be compressed so.
+
+    Raises:
+        ModelError: an optimizer would be given something else than it takes it for.
+    """
+    groups = [group for one in optimizers.values() for group in one.param_groups]
+    if not isinstance(compression, Moving) or not compression.momentum:
+        moves = any(group.get("momentum", 0.0) for group in groups)
+        notice_late_momentum(compression, moves=moves)
+        return
+    kind = type(compression).__name__
+    clipped = model.clip_norm is not None or model.clip_value is not None
+    for name, optimizer in optimizers.items():
+        plain = type(optimizer) is torch.optim.SGD and not any(
+            group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+        )
+        if not plain or clipped:
+            what = f"optimizer {name!r}" if name else "optimizer"
+            raise ModelError(
+                f"{what} ({type(optimizer).__name__}) would see sums of momentum: compression="
+                f"{kind}(…, momentum={compression.momentum:g}) applies it on each rank, before it "
+                "chooses what to send. Use torch.optim.SGD without momentum and weight_decay, and "
+                f"no clip_norm or clip_value; or leave momentum to the optimizer: {kind}(…, "
+                "momentum=0)"
+            )
+
+
+def check_gradients(module: nn.Module, *, alone: bool) -> None:
+    """Check that no layer gives sparse gradients, or changes its weights otherwise.
+
+    Args:
+        module: the module.
+        alone: whether a step on this rank is all that changes its weights, until ranks meet.
+
+    Raises:
+        ModelError: one does.
+    """
+    for name, layer in module.named_modules():
+        if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        if layer.sparse:
+            raise ModelError(
+                f"layer {name!r} gives sparse gradients, which are not exchanged; build it with "
+                "sparse=False"
+            )
+        if layer.max_norm is not None and not alone:
+            raise ModelError(
+                f"layer {name!r} has max_norm={layer.max_norm:g}: with every batch it changes its "
+                "weights, those that a rank's own rows use, so that ranks would hold other models. "
+                "Limit what it gives, in forward, or train on one rank with sync=Allreduce()"
+            )
+
+
+def check_complex(module: nn.Module, sync: Sync, ranks: int) -> None:
+    """Check that complex weights, if there are any, are those of one rank.
+
+    Raises:
+        ModelError: they are not.
+    """
+    held = [name for name, parameter in module.named_parameters() if parameter.is_complex()]
+    if held and (ranks > 1 or sync != Allreduce()):
+        raise ModelError(
+            f"weight {held[0]!r} is complex, and ranks add up real numbers: make "
+            "torch.view_as_real of it the parameter, and take torch.view_as_complex in forward; or "
+            "train on one rank with sync=Allreduce(), without compression"
+        )
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each group of an optimizer's parameters, as JSON.
+
+    Raises:
+        ModelError: one is no number, text or list of these.
+    """
+    return [
+        as_json({k: v for k, v in group.items() if k != "params"}, type(optimizer).__name__)
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_settings(
+    optimizer: Optimizer, begun: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> None:
+    """Give an optimizer the settings of a checkpoint that training has changed, and its rates.
+
+    Args:
+        optimizer: as this call made it.
+        begun: the settings that the checkpoint's training was begun with.
+        now: those when it was taken.
+    """
+    for group, first, last in zip(optimizer.param_groups, begun, now, strict=True):
+        for key, value in last.items():
+            if key in _RATES or (key in group and first.get(key) != value):
+                _set(group, key, value)
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    held = group.get(key)
+    if isinstance(held, Tensor):
+        held.fill_(value)
+    else:
+        group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def as_json(value: Any, what: str) -> Any:
+    """Return what an optimizer or a scheduler keeps as JSON, but for the optimizer itself.
+
+    Args:
+        value: what it keeps.
+        what: what that is, for messages.
+
+    Raises:
+        ModelError: something is no number, text, or list or dictionary of these.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, collections.Counter):
+        return {COUNTER: sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each, what) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            key: as_json(each, f"{what}.{key}") for key, each in value.items() if key != "optimizer"
+        }
+    raise ModelError(
+        f"{what} is {brief(value)}, which checkpoints cannot hold: they are arrays and JSON"
+    )
+
+
+class LearningRates:
+    """The learning rates of all optimizers' groups, to be scaled; see `Rates`."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._groups = [group for one in optimizers for group in one.param_groups]
+
+    def read(self) -> list[float]:
+        return [float(group["lr"]) for group in self._groups]
+
+    def write(self, values: Sequence[float]) -> None:
+        for group, value in zip(self._groups, values, strict=True):
+            _set(group, "lr", value)
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what tells an optimizer from another one, as JSON."""
+    # What schedulers note of the rate says the same as the rate.
+    groups = [
+        {key: value for key, value in group.items() if key != "initial_lr"}
+        for group in settings_of(optimizer)
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}

@@ -1,0 +1,367 @@
+"""A PyTorch module as the training loop knows it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import nn
+from torch.optim import Optimizer
+
+from ...checkpoint.config_diff import ModelChanges
+from ...checkpoint.model_state import Variable
+from ...checkpoint.rank_state import JOIN
+from ...checkpoint.run_directory import RunDirectory
+from ...cluster.worker.reporting import notify
+from ...config.sync import Allreduce
+from ...data.read.reader import Batch
+from ...errors import ModelError
+from ...sync.synchroniser import Synchroniser
+from ...training.epochs import Step
+from ...training.logs import Logs
+from ...training.model_inputs import ModelInputs
+from ...training.part_comparison import (
+    CHANGE,
+    GRADIENT,
+    LOW_PRECISION,
+    TOLERANCE,
+    Values,
+    compare_parts,
+    report_parts,
+    try_varied,
+)
+from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.trainee import Trainee
+from .artifact import outputs_of, save_module
+from .batch_norm import check_lone_rows, release_norms
+from .batches import Batches
+from .changes import compare, describe
+from .feeding import Feed
+from .hooks import TorchHooks, made_callbacks
+from .initial_weights import load_initial_weights
+from .lightning.recognise import is_lightning
+from .losses import Losses
+from .metrics import Metrics, Sums, total_loss
+from .optimizers import (
+    LearningRates,
+    check_complex,
+    check_compression,
+    check_gradients,
+    make_optimizers,
+    restore_settings,
+    settings_of,
+)
+from .probe import random_kept, values_of_step
+from .rank import TorchTracer, rank_device
+from .saved import SavedModule
+from .schedulers import Planned, Schedulers, planned_schedulers
+from .step import Steps
+from .torch_model import TorchModel
+from .variables import ByteVariable, TorchVariables, trained_in
+
+
+class TorchTrainee(Trainee):
+    """See `Trainee`.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        synchroniser: what becomes of gradients.
+        model: what `build` made.
+        module: the module of it.
+
+    Raises:
+        ModelError: the module cannot be trained here, or not on these columns.
+        InvalidInputError: something given is no callback.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        world: MPI.Comm,
+        synchroniser: Synchroniser,
+        model: TorchModel,
+        module: nn.Module,
+    ) -> None:
+        self._spec, self._world = spec, world
+        self._callbacks = made_callbacks(spec.config.callbacks)
+        self._model, self.module = model, module
+        if not is_lightning(module):  # whose parts stay in the mode that they are in
+            module.train()
+        self._device = rank_device()
+        self.module.to(self._device)
+        self._in_step = synchroniser.in_step
+        self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
+        self._check_weights()
+        self._optimizers, planned = self._configured()
+        if isinstance(spec.config.sync, Allreduce):
+            check_compression(self._model, self._optimizers, spec.config.sync.compression)
+        self._schedulers = Schedulers(planned)
+        if not self._in_step and self._schedulers.follow_steps:
+            raise ModelError(
+                "a scheduler that goes on after every step is planned by how many there are, but "
+                "with sync=AsyncServer(…) each rank makes as many as it comes to. Give "
+                "schedule='epoch', the run's own learning-rate schedule, or sync=Allreduce()"
+            )
+        self._batches = Batches(self.module, spec, self._device)
+        self.columns = self._batches.columns
+        together = self._model.sync_batch_norm
+        check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
+        self._losses = None
+        if self._model.loss is not None:
+            self._losses = Losses(self._model.loss, spec.outputs).to(self._device)
+        self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
+        own = self._model.train_step is not None
+        if own and self._losses is None and not self._metrics and spec.validation is not None:
+            raise ModelError(
+                "validation needs a loss or metrics in the TorchModel besides its train_step, "
+                "which only trains"
+            )
+        self._sums = Sums(self._device)
+        self._sums.declare([*self._loss_names, *self._metrics.names])
+        every = list(self._optimizers.values())
+        self._steps = self._made_steps(
+            self._model,
+            self.module,
+            self._optimizers,
+            self._batches,
+            self._losses,
+            self._metrics,
+            self._sums,
+            synchroniser,
+            world,
+            self._device,
+        )
+        self.variables = TorchVariables(self.module, every)
+        self._begun = [settings_of(optimizer) for optimizer in every]
+        self._begun_trained = trained_in(self.module)
+        self._last_rates: list[float] = []
+
+    def _check_weights(self) -> None:
+        """Check that ranks can hold the same weights."""
+        check_gradients(self.module, alone=self._together == 1 and self._in_step)
+        check_complex(self.module, self._spec.config.sync, self._world.Get_size())
+
+    def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+        """Return the optimizers, by name, and the schedulers."""
+        optimizers = make_optimizers(self._model, self.module)
+        return optimizers, planned_schedulers(self._model, optimizers)
+
+    def _made_steps(self, *given: Any) -> Steps:
+        """Return what steps, given all that `Steps` takes."""
+        return Steps(*given)
+
+    @property
+    def _loss_names(self) -> list[str]:
+        return [] if self._losses is None else self._losses.names
+
+    def train_step(
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, list[float] | None]:
+        counts = self._steps.train(step, asked)
+        if self._schedulers:
+            self._last_rates = self._rates.read()
+            self._schedulers.after_step()
+        return self._logs("train"), counts
+
+    def test_step(self, step: Step, last: bool) -> Logs | None:
+        self._steps.test(step)
+        return self._logs("test")
+
+    def reset_metrics(self) -> None:
+        self._sums.reset()
+        self._metrics.states.reset()
+
+    def _logs(self, kind: str) -> Logs:
+        return Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+
+    def _means(self, kind: str) -> dict[str, float]:
+        """Return what is a mean, of the sums there are."""
+        own = kind == "train" and self._model.train_step is not None  # which reports what it likes
+        asked = () if own else (*self._loss_names, *self._metrics.names)
+        return total_loss(self._sums.results(asked=asked), self._loss_names)
+
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
+        self._sums.assign(np.concatenate(self._world.allgather(self._sums.numpy())))
+        results: dict[str, object] = dict(self._means(kind))
+        if self._metrics.states:
+            states = self._world.allgather(self._metrics.states.numpy())
+            results.update(self._metrics.computed(states))
+        return results
+
+    def describe(self) -> dict[str, Any]:
+        return describe(self._model, self.module, self._optimizers, self._schedulers)
+
+    def compare(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+    ) -> ModelChanges:
+        return compare(then, now, in_epoch=in_epoch)
+
+    def save(self, directory: RunDirectory) -> SavedModule:
+        release_norms(self.module)
+        if why := save_module(directory, self.module, *self._predicting):
+            notify(why)
+        return SavedModule()
+
+    def outputs(self) -> Sequence[OutputSpec] | None:
+        before = self.variables.capture()
+        with random_kept():
+            found = outputs_of(self.module, *self._predicting)
+        self.variables.restore(before)  # a buffer may be changed by any call
+        return found
+
+    @property
+    def _predicting(self) -> tuple[ModelInputs, Feed]:
+        """What the module takes when it predicts, and how columns are fed to it."""
+        return ModelInputs.of_training(self._spec), self._batches.feed
+
+    def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
+        return self._made_hooks(
+            self._callbacks,
+            self.module,
+            self._steps.modes,
+            self._capture,
+            self._restore,
+            self._schedulers.after_epoch,
+        )
+
+    def _made_hooks(self, *given: Any) -> TorchHooks:
+        """Return what calls the callbacks, given all that `TorchHooks` takes."""
+        return TorchHooks(*given)
+
+    def _capture(self) -> dict[str, Any]:
+        return {
+            "begun": self._begun,
+            "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
+            "schedulers": self._schedulers.capture(),
+            "trained": dict(trained_in(self.module).items() - self._begun_trained.items()),
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        every = self._optimizers.values()
+        for optimizer, begun, now in zip(every, state["begun"], state["now"], strict=True):
+            restore_settings(optimizer, begun, now)
+        self._schedulers.restore(state["schedulers"])
+        for name, trained in state["trained"].items():
+            self.module.get_parameter(name).requires_grad_(trained)
+
+    @property
+    def _rates(self) -> LearningRates:
+        return LearningRates(list(self._optimizers.values()))
+
+    def rates(self, scaling: str) -> LearningRates:
+        if self._schedulers:
+            raise ModelError(
+                f"lr_scaling={scaling!r} is for models without a scheduler, which would set the "
+                "rate anew; scale it in model_fn, or in the scheduler"
+            )
+        return self._rates
+
+    def exchange_seconds(self) -> float | None:
+        return self._steps.exchange.seconds
+
+    def tracer(self) -> TorchTracer:
+        return TorchTracer()
+
+    def learning_rates(self) -> dict[str, float]:
+        rates = self._last_rates or self._rates.read()
+        if len(rates) == 1:
+            return {"learning_rate": rates[0]}
+        return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
+
+    def load_initial_weights(self, start: WarmStart) -> None:
+        load_initial_weights(self.module, start)
+
+    def separate(self, rank: int) -> None:
+        if rank:
+            stream = np.random.SeedSequence([self._spec.fit.seed, rank])
+            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+    def generators(self) -> dict[str, Variable]:
+        found: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
+        if self._device.type == "cuda":
+            found["cuda"] = _GeneratorState("cuda", "cuda")
+        return found
+
+    def metric_variables(self) -> list[Variable]:
+        return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
+
+    def metric_merges(self) -> list[str]:
+        return [JOIN, JOIN] if self._metrics.states else [JOIN]
+
+    def metric_names(self) -> list[str]:
+        return [*self._sums.names, *self._metrics.of_objects]
+
+    def probe(self, step: Step) -> Sequence[str]:
+        if step.batch.rows < 2:
+            return ()
+        schedulers = self._schedulers.capture()
+        self._steps.modes.train()
+        warned = try_varied(lambda vary: self._try_step(step, vary))
+        self._schedulers.restore(schedulers)
+        return warned
+
+    def _try_step(self, step: Step, vary: bool) -> list[str]:
+        """Return warnings of what is no mean over rows of what a step and metrics give."""
+        every = list(self._optimizers.values())
+
+        def compute(chosen: np.ndarray, fraction: float) -> Values:
+            arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
+            part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
+            tried = functools.partial(self._steps.try_step, part)
+            return values_of_step(self.module, every, tried, vary=vary)
+
+        low = self._model.autocast or self._device.type != "cpu"
+        low = low or any(p.element_size() < 4 for p in self.module.parameters())
+        found = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
+        subjects = {GRADIENT: self._trained_by, CHANGE: "what buffer '{name}' changes by"}
+        return report_parts(found, subjects, "take the mean, or let it give one value per row")
+
+    @property
+    def _trained_by(self) -> str:
+        """What gives the gradients, for messages."""
+        if self._model.train_step is not None:
+            return "the loss in train_step"
+        own = [] if self._losses is None else self._losses.functions()
+        return f"loss {', '.join(repr(name) for name, _ in own)}" if own else "the loss"
+
+
+class _GeneratorState(ByteVariable):
+    """The state of a generator of PyTorch's."""
+
+    def __init__(self, path: str, device: str) -> None:
+        self.path = path
+        self._cuda = device == "cuda"
+
+    def numpy(self) -> np.ndarray:
+        state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
+        found: np.ndarray = state.numpy()
+        return found
+
+    def assign(self, value: np.ndarray) -> None:
+        state = torch.from_numpy(np.array(value, np.uint8))
+        if self._cuda:
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)
+
+
+class Later(Mapping[str, object]):
+    """Logs that are computed where somebody looks at them."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> object:
+        return self._compute()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._compute())
+
+    def __len__(self) -> int:
+        return len(self._compute())

@@ -1,0 +1,226 @@
+"""A trained model as the driver knows it: read from a run directory, never loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..checkpoint.run_directory import RunDirectory
+from ..config.data import Transform
+from ..config.validators import ColumnNames, check_count
+from ..errors import (
+    DataError,
+    InvalidInputError,
+    ModelError,
+    RunDirectoryError,
+    brief,
+)
+from ..formatting import quote_all
+from ..frameworks import FRAMEWORKS, KERAS, transformer_of
+from ..serialize import check_picklable
+from ..training.engine import engine_named, engine_of
+from ..training.spec import ModelSource, bind_columns, check_model_fn, check_objects
+from ..training.trained_model import (
+    Recipe,
+    StoredModel,
+    read_model,
+    with_checkpoint,
+    with_model_fn,
+)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model, and how to make it again.
+
+    Attributes:
+        recipe: how; without outputs for a model that cannot be called.
+        problem: why it could not be called when it was saved; ``""`` if it could.
+        learn_outputs: whether it is built by a function that may build another model, or one with
+            a ``call`` that the trained one had not: what it gives has to be found out.
+        stored: its files.
+    """
+
+    recipe: Recipe = field(repr=False)
+    stored: StoredModel = field(repr=False)
+    problem: str = ""
+    learn_outputs: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return str(self.stored.directory.location)
+
+
+def read_trained_model(
+    directory: RunDirectory,
+    source: ModelSource,
+    saved: Any,
+    transforms: Mapping[str, Transform],
+) -> TrainedModel:
+    """Return the model of a run that has just ended.
+
+    Args:
+        directory: its run directory.
+        source: what the model was built from.
+        saved: what rank 0 says of it.
+        transforms: what to do with a column's values, by its name.
+    """
+    model = read_model(directory)
+    recipe = _recipe(model, source.engine, transforms, source)
+    own = engine_named(source.engine).parts(model, source, saved, {})
+    return _trained(model, replace(recipe, own=own))
+
+
+def adopt_model(
+    engine: str,
+    model: Any,
+    feature_cols: ColumnNames | None,
+    custom_objects: Mapping[str, Any] | None = None,
+    signature: str = "",
+) -> TrainedModel:
+    """Return a model that was trained elsewhere.
+
+    Args:
+        engine: the engine that makes it again.
+        model: the model, or the path or URL of its file.
+        feature_cols: the columns of its inputs.
+        custom_objects: the model's own classes and functions by name.
+        signature: see `Engine.adopt`; its files suffice then.
+
+    Raises:
+        ModelError: it cannot be predicted with.
+        InvalidInputError: an argument cannot be used.
+    """
+    objects = check_objects(custom_objects)
+    inputs = None if feature_cols is None else bind_columns(feature_cols, "feature_cols")
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(folder)
+        saved = engine_named(engine).adopt(directory, model, inputs, objects, signature)
+        if signature:
+            return read_finished_run(directory, engine=engine)
+        source = ModelSource(custom_objects=objects, engine=engine)
+        return read_trained_model(directory, source, saved, {})
+
+
+def read_finished_run(
+    directory: RunDirectory,
+    *,
+    engine: str = KERAS,
+    custom_objects: Mapping[str, Any] | None = None,
+    model_fn: Callable[[], Any] | None = None,
+    transforms: Mapping[str, Transform] | None = None,
+    checkpoint: int | None = None,
+) -> TrainedModel:
+    """Return the model that an earlier run left in its directory.
+
+    Args:
+        directory: the run directory.
+        engine: the engine whose models are wanted, unless ``model_fn`` says another.
+        custom_objects: the model's own classes and functions by name.
+        model_fn: builds the model, if it is to be built and given its weights.
+        transforms: the functions its columns were trained with; those of other columns, as of other
+            stages of a pipeline, are left out.
+        checkpoint: steps after which the checkpoint was taken whose weights are meant.
+
+    Raises:
+        RunDirectoryError: there is no finished model, or it needs the user's code; or there is no
+            such checkpoint.
+        DataError: a transform that the model was trained with is missing.
+        InvalidInputError: an argument cannot be used.
+    """
+    custom_objects, transforms = check_objects(custom_objects), dict(transforms or {})
+    if model_fn is not None and not callable(model_fn):
+        raise InvalidInputError(
+            "model_fn must be a function without arguments that returns the model, got "
+            f"{brief(model_fn)}"
+        )
+    if model_fn is not None:
+        check_model_fn(model_fn)
+    check_picklable(
+        {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
+    )
+    with _reading(directory):
+        model = read_model(directory)
+        if checkpoint is not None:
+            model = with_checkpoint(model, check_count("checkpoint", checkpoint, 0))
+    signature = model.signature
+    missing = [name for name in signature.transforms if name not in transforms]
+    if missing:
+        raise DataError(
+            f"the model in {directory.location} was trained with transforms of column "
+            f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
+        )
+    asked = {*signature.transforms, *(signature.targets.transforms if signature.targets else ())}
+    transforms = {name: one for name, one in transforms.items() if name in asked}
+    wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
+    if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
+        raise RunDirectoryError(
+            f"the model in {directory.location} is none of {wanted}'s, it was trained by the "
+            f"engine {signature.engine!r}: {transformer_of(signature.engine)} reads it"
+        )
+    if engine != signature.engine:
+        raise RunDirectoryError(
+            f"the model in {directory.location} was trained by the engine {signature.engine!r}, "
+            "and nothing that storage names is imported; give the function that builds it, which "
+            f"says that engine: {with_model_fn(engine)}"
+        )
+    source = None if model_fn is None else ModelSource(function=model_fn, engine=engine)
+    with _reading(directory):
+        recipe = _recipe(model, engine, transforms, source)
+        if signature.outputs is None and model_fn is None:
+            return _trained(model, recipe)
+        own = engine_named(engine).parts(model, source, None, custom_objects)
+    trained = _trained(model, replace(recipe, own=own))
+    return replace(trained, learn_outputs=model_fn is not None)
+
+
+@contextlib.contextmanager
+def _reading(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the model in {directory.location} cannot be read: {error}"
+        ) from error
+
+
+def check_callable(model: TrainedModel) -> None:
+    """Check that there is something to predict with.
+
+    Raises:
+        ModelError: the model cannot be called.
+    """
+    if not model.recipe.outputs:
+        raise ModelError(
+            f"the model in {model.place} cannot predict: {model.problem}. Its weights are in "
+            "model/weights.npz, in the order of the names in model/signature.json (numpy.load). To "
+            "predict with it, give its class what is called, call() in Keras and forward() in "
+            f"PyTorch, and the function that builds it: {with_model_fn(model.recipe.engine)}"
+        )
+
+
+def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
+    return TrainedModel(recipe, model, model.signature.problem)
+
+
+def _recipe(
+    model: StoredModel,
+    engine: str,
+    transforms: Mapping[str, Transform],
+    source: ModelSource | None,
+) -> Recipe:
+    signature = model.signature
+    return Recipe(
+        engine=engine,
+        inputs=signature.inputs,
+        columns=signature.columns,
+        outputs=signature.outputs or (),
+        transforms=dict(transforms),
+        batch_size=signature.batch_size,
+        targets=signature.targets,
+        sample=model.sample(strict=source is not None),
+    )

@@ -1,0 +1,150 @@
+"""Allreduce of gradients that are made smaller on the way, by a `Codec`.
+
+A rank's gradients, weighted by its rows, are its term of the sum that all ranks get. What a codec
+does not send of it stays with the rank and is added to its next term; so the sum over all steps of
+what optimizers are given, and of what ranks still keep, is that of the gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..config.compression import Compression, PowerSGD, Threshold, TopK
+from ..errors import ModelError, RunDirectoryError
+from .allreduce import AllreduceSynchroniser
+from .codec import Codec, Place, Shape, names_of, parts_like
+from .half import HalfCodec
+from .power import PowerCodec
+from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
+from .threshold import ThresholdCodec
+from .top_k import TopKCodec
+from .wire import Wire
+
+# A sign and a place are sent as 32 bits.
+_MOST_ENTRIES = 1 << 31
+
+
+class CompressedSynchroniser(AllreduceSynchroniser):
+    """All ranks hold the same model after every step; see `Synchroniser`.
+
+    Args:
+        compression: how gradients are made smaller.
+        collectives: runs functions of arrays on the framework's tensors.
+        wire: leads to the other ranks.
+    """
+
+    def __init__(self, compression: Compression, collectives: Collectives, wire: Wire) -> None:
+        super().__init__("none", collectives)
+        self._codec = codec_of(compression)
+        self.lasting = bool(self._codec.keeps)
+        self._wire = wire
+        self._step = 0
+        self._places: dict[str, Place] = {}
+        # What a checkpoint has of places that are not known yet.
+        self._kept: dict[str, np.ndarray] = {}
+        self._whole = 0.0
+
+    def before_step(self, step: int) -> None:
+        self._step = step
+
+    def gradients(
+        self,
+        gradients: Sequence[Tensor | None],
+        share: Share,
+        name: str,
+        place: str,
+        along: Sequence[Tensor] = (),
+    ) -> tuple[list[Tensor | None], list[Tensor]]:
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        own = [share.total(share.term(gradients[i])) for i in present]
+        self._note(place, [tuple(int(n) for n in tensor.shape) for tensor in own])
+        exchange = functools.partial(self._exchange, place, len(own))
+        summed = self._collectives.on_host(exchange, [*own, *along])
+        result: list[Tensor | None] = [None] * len(gradients)
+        for i, tensor in zip(present, summed, strict=False):
+            result[i] = tensor
+        return result, summed[len(own) :]
+
+    def _note(self, name: str, shapes: Sequence[Shape]) -> None:
+        """Make a place, or check that it is still what it was, if anything is kept for it."""
+        known = self._places.get(name)
+        if known is None or not self.lasting:
+            known = self._places[name] = Place(name, list(shapes))
+            if self._codec.sends_places and sum(known.sizes) >= _MOST_ENTRIES:
+                raise ModelError(
+                    f"an optimizer has {sum(known.sizes):,} weights; compressions that send places "
+                    f"know {_MOST_ENTRIES:,}. Use Allreduce(compression='bf16') or PowerSGD(…)"
+                )
+            self._fill(known)
+        elif list(known.shapes) != list(shapes):
+            raise ModelError(
+                "an optimizer is given gradients of other variables than in the step before "
+                f"({_shown(shapes)} instead of {_shown(known.shapes)}), to which what a rank has "
+                "not sent yet cannot be added. Give it the gradients of all its variables in every "
+                "step, or use sync=Allreduce() without such a compression"
+            )
+
+    def _exchange(self, name: str, count: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return what an optimizer is given for the first so many arrays; the others' sums."""
+        place, summed = self._places[name], []
+        if count:
+            own = np.concatenate([array.reshape(-1) for array in arrays[:count]])
+            self._whole += bytes_of_sum(own.nbytes, self._wire.size)
+            total = self._codec.total(own, place, self._wire, self._step)
+            # Not as the place has it, which another trace of the step may have seen last.
+            summed = parts_like(total, arrays[:count])
+        for array in arrays[count:]:
+            self._whole += bytes_of_sum(array.nbytes, self._wire.size)
+            summed.append(self._wire.sum(array))
+        return summed
+
+    def traffic(self) -> Traffic:
+        plain = super().traffic()  # statistics
+        return Traffic(plain.sent + self._wire.sent, plain.whole + self._whole)
+
+    def capture(self, rank: int) -> dict[str, np.ndarray]:
+        known = [names_of(place) for place in self._places.values()]
+        found = {n: a for names in (self._kept, *known) for n, a in names.items()}
+        return {n: a.copy() for n, a in found.items() if rank == 0 or not n.startswith("shared/")}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        # What this compression does not keep, it would not bring up to date either.
+        kept = tuple(f"{name}/" for name in self._codec.keeps)
+        self._kept = {name: array for name, array in arrays.items() if name.startswith(kept)}
+        for place in self._places.values():
+            self._fill(place)
+
+    def _fill(self, place: Place) -> None:
+        """Give a place what a checkpoint has kept of it."""
+        end = f"/{place.name}"
+        for name in [name for name in self._kept if name.endswith(end)]:
+            array = self._kept.pop(name)
+            kind, _, key = name.removesuffix(end).partition("/")
+            if kind == "shared":
+                place.shared[key] = np.array(array)
+                continue
+            if array.size != sum(place.sizes):
+                raise RunDirectoryError(
+                    f"the checkpoint has {array.size:,} entries of gradients that ranks have not "
+                    f"sent yet, of an optimizer that changes {sum(place.sizes):,} now; let the "
+                    "same weights be trained, or go on with sync=Allreduce(), which forgets them"
+                )
+            place.own[key] = np.array(array)
+
+
+def codec_of(compression: Compression) -> Codec:
+    """Return what compresses so."""
+    if isinstance(compression, TopK):
+        return TopKCodec(compression)
+    if isinstance(compression, Threshold):
+        return ThresholdCodec(compression)
+    if isinstance(compression, PowerSGD):
+        return PowerCodec(compression)
+    return HalfCodec()
+
+
+def _shown(shapes: Sequence[Shape]) -> str:
+    return ", ".join(map(str, shapes[:3])) + (" …" if len(shapes) > 3 else "")
