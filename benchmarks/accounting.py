@@ -42,7 +42,7 @@ def measure() -> dict[str, float]:
 
     from horovod_spark_runner.engines.keras.collectives import TensorCollectives
     from horovod_spark_runner.engines.keras.stopwatch import Stopwatch
-    from horovod_spark_runner.training.accounting import Clock, Kind
+    from horovod_spark_runner.training.time_breakdown import Clock, Kind
 
     hvd.init()
     watch, collectives, clock = Stopwatch(), TensorCollectives(), Clock()

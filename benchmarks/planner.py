@@ -32,7 +32,7 @@ from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_
 from horovod_spark_runner.planning.links import parse_link
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
-from horovod_spark_runner.training.accounting import step_seconds
+from horovod_spark_runner.training.time_breakdown import step_seconds
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 

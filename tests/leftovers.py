@@ -32,7 +32,7 @@ OTHERS = ("hsr-", "__autograph_generated_file", "torchinductor_")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
-READY = "cluster.worker.ready_process"
+READY = "cluster.worker.prefork"
 _SHARED_MEMORY = Path("/dev/shm")
 # What others left behind, killed together with what clears up after them, is none of ours.
 _THERE_BEFORE = frozenset(_SHARED_MEMORY.glob("hsr-*"))

@@ -49,7 +49,7 @@ LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "commands.doctor_checks": LIGHT | {"packaging"},
     "cluster.slot.barrier": LIGHT | {"pyspark"},
-    "cluster.driver.head_start": LIGHT | {"pyspark"},
+    "cluster.driver.warm_up": LIGHT | {"pyspark"},
     "cluster.protocol.network": LIGHT | {"psutil"},
     "estimator": LIGHT | {"pyspark"},
     "model.estimator_files": LIGHT | {"pyspark"},

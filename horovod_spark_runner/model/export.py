@@ -13,8 +13,8 @@ from ..training.class_columns import PLAIN, VECTOR, ClassColumn
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from .features import feature_names
 from .files import MODES
+from .handle import ServedModel
 from .outputs import added_by
-from .served import ServedModel
 
 
 @dataclass(frozen=True)

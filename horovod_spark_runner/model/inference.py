@@ -24,9 +24,9 @@ from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
-from .ahead import Prepared
 from .batching import Batch, Piece, cut
 from .loading import describe_outputs, load_model
+from .prefetch import Prepared
 from .rows import valid_in_all, with_nulls
 
 # Models a Python worker keeps loaded.

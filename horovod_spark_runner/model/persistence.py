@@ -30,10 +30,10 @@ from ..errors import DataError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..storage.sums import sum_of
 from ..typed_json import load_json, read_fields
-from .served import ServedModel
+from .handle import ServedModel
+from .load import read_finished_run
 from .stage_files import location_of, read_metadata, write_metadata, write_stage
 from .summary import TrainingSummary
-from .trained import read_finished_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,6 +23,7 @@ from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
+from .handle import ServedModel
 from .inference import ERROR, KEEP
 from .outputs import check_classes
 from .params import (
@@ -31,7 +32,6 @@ from .params import (
     prediction_settings,
     set_params,
 )
-from .served import ServedModel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,9 +19,9 @@ from ..config.validators import ColumnNames, check_place
 from ..engines.torch.saved import PROGRAM, SCRIPT, GivenModule
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
+from .handle import ServedModel
+from .load import adopt_model
 from .persistence import StageReader, UserCode, loading_with
-from .served import ServedModel
-from .trained import adopt_model
 from .trained_transformer import TrainedTransformer
 
 

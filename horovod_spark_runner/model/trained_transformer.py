@@ -12,11 +12,11 @@ from ..config.prediction import PredictionSettings
 from ..errors import InvalidInputError
 from ..formatting import quote_all
 from ..storage.filesystem import Location
+from .handle import ServedModel
+from .load import read_finished_run
 from .persistence import StageWriter
 from .predictions import PredictionModel
-from .served import ServedModel
 from .summary import TrainingSummary
-from .trained import read_finished_run
 
 T = TypeVar("T", bound="TrainedTransformer")
 

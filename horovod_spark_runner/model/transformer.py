@@ -18,9 +18,9 @@ from ..config.prediction import (
 from ..config.validators import ColumnNames, check_place
 from ..errors import InvalidInputError, brief
 from ..frameworks import KERAS
+from .handle import ServedModel
+from .load import adopt_model
 from .persistence import KerasStageReader, UserCode, loading_with
-from .served import ServedModel
-from .trained import adopt_model
 from .trained_transformer import TrainedTransformer
 
 

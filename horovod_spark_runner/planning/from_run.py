@@ -18,7 +18,7 @@ from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
 from ..sync.buckets import BUCKET_BYTES
 from ..sync.synchroniser import bytes_of_sum
-from ..training.accounting import WHOLE, Kind, mean_seconds
+from ..training.time_breakdown import WHOLE, Kind, mean_seconds
 from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measurement import Measurement
 from .model import StepTime, Workload

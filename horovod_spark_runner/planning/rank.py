@@ -22,9 +22,9 @@ from ..training.agreement import NOTHING
 from ..training.engine import engine_named
 from ..training.epochs import Epochs, Step
 from ..training.spec import TrainingSpec
+from ..training.strategies import SYNCHRONISERS
 from ..training.trainee import Trainee
 from ..training.training_steps import steps_known
-from ..training.ways import SYNCHRONISERS
 from .measurement import RankFigures
 from .model import StepTime
 

@@ -28,15 +28,15 @@ from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session
 from ..data.read.classes import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..model.served import ServedModel
+from ..model.handle import ServedModel
+from ..model.load import read_trained_model
 from ..model.summary import TrainingSummary
-from ..model.trained import read_trained_model
 from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
 from ..storage.filesystem import Location
-from ..training.accounting import SENT, WHOLE
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
+from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped
 from .record import CallRecord, versions
 from .resolve import ResolvedRun, resolve_again

@@ -26,8 +26,8 @@ from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
 from .class_columns import ClassColumn
+from .detect_engine import said_engine
 from .evaluation import Evaluator, Question
-from .said_engine import said_engine
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
 from .warm_start import WeightsFormat

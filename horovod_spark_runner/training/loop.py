@@ -24,7 +24,6 @@ from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..storage.arrays import Arrays
 from ..sync.synchroniser import Synchroniser
-from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
 from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
@@ -36,11 +35,12 @@ from .progress import Progress, ProgressReporter
 from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
+from .strategies import SYNCHRONISERS, Way
+from .time_breakdown import Accounts, Clock, Kind, phases
 from .traces import Traces
 from .trainee import Trainee
 from .training_steps import steps_known
 from .validation import evaluate
-from .ways import SYNCHRONISERS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None) -> TrainingReport:

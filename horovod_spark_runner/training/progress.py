@@ -12,8 +12,8 @@ from ..cluster.protocol.messages import Progress as ProgressReport
 from ..cluster.worker.reporting import send
 from ..config.training import FitOptions
 from ..data.manifest import Manifest
-from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
+from .time_breakdown import Accounts, Kind, mean_seconds
 
 PROGRESS_SECONDS = 0.2
 # What a rank waits for.

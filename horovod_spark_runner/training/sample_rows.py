@@ -15,7 +15,7 @@ from ..data.manifest import Column
 from ..errors import ModelError
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.contents import Contents
-from .likeness import check_close, check_like
+from .output_equivalence import check_close, check_like
 
 SAMPLE_FILE = "sample.npz"
 # How many rows are kept, and their bytes, of which a single row may have more.

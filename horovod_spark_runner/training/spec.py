@@ -286,9 +286,9 @@ class TrainingReport:
         saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
             whatever comes before the first step), ``epochs``, ``save``. Of ``epochs``, by what it
-            was spent on: see `horovod_spark_runner.training.accounting`.
+            was spent on: see `horovod_spark_runner.training.time_breakdown`.
         accounts: where the time of all ranks went, as
-            `horovod_spark_runner.training.accounting.record` tells it; only rank 0 knows.
+            `horovod_spark_runner.training.time_breakdown.record` tells it; only rank 0 knows.
         staleness: how many updates of the weights came 0, 1, … updates of other ranks after these
             had been taken; empty where ranks do not step by themselves.
         final: metrics of the validation rows, of the model as it was saved, if that was asked for

@@ -24,13 +24,13 @@ from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.engines.keras.archive import CONFIG_FILE
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE
-from horovod_spark_runner.model.loading import load_model
-from horovod_spark_runner.model.trained import (
+from horovod_spark_runner.model.load import (
     TrainedModel,
     check_callable,
     read_finished_run,
     read_trained_model,
 )
+from horovod_spark_runner.model.loading import load_model
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import AttemptSpec, ModelSource, TrainingSpec, bind_columns

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.training.accounting import KINDS, Kind, record
+from horovod_spark_runner.training.time_breakdown import KINDS, Kind, record
 
 BEGAN = 1_800_000_000.0
 

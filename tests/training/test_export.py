@@ -23,8 +23,8 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.engines.keras.artifact import save_model
 from horovod_spark_runner.engines.keras.binding import InputBinding
+from horovod_spark_runner.model.load import read_finished_run
 from horovod_spark_runner.model.loading import load_model
-from horovod_spark_runner.model.trained import read_finished_run
 from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding
 

@@ -12,7 +12,8 @@ import pytest
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.report.runs.times import rank_wholes, slow_ranks
-from horovod_spark_runner.training.accounting import (
+from horovod_spark_runner.training.progress import Progress, shares
+from horovod_spark_runner.training.time_breakdown import (
     KINDS,
     MOST_RANKS,
     Clock,
@@ -21,7 +22,6 @@ from horovod_spark_runner.training.accounting import (
     phases,
     record,
 )
-from horovod_spark_runner.training.progress import Progress, shares
 
 
 def table(ranks: int, **seconds: Any) -> np.ndarray:

@@ -27,7 +27,7 @@ from horovod_spark_runner.model import files, inference
 from horovod_spark_runner.model.file_commit import Commit, committing
 from horovod_spark_runner.model.files import FilesPlan, FilesRequest, plan_files
 from horovod_spark_runner.model.inference import Predictor
-from horovod_spark_runner.model.trained import read_finished_run
+from horovod_spark_runner.model.load import read_finished_run
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import identity
 

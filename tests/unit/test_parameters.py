@@ -27,7 +27,7 @@ from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.sync import WAYS
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.params import PredictionParams, camel_case, said_of_param
-from horovod_spark_runner.training.ways import SYNCHRONISERS
+from horovod_spark_runner.training.strategies import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN = inspect.signature(run_training).parameters

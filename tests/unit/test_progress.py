@@ -8,8 +8,8 @@ import pytest
 
 from horovod_spark_runner.cluster.protocol.messages import Progress as Told
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.training.accounting import Kind
 from horovod_spark_runner.training.progress import Progress, ProgressReporter
+from horovod_spark_runner.training.time_breakdown import Kind
 
 STEPS = 10
 

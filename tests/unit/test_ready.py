@@ -25,9 +25,10 @@ from horovod_spark_runner.cluster.protocol.process_messages import (
     ProcessReport,
 )
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
-from horovod_spark_runner.cluster.slot import rank_process, ready, worker_handle
+from horovod_spark_runner.cluster.slot import rank_process, worker_handle
+from horovod_spark_runner.cluster.slot import worker_pool as ready
 from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
-from horovod_spark_runner.cluster.slot.ready import Asked, Known
+from horovod_spark_runner.cluster.slot.worker_pool import Asked, Known
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.machine import is_stopped, process_start
 from horovod_spark_runner.typed_json import to_json

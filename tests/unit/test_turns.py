@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from horovod_spark_runner.cluster.driver.turns import Claim, Turns, fits
+from horovod_spark_runner.cluster.driver.slot_queue import Claim, Turns, fits
 
 
 def claim(slots: int, total: int | None = 4, demand: str = "1 core", where: str = "app") -> Claim:

@@ -39,9 +39,9 @@ from ..spark.session import (
     use_own_python,
 )
 from .control_server import ControlServer
+from .slot_queue import Claim, Turns
 from .spark_job import SparkJob
 from .talk import Observer, Talk
-from .turns import Claim, Turns
 from .watch import RunWatch, Verdict
 
 if TYPE_CHECKING:

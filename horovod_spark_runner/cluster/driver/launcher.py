@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...config.launch import LaunchSettings
 from ..spark.capacity import Allotment, check_slots
 from ..spark.session import active_session
-from .head_start import import_meanwhile
 from .launch import RunResult, launch
 from .talk import Observer
+from .warm_up import import_meanwhile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,8 +31,8 @@ from ..protocol.outcome import (
 )
 from ..protocol.process_messages import WORKER_REPORTS, Begin, Forked, ForkWorker, ProcessReport
 from ..protocol.processes import READY_NAME, ChildOutput, describe_exit
-from .ready import retire_all
 from .worker_handle import StartedWorker, Worker, fork_worker
+from .worker_pool import retire_all
 from .workspace import Workspace
 
 # PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).

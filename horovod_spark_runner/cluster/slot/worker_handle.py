@@ -17,7 +17,7 @@ from typing import IO
 from ...machine import exit_code_of
 from ..protocol.process_messages import Forked, ForkWorker, ProcessReport
 from ..protocol.processes import end_descriptors, end_group, signal_group, start_tethered
-from .ready import Asked, ask_for_worker
+from .worker_pool import Asked, ask_for_worker
 
 WORKER_MODULE = "horovod_spark_runner.cluster.worker.main"
 # How long after a worker's end its exit code may take to come: the ready process may be busy.

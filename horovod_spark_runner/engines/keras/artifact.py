@@ -21,8 +21,8 @@ from ...serialize import dumps
 from ...storage.archives import unpack
 from ...storage.arrays import Arrays, write_arrays
 from ...storage.contents import Contents, Sink
-from ...training.likeness import check_close
 from ...training.model_inputs import ModelInputs
+from ...training.output_equivalence import check_close
 from ...training.sample_rows import SAMPLE_FILE
 from ...training.spec import OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelWriter, Signature

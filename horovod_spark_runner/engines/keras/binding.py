@@ -12,8 +12,8 @@ import numpy as np
 from ...data.manifest import Column, Manifest
 from ...errors import ModelError
 from ...training.spec import Binding
+from .integers import bounds_of, check_within
 from .protocols import Nest
-from .whole_numbers import bounds_of, check_within
 
 Columns = Mapping[str, np.ndarray]
 

@@ -15,8 +15,8 @@ from ...config.importable import import_name
 from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...storage.arrays import Arrays, dump_arrays
-from ...training.likeness import check_close
 from ...training.model_inputs import ModelInputs
+from ...training.output_equivalence import check_close
 from ...training.sample_rows import SAMPLE_FILE, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelWriter, Signature

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from ...config.launch import LaunchSettings
 from ...machine import environment_at_start
 from ..protocol.command import worker_environment
-from ..slot.ready import ask_to_import
+from ..slot.worker_pool import ask_to_import
 from ..spark.capacity import Allotment
 from ..spark.session import described, inheriting_thread
 from ..spark.tasks import collect_from_tasks

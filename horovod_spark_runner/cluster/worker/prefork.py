@@ -29,7 +29,7 @@ from ..protocol.processes import (
     name_process,
     signal_group,
 )
-from ..slot.ready import read_request, remove_if_over
+from ..slot.worker_pool import read_request, remove_if_over
 from .main import import_ahead, prepare, work
 
 # Milliseconds between looks at the clock, and at the executor where the kernel cannot tell.
@@ -248,7 +248,7 @@ def _kill(pid: int) -> None:
 
 
 def main() -> None:
-    """Serve: ``python -m …cluster.worker.ready_process FD PATH OWNER OWNER_START IDLE``."""
+    """Serve: ``python -m …cluster.worker.prefork FD PATH OWNER OWNER_START IDLE``."""
     descriptor, path, owner, owner_start, idle = sys.argv[1:]
     name_process(READY_NAME)
     for number in (signal.SIGINT, *_NOT_FOR_IT):

@@ -41,7 +41,7 @@ from ..protocol.process_messages import READY_REQUESTS, ForkWorker, ImportModule
 from ..protocol.processes import RANK_NAME
 from .workspace import is_private, short_temporary
 
-MODULE = "horovod_spark_runner.cluster.worker.ready_process"
+MODULE = "horovod_spark_runner.cluster.worker.prefork"
 # What differs from rank to rank or run to run, and is read by no import.
 PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
 _LENGTH = struct.Struct("!I")

@@ -19,8 +19,8 @@ from ..training.trained_model import Recipe, copy_model
 from ..typed_json import read_fields
 from .features import feature_names
 from .inference import Predictor, describing
+from .load import TrainedModel, check_callable
 from .shipping import ShippedModel
-from .trained import TrainedModel, check_callable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
