@@ -1,4 +1,4 @@
-"""What is known of the frameworks that there are engines for, without loading one."""
+"""Facts about the supported frameworks; loads none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells this machine and its processes from others."""
+"""Identity of this machine and its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks begin with and is too large for their call: they find it in the run directory."""
+"""Files for the ranks that are too large for their call: kept in the run directory meanwhile."""
 
 from __future__ import annotations
 

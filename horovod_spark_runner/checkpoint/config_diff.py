@@ -1,4 +1,4 @@
-"""What a call that resumes a run asks for otherwise than the call that began it. Pure.
+"""Compare the resuming call's settings with the original run's. Pure.
 
 A change is honoured (and nothing is said), cannot be honoured (a warning names both values), or
 makes it another run (refused). Values that an earlier version did not record count as unchanged.

@@ -1,4 +1,4 @@
-"""What each rank keeps for itself: seeds of random layers, metric sums, generators, callbacks."""
+"""State of one rank: seeds of random layers, metric sums, generators, callbacks."""
 
 from __future__ import annotations
 

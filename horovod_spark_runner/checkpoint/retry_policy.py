@@ -1,4 +1,4 @@
-"""Whether and when a run that was cut short is started again. Pure.
+"""Decide whether and when an interrupted run is restarted. Pure.
 
 A run's own code that raised is not started again: it would raise again. A killed or lost rank, a
 lost executor, a killed mpirun, storage that was away and a request to end (preemption) say nothing

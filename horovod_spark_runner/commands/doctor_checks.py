@@ -1,4 +1,4 @@
-"""What the doctor makes of the facts it finds: rules on versions, and a judge of each fact."""
+"""Judge the facts that the doctor collects: rules on versions and settings. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a loaded framework can tell, found out in a process of its own.
+"""Collect facts that need a loaded framework, in a process of its own.
 
 ``python -m horovod_spark_runner.commands.doctor_probe facts`` prints one JSON object per line and
 step, so that a step that crashes the process takes nothing of the earlier ones with it.

@@ -1,4 +1,4 @@
-"""What ``--json`` prints: JSON that every reader takes."""
+"""Print JSON that every reader accepts, for ``--json``."""
 
 from __future__ import annotations
 

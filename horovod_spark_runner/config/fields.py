@@ -1,4 +1,4 @@
-"""How a setting is written down, once: a field of a frozen dataclass, its kind, its sentence."""
+"""Declare a setting once: a field of a frozen dataclass with its check and its sentence."""
 
 from __future__ import annotations
 

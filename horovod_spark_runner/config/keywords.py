@@ -1,4 +1,4 @@
-"""Which argument an unknown keyword stands for, and where it is given."""
+"""Suggest the argument that an unknown keyword stands for."""
 
 from __future__ import annotations
 

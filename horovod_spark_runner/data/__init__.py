@@ -1,1 +1,1 @@
-"""What a materialized dataset is, and where it lies."""
+"""A materialized dataset and its place."""

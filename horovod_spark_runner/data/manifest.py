@@ -1,4 +1,4 @@
-"""What a materialized dataset is: its columns, files and row groups. Pure.
+"""Manifest of a materialized dataset: columns, files and row groups. Pure.
 
 The manifest is made once, on the driver, from the files' footers, and sent to all ranks; they
 list nothing and open only the files they read.

@@ -1,4 +1,4 @@
-"""What a fitted stage of Spark ML and its columns say of themselves."""
+"""Read fitted stages of Spark ML and the metadata of their columns."""
 
 from __future__ import annotations
 

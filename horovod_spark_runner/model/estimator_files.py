@@ -1,4 +1,4 @@
-"""How `HorovodEstimator` is saved and loaded: its Params as JSON, code by the name it has."""
+"""Save and load `HorovodEstimator`: Params as JSON, code by its import name."""
 
 from __future__ import annotations
 

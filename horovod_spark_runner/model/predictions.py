@@ -1,4 +1,4 @@
-"""What a trained model does with rows: predicts on DataFrames and files, and is evaluated."""
+"""Predict on DataFrames and files with a trained model, and evaluate it."""
 
 from __future__ import annotations
 

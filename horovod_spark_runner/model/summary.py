@@ -1,4 +1,4 @@
-"""What is told of the training that a model comes from."""
+"""Summary of the training that a model comes from."""
 
 from __future__ import annotations
 

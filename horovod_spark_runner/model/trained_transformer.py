@@ -1,4 +1,4 @@
-"""What the transformers of trained models share, whichever framework has trained them."""
+"""Base of the transformers of all frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transformer holds the models of an engine."""
+"""The transformer class of each engine."""
 
 from __future__ import annotations
 

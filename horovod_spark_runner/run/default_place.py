@@ -1,4 +1,4 @@
-"""Where a run, or a search, goes that was given no place."""
+"""Default place of a run or a search."""
 
 from __future__ import annotations
 

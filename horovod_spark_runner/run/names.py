@@ -1,4 +1,4 @@
-"""What the model calls its inputs and outputs; the driver, which loads no framework, has to ask."""
+"""Names of the model's inputs and outputs, asked of a Spark worker: the driver loads no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call leaves of itself in the run directory: where its time went, and the report."""
+"""Record of a call in the run directory: its time breakdown and the report."""
 
 from __future__ import annotations
 

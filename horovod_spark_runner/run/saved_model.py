@@ -1,4 +1,4 @@
-"""Whether a SavedModel can be made of the model that is to be trained, before it is."""
+"""Check before a training that its model can become a SavedModel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is given to a scorer, as columns of the types that the pipeline was made for. Pure."""
+"""Convert the input of a scorer to columns of the pipeline's types. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage of an exported pipeline is, and how it is kept as JSON and arrays."""
+"""Stage of an exported pipeline, stored as JSON and arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file holds, read from where it lies: models are larger than memory has copies for."""
+"""Contents of a file, read in parts: models may be larger than free memory."""
 
 from __future__ import annotations
 

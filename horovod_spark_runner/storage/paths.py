@@ -1,4 +1,4 @@
-"""What users write for places in storage, read as they mean it. Pure but for users' homes."""
+"""Interpret paths as users write them. Pure but for users' homes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a URL may be shown."""
+"""Remove secrets from URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks that step by themselves tell each other: numbers that all of them count up.
+"""Counters shared by ranks that step independently.
 
 An epoch's batches lie in *shares*, one for each rank that the epoch was begun with. Who wants a
 batch takes the next one of a share by counting up how many are taken, so each is one rank's. Steps

@@ -1,4 +1,4 @@
-"""Which gradients leave together, so that the first can leave while others are still computed."""
+"""Group gradients into buckets, so that the first leaves while others are still computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compression of gradients is: how ranks get about the sum of what each has.
+"""Interface of a compression: ranks obtain an approximate sum of their gradients.
 
 A codec knows neither frameworks nor MPI: it is given one flat array for all of an optimizer's
 gradients (or those of a bucket of them) and a `Wire`.

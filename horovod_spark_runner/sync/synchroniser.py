@@ -1,4 +1,4 @@
-"""What a way of synchronising is, and what it needs of a framework.
+"""Interface of a synchronisation strategy, and its requirements of a framework.
 
 A way (allreduce, say) knows no framework, and a framework knows no way: gradients are whatever
 tensors the framework computes with, and are summed by its `Collectives`. To add a way, write a

@@ -1,4 +1,4 @@
-"""What MPI must allow for threads beside Horovod's own to use it."""
+"""Check that MPI supports threads beside Horovod's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compressed gradients travel by: collectives of arrays over all ranks, by MPI.
+"""Collectives of arrays over all ranks, by MPI, for compressed gradients.
 
 Their bytes are counted as `Traffic` says; what each rank gives to all others is sent N−1 times.
 """

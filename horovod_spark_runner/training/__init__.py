@@ -1,1 +1,1 @@
-"""What a rank does with a training, and how the driver asks for it."""
+"""A training on a rank, whatever the framework, and its interface to the driver."""

@@ -1,4 +1,4 @@
-"""What the ranks agree on while they train: to stop, to save a checkpoint, to end soon.
+"""Agree among ranks on stopping, on saving a checkpoint and on ending early.
 
 Requests ride on the collective of a step where there is one in every step, and cost nothing then.
 Where there is none, ranks agree by one small collective of their own wherever they meet; what was

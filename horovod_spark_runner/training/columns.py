@@ -1,4 +1,4 @@
-"""Which columns feed the model: given, by convention, or by the model's names."""
+"""Resolve the model's columns: given, by convention, or by the model's names."""
 
 from __future__ import annotations
 

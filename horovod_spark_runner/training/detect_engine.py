@@ -1,4 +1,4 @@
-"""Which engine a model's function is for, where its code or its annotation tells."""
+"""Detect the engine of a model function by its annotation or its code."""
 
 from __future__ import annotations
 

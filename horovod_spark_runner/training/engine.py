@@ -1,4 +1,4 @@
-"""What a framework is to the project: write an `Engine` to train with another one.
+"""Interface of a framework: write an `Engine` to train with another one.
 
 An engine is the object ``ENGINE`` of a module, and is found by that module's dotted name, which
 travels to the ranks in `ModelSource.engine`. The driver imports the module, too: it must import

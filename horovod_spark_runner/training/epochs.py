@@ -1,4 +1,4 @@
-"""Which global batches an epoch consists of, and this rank's part of each."""
+"""Global batches of an epoch, and this rank's part of each."""
 
 from __future__ import annotations
 

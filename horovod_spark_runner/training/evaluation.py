@@ -1,4 +1,4 @@
-"""What evaluating a trained model asks of a framework. Knows none."""
+"""Interface for evaluating a trained model, whatever the framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When callbacks are called; an engine makes those of its framework of it."""
+"""Events at which callbacks are called; each engine calls those of its framework."""
 
 from __future__ import annotations
 

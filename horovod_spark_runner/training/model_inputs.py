@@ -1,4 +1,4 @@
-"""What a trained model takes, and what its outputs were compared with, as a training knows it."""
+"""Inputs and targets of a trained model, as its training knows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written into ONNX files of what is known of a model, whatever the framework."""
+"""Metadata of a model in its ONNX file, whatever the framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model gives what another one gave: how one that is made anew is known again."""
+"""Check that a rebuilt model gives the same outputs as the trained one."""
 
 from __future__ import annotations
 

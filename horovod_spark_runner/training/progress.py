@@ -1,4 +1,4 @@
-"""How far a training has come, what it waits for, and telling the driver."""
+"""Progress of a training, reported to the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps of an epoch a rank takes: its part of each, or whole batches as it comes to them.
+"""Steps of an epoch for one rank: its part of each batch, or whole batches on demand.
 
 Where ranks make their steps together, or equally many of them, each has its part of every global
 batch. Where they step by themselves, those parts are batches of their own, of whoever takes them:

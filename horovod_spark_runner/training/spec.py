@@ -1,4 +1,4 @@
-"""What the ranks are told about a training, and what they answer. Loads no framework."""
+"""The training as sent to the ranks, and the report they return. Loads no framework."""
 
 from __future__ import annotations
 

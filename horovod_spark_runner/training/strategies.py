@@ -1,4 +1,4 @@
-"""Which class makes the ranks train one model, by the settings that `run_training` takes."""
+"""The synchronisation class for each `sync` setting."""
 
 from __future__ import annotations
 

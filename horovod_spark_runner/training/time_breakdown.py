@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: each moment of it is put down to one thing."""
+"""Time breakdown of a rank: each moment belongs to exactly one activity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chooses the parameters of trials, and what ends them early, of optuna's."""
+"""Samplers and pruners of optuna."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search chooses from: plain values by name, or a function of optuna's trial."""
+"""Search space: plain values by name, or a function of optuna's trial."""
 
 from __future__ import annotations
 

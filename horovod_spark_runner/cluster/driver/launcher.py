@@ -1,4 +1,4 @@
-"""How runs get their ranks: from Spark, or from what a test has put in its place."""
+"""The launcher that gives runs their ranks: Spark, or a substitute of a test."""
 
 from __future__ import annotations
 

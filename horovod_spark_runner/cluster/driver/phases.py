@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by what the driver hears. Pure."""
+"""Time breakdown of a launch, from the messages the driver receives. Pure."""
 
 from __future__ import annotations
 

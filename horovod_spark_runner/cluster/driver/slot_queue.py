@@ -1,4 +1,4 @@
-"""When a run may start: the runs of all threads share Spark's slots, in the order they come.
+"""Queue for Spark's slots, shared by the runs of all threads, first come, first served.
 
 Two runs that hold half of the slots each and wait for the rest would never end. So a run starts
 once all of its slots are free of other runs of this process, and not before those that came

@@ -1,4 +1,4 @@
-"""What the driver and the slots of a run say to each other while it goes on."""
+"""The driver's end of the conversation with the slots of a running run."""
 
 from __future__ import annotations
 

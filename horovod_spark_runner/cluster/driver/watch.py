@@ -1,4 +1,4 @@
-"""What the driver concludes from the slots' messages, and from their absence. Pure."""
+"""Judge a run by the slots' messages, and by their absence. Pure."""
 
 from __future__ import annotations
 

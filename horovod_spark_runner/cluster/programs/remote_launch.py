@@ -1,4 +1,4 @@
-"""What mpirun calls, in place of ssh, to start its daemon on another host.
+"""Start MPI's daemon on another host; mpirun calls this program in place of ssh.
 
 Run as ``remote_launch.py HOST COMMAND...``. It hands both to slot 0 over the Unix socket named in
 ``HSR_AGENT`` and ends with the exit code it is told. Standard library only.

@@ -1,4 +1,4 @@
-"""What mpirun starts for every rank: it lends its MPI identity to the Spark task's worker.
+"""Lend the MPI identity of a rank to the Spark task's worker; mpirun starts one shim per rank.
 
 Run as ``python -S -E shim.py``. The shim connects to its own rank's Unix socket (``HSR_DOORS``
 lists those of this host's ranks, by local rank), sends the environment MPI gave it, and waits for

@@ -1,1 +1,1 @@
-"""What the processes of a launch have in common: values they exchange, and the ways they take."""
+"""The protocol between driver, slots and workers: values, messages, channels."""

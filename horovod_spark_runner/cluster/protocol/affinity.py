@@ -1,4 +1,4 @@
-"""Which cores a rank runs on.
+"""Cores of each rank.
 
 Ranks that share all cores of a host wait for each other at every step: where the scheduler puts two
 of them on one core for a while, all are slow. With a share of the cores to itself, each keeps its

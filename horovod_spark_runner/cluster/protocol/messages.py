@@ -1,4 +1,4 @@
-"""What the driver, the slots and code on a rank say: one dataclass per kind of message. Pure.
+"""Messages of the driver, the slots and code on a rank: one dataclass per kind. Pure.
 
 `Told` is the envelope of all that the driver hears. The unions say who takes what, and
 `typed_json.parse` takes nothing else. What a slot's own processes say to each other is in

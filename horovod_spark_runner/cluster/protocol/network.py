@@ -1,4 +1,4 @@
-"""Who this host is, and the address its slot is reached at by the others."""
+"""Identity of this host, and the address at which other hosts reach it."""
 
 from __future__ import annotations
 

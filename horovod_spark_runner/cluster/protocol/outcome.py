@@ -1,4 +1,4 @@
-"""What became of a rank, as a value, and which failure explains a failed run. Pure."""
+"""Outcome of a rank as a value, and the failure that explains a failed run. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot, the worker of its rank and the ready process, which forks workers, say. Pure."""
+"""Messages of a slot, its worker and the prefork process. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the slots learn which ranks they are: from the driver, to which all of them talk. Pure.
+"""Assign ranks to slots: the slots report to the driver, which answers each. Pure.
 
 Spark's own way, ``allGather``, takes a second at least, because Spark looks once a second, and
 carries what every slot says to every slot. It is left for runs in which some slots do not reach the

@@ -1,4 +1,4 @@
-"""What every slot of a run is told by the driver."""
+"""The plan that the driver sends to every slot of a run."""
 
 from __future__ import annotations
 

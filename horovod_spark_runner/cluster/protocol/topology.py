@@ -1,4 +1,4 @@
-"""Which rank goes where: on which host, in which slot, with which devices. Pure.
+"""Placement of ranks: hosts, slots, devices. Pure.
 
 A *slot* is one task of the Spark barrier stage; its index is the task's partition. It holds one
 rank, or several where Spark gave the task several ranks' GPUs. A *rank* is a process of the MPI

@@ -1,1 +1,1 @@
-"""What runs inside one Spark barrier task."""
+"""The inside of one Spark barrier task."""

@@ -1,4 +1,4 @@
-"""How the command of a host's MPI daemon gets from slot 0 to the slot that leads the host."""
+"""Forward the command of a host's MPI daemon from slot 0 to the slot that leads the host."""
 
 from __future__ import annotations
 

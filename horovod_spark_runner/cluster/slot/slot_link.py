@@ -1,4 +1,4 @@
-"""What a slot says to the driver, and what it is told."""
+"""The slot's connection to the driver: messages sent and received."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What this package asks of Spark, and what differs between its kinds."""
+"""Requests to Spark, and the differences between its deployments."""

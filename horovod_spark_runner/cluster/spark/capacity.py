@@ -1,4 +1,4 @@
-"""How many slots Spark can give at once, asked before anything is launched."""
+"""Slots that Spark can give at once, counted before anything is launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do where Spark encrypts its traffic and MPI does not."""
+"""Refuse unencrypted MPI traffic where Spark encrypts its own, unless the user allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do where Spark limits the memory of its Python workers."""
+"""Check Spark's memory limit of Python workers, which holds for ranks, too."""
 
 from __future__ import annotations
 

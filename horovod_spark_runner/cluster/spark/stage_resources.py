@@ -1,4 +1,4 @@
-"""What one Spark task of the training holds: its cores, its GPUs, its ranks."""
+"""Resources of one Spark task of a training: cores, GPUs, ranks."""
 
 from __future__ import annotations
 

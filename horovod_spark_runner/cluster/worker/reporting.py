@@ -1,4 +1,4 @@
-"""How code on a rank tells the driver something while it runs.
+"""Report from code on a rank to the driver while it runs.
 
 Reports are advice, not data: one that cannot be sent is dropped, never waited for.
 """

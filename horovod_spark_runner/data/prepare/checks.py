@@ -1,4 +1,4 @@
-"""What is wrong with the values of a DataFrame, and in which row first.
+"""Check the values of a DataFrame; name the first invalid row.
 
 The rows are watched while they are written, at almost no cost: Spark observes sizes, and the
 Parquet footers tell nulls and what is not finite. Only if these show something is the DataFrame

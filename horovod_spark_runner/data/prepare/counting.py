@@ -1,4 +1,4 @@
-"""How many rows a DataFrame has, where that is known without computing it."""
+"""Count the rows of a DataFrame where that needs no computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a DataFrame is the same as an earlier one, told without computing it.
+"""Fingerprint of a DataFrame, made without computing its rows.
 
 That can be told only of a plan that reads files and computes from them by Spark's own
 deterministic expressions. Of any other (rows from memory, user functions, the current time) it

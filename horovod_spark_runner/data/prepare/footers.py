@@ -1,4 +1,4 @@
-"""What Parquet footers tell of files."""
+"""Read Parquet footers."""
 
 from __future__ import annotations
 

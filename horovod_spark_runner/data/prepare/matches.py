@@ -1,4 +1,4 @@
-"""Where in a DataFrame a condition holds first."""
+"""Find the first row of a DataFrame that fulfils a condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns play which part, and in which shapes. Pure."""
+"""Roles and shapes of columns. Pure."""
 
 from __future__ import annotations
 

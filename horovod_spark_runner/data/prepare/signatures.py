@@ -1,4 +1,4 @@
-"""What bytes begin with, and what that says of them. Pure."""
+"""Recognise file formats by their first bytes. Pure."""
 
 from __future__ import annotations
 

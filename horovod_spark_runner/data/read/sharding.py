@@ -1,4 +1,4 @@
-"""Which rank reads which row at which step. Pure.
+"""Assign rows to ranks and steps. Pure.
 
 The order of samples in an epoch is a function of (row groups, seed, epoch, global batch size)
 only, never of the number of ranks, so any world size reads the same global batches, every row

@@ -1,4 +1,4 @@
-"""What checkpoints record of a model besides its variables: layers, connections, `compile`.
+"""Describe a model for checkpoints: layers, connections, `compile`.
 
 All of it is JSON without automatic names ("dense_3"), which differ from one call of a function to
 the next. `horovod_spark_runner.checkpoint.config_diff` compares two of them.

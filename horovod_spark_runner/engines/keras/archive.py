@@ -1,4 +1,4 @@
-"""What a ``.keras`` archive needs besides Keras, told without loading Keras.
+"""Read the requirements of a ``.keras`` archive without loading Keras.
 
 An archive is a zip file whose ``config.json`` describes every layer: classes and functions of
 Keras by their module, the user's own by their names, lambdas as marshalled code. That code is

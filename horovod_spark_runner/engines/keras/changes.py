@@ -1,4 +1,4 @@
-"""How a Keras model differs from the one that a checkpoint was taken of. Pure."""
+"""Compare a Keras model with that of a checkpoint. Pure."""
 
 from __future__ import annotations
 

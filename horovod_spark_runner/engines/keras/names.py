@@ -1,4 +1,4 @@
-"""What a Keras model calls its inputs and outputs, before it has seen a column."""
+"""Names of a Keras model's inputs and outputs, before it is bound to columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model gives: its outputs by name, however it nests them."""
+"""Outputs of a model by name, however they are nested."""
 
 from __future__ import annotations
 

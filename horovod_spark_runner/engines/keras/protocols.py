@@ -1,4 +1,4 @@
-"""What is used here of Keras' objects, whose packages have no types."""
+"""Types of the Keras objects used here; Keras has none."""
 
 from __future__ import annotations
 

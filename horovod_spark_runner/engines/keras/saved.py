@@ -1,4 +1,4 @@
-"""What a trained Keras model is made from again. Loads no framework."""
+"""Everything needed to rebuild a trained Keras model. Loads no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Keras model comes from, as far as the driver can tell. Loads no framework."""
+"""Source of a Keras model, as the driver knows it. Loads no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long compiled steps take from one of their tensors to others."""
+"""Time compiled steps from one of their tensors to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch trainings call back. Loads no framework."""
+"""Callbacks of PyTorch trainings. Loads no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a PyTorch model this one, and how it differs from the one of a checkpoint."""
+"""Describe a PyTorch model, and compare it with that of a checkpoint."""
 
 from __future__ import annotations
 

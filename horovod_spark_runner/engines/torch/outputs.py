@@ -1,4 +1,4 @@
-"""What a PyTorch module gives: its outputs by name, however it nests them."""
+"""Outputs of a PyTorch module by name, however they are nested."""
 
 from __future__ import annotations
 

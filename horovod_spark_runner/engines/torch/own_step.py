@@ -1,4 +1,4 @@
-"""What a step of the user's own is given, and how its optimizers are connected."""
+"""Arguments of a user-defined step, and the connection of its optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver checks of what is given for a PyTorch model. Loads no framework."""
+"""Check the source of a PyTorch model on the driver. Loads no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training changes besides weights, such as batch normalisation's moments."""
+"""State that training changes besides weights, such as batch normalisation's moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a PyTorch training is given: a module, its loss and its optimizer. Loads no framework."""
+"""`TorchModel`: a module with its loss and its optimizer. Loads no framework."""
 
 from __future__ import annotations
 

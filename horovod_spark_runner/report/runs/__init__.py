@@ -1,1 +1,1 @@
-"""What a run directory tells, and the report of it."""
+"""The report of a run directory."""

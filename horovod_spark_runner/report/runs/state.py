@@ -1,4 +1,4 @@
-"""What became of a run, read from its run directory alone."""
+"""State of a run, read from its run directory alone."""
 
 from __future__ import annotations
 

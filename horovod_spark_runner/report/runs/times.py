@@ -1,4 +1,4 @@
-"""Where the time of a run went: by phase, by rank, by epoch, and what slow ranks cost."""
+"""Time breakdown of a run: by phase, rank and epoch, and the cost of stragglers."""
 
 from __future__ import annotations
 
