@@ -51,7 +51,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Told,
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankOutcome
-from horovod_spark_runner.cluster.protocol.slot_plan import SlotPlan
+from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
 from horovod_spark_runner.config.launch import LaunchSettings

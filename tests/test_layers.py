@@ -37,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"checkpoint"},
     # The loop knows an engine only by name.
     {"training"},
-    {"engines.keras", "engines.torch"},
+    {"engines", "engines.keras", "engines.torch"},
     {"model", "report.runs", "scoring"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},

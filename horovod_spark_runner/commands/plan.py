@@ -11,7 +11,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError
 from ..planning.from_run import measure_from_run
 from ..planning.plan import PlanOptions, build_plan, plan_file
-from ..storage.archives import parsing
+from ..storage.contents import parsing
 from .output import output_file, show
 
 

@@ -9,7 +9,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
-from ..storage.archives import parsing
+from ..storage.contents import parsing
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
 from ..tune.directory import StudyDirectory

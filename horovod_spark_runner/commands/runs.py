@@ -13,8 +13,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import HorovodSparkError, InvalidInputError
 from ..report.runs.state import UNREADABLE, WHOLE, RunSummary, read_run
 from ..storage.filesystem import Location
-from .output import show
-from .strict_json import json_text
+from .output import json_text, show
 
 
 def describe_run(run: RunSummary) -> list[str]:

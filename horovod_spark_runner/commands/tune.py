@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import RunDirectoryError
-from ..storage.archives import parsing
+from ..storage.contents import parsing
 from ..storage.filesystem import Location
 from ..storage.lease import read_lease, seems_held
 from ..tune.call import needing_optuna
 from ..tune.directory import StudyDirectory
 from ..tune.result import FINISHED, STATES, TrialLine, trial_line
-from .output import show
-from .strict_json import json_text
+from .output import json_text, show
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import numpy as np
 from ..scoring.categories import IndexToString, OneHotEncoder, StringIndexer
 from ..scoring.columns import DENSE_SIZE
 from ..scoring.inputs import VECTOR
-from ..scoring.murmur import place_of
 from ..scoring.stage import Stage
 from ..scoring.text import (
     CountVectorizer,
@@ -21,6 +20,7 @@ from ..scoring.text import (
     RegexTokenizer,
     StopWordsRemover,
     Tokenizer,
+    place_of,
 )
 from ..scoring.values import Binarizer, Bucketizer, Imputer
 from ..scoring.vectors import (

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from ..cluster.spark.python_worker import ask_worker
 from ..cluster.spark.session import described
-from ..cluster.spark.tasks import raise_task_error
+from ..cluster.spark.tasks import ask_worker, raise_task_error
 from ..config.validators import ColumnNames
 from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError

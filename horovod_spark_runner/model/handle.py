@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.spark.python_worker import ask_worker
+from ..cluster.spark.tasks import ask_worker
 from ..errors import ModelError
 from ..storage.contents import Contents
 from ..training.engine import engine_named

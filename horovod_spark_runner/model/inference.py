@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..cluster.spark.python_worker import keep_to_task, spare_from_collection
+from ..cluster.spark.tasks import keep_to_task, spare_from_collection
 from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow

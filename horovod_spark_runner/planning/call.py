@@ -18,8 +18,7 @@ from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
-from ..run.default_place import default_place
-from ..run.resolve import ResolvedRun, resolve
+from ..run.resolve import ResolvedRun, default_place, resolve
 from .links import Link
 from .measure import measure_training
 from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan

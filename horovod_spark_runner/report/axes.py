@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..formatting import short
-from .markup import Child, Markup, element
+from .page import Child, Markup, element
 
 WIDTH, WIDE = 380, 780
 HEIGHT = 230

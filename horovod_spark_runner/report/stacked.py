@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..formatting import duration, shortened
 from .axes import CHARACTER, HEIGHT, WIDE, WIDTH, Scale, chart, frame, text
-from .markup import Markup, element
-from .thinning import groups
+from .lines import groups
+from .page import Markup, element
 
 MOST_COLUMNS = 90
 ROW = 20.0

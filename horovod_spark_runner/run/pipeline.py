@@ -23,9 +23,8 @@ from ..cluster.spark.followed_jobs import told_of
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
-from ..data.prepare.counting import rows_to_write
-from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, session_of
-from ..data.read.classes import absent_classes
+from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, rows_to_write, session_of
+from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
 from ..model.handle import ServedModel

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Container
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 from ..checkpoint.config_diff import check_same_engine, describe_rest, settings_to_go_on_with
 from ..checkpoint.files import CheckpointInfo, read_steps
 from ..checkpoint.resume import find_checkpoint
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
+from ..cluster.driver.launch import explain_spark_error
+from ..cluster.protocol.outcome import describe_exception
 from ..cluster.spark.capacity import Allotment, check_slots
-from ..cluster.spark.encryption import check_encryption
-from ..cluster.spark.memory import check_memory_limit
-from ..cluster.spark.session import check_running, is_case_sensitive
+from ..cluster.spark.session import (
+    check_encryption,
+    check_memory_limit,
+    check_running,
+    is_case_sensitive,
+    runs_on_this_machine,
+)
+from ..cluster.spark.tasks import ask_worker
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.prediction import PredictionSettings
@@ -26,21 +39,118 @@ from ..config.training_config import TrainingConfig
 from ..config.validators import ColumnNames
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, ModelError
+from ..frameworks import model_of
 from ..model.naming import check_added, surely_added
-from ..serialize import check_picklable
+from ..serialize import check_picklable, dumps
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns
-from ..training.engine import engine_named, engine_of
-from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
+from ..training.engine import SAVED_MODEL, engine_named, engine_of
+from ..training.spec import FEATURES, Binding, ModelNames, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
-from .default_place import default_place
-from .names import names_of_model
-from .saved_model import check_saved_model
+from ..typed_json import parse_plain, to_json
 from .tracking import check_tracking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker tells: the names, or the traceback of why there are none."""
+
+    names: ModelNames | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Builds the model in one of Spark's Python workers and tells its names."""
+
+    source: bytes = field(repr=False)
+
+    def __call__(self) -> str:
+        try:
+            source: ModelSource = cloudpickle.loads(self.source)
+            return to_json(Answer(engine_named(source.engine).names(source)))
+        except Exception as error:  # the function that builds it is the user's
+            return to_json(Answer(problem=describe_exception(error)[2]))
+
+
+def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
+    """Build the model once, in one of Spark's Python workers, and return its names.
+
+    Raises:
+        ModelError: it cannot be built; with the traceback.
+        EnvironmentProblem: Spark's Python lacks something.
+        LaunchError: Spark could not run the job.
+    """
+    try:
+        text = ask_worker(spark, _Names(dumps(source)))
+    except Exception as error:
+        raise explain_spark_error(error) from error
+    answer = parse_plain(text, Answer)
+    if answer.names is None:
+        raise ModelError(
+            "feature_cols is not given, and the model, whose inputs may be named like columns, "
+            f"could not be built:\n{answer.problem.rstrip()}"
+        )
+    return answer.names
+
+
+# Those of this process: several threads may begin a run in one second.
+_named: set[str] = set()
+_naming = threading.Lock()
+
+
+def default_place(spark: Any, setting: str, folder: str) -> str:
+    """Return where something goes that was given no place: named after the time, once each.
+
+    Args:
+        spark: the session, of a ``local`` master.
+        setting: what names the place.
+        folder: where it is to be.
+
+    Raises:
+        InvalidInputError: the executors are on other machines.
+    """
+    if not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            f"{setting} is needed on a cluster: a place that the driver and all executors can "
+            "write to"
+        )
+    now = str(Path(folder, time.strftime("%Y%m%d-%H%M%S")))
+    with _naming:
+        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
+        # What is there is of another process that began in this second, or of before a clock was
+        # put back: a run would go on with it.
+        name = next(name for name in names if name not in _named and not os.path.lexists(name))
+        _named.add(name)
+    return name
+
+
+def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
+    """Check it as far as the columns tell.
+
+    Args:
+        source: the model.
+        inputs: its feature columns.
+        transforms: columns that are given a transform.
+
+    Raises:
+        InvalidInputError: no SavedModel can be made of models of this engine.
+        ModelError: a column cannot be an input of one.
+    """
+    transformed = [name for name in inputs.columns if name in transforms]
+    engine = engine_named(source.engine)
+    if SAVED_MODEL not in engine.export_formats:
+        raise InvalidInputError(
+            "CheckpointOptions(saved_model=True) is for Keras models, but a "
+            f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
+            "model in another format: TorchTransformer.export, for a PyTorch module"
+        )
+    engine.check_export(SAVED_MODEL, inputs.columns, transformed)
+
 
 # Where Horovod is to write a timeline.
 _TIMELINE = "HOROVOD_TIMELINE"

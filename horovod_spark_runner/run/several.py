@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ..config.data import WINDOW_BYTES, DataOptions
 from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
-from ..data.prepare.folds import prepared_folds
-from ..data.prepare.shared import SharedData
+from ..data.prepare.folds import SharedData, prepared_folds
 from ..model.trained_transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_run

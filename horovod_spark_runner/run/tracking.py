@@ -34,7 +34,7 @@ from ..errors import (
     on_one_line,
 )
 from ..storage.filesystem import Location
-from ..storage.urls import without_secrets
+from ..storage.paths import without_secrets
 from ..training.logs import beside, numbers
 
 T = TypeVar("T")

@@ -22,9 +22,8 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import InvalidInputError, RunDirectoryError
-from ..storage.archives import parsing
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
-from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart
+from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, parsing
 from ..storage.sums import checked, read_sums, sealed, sum_of, unsealed
 from ..typed_json import read_fields
 from .categories import IndexToString, OneHotEncoder, StringIndexer

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import DataError, EnvironmentProblem
 from ..quiet import quiet_imports
-from ..storage.archives import read_entry, unpack
+from ..storage.contents import read_entry, unpack
 from ..training.class_columns import PLAIN
 from ..training.onnx_session import BOUNDS, OnnxSession
 from .classes import Output, column_of_plain, column_of_scores

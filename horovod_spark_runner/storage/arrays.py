@@ -17,8 +17,7 @@ import numpy as np
 
 from ..errors import InvalidInputError
 from ..typed_json import load_json
-from .archives import open_archive, parsing
-from .contents import Contents
+from .contents import Contents, open_archive, parsing
 
 Arrays = dict[str, np.ndarray]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ..errors import InvalidInputError, brief, printable
 
@@ -111,3 +111,15 @@ def parent_of_url(url: str) -> str:
     authority, _, path = place.partition("/")
     above = posixpath.dirname(path.rstrip("/"))
     return f"{scheme}://{authority}{'/' if above or not authority else ''}{above}"
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` without the user, password and query of a URL, if it is one."""
+    if "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return text.partition("://")[0] + "://…"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))

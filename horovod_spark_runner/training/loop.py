@@ -19,7 +19,7 @@ from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.model_state import broadcast, kept
 from ..checkpoint.rank_state import restore_rank
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.protocol.signals import SignalWatch
+from ..cluster.protocol.processes import SignalWatch
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..storage.arrays import Arrays

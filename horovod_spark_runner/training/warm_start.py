@@ -14,8 +14,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..config.training import InitialWeights
 from ..errors import ModelError
 from ..frameworks import model_of
-from ..storage.archives import open_archive
-from ..storage.contents import Contents
+from ..storage.contents import Contents, open_archive
 from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model

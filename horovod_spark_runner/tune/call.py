@@ -16,9 +16,8 @@ from ..config.training_config import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
-from ..run.default_place import default_place
 from ..run.pipeline import import_ahead, prepare_data
-from ..run.resolve import ResolvedRun, resolve
+from ..run.resolve import ResolvedRun, default_place, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .result import TuneResult

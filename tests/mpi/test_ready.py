@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from horovod_spark_runner import HorovodRunner, LaunchOptions, RankFailedError, run_training
-from horovod_spark_runner.cluster.spark.python_worker import keep_to_task
+from horovod_spark_runner.cluster.spark.tasks import keep_to_task
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from horovod_spark_runner import formatting
 from horovod_spark_runner.report.axes import Scale, bounds, linear_ticks, log_ticks, spans_decades
-from horovod_spark_runner.report.lines import Series, line_chart
-from horovod_spark_runner.report.markup import Markup, element
-from horovod_spark_runner.report.page import Section, facts, figure, grid, page, table
+from horovod_spark_runner.report.lines import Series, groups, line_chart, thin
+from horovod_spark_runner.report.page import (
+    Markup,
+    Section,
+    element,
+    facts,
+    figure,
+    grid,
+    page,
+    table,
+)
 from horovod_spark_runner.report.stacked import (
     MOST_COLUMNS,
     Part,
@@ -23,7 +31,6 @@ from horovod_spark_runner.report.stacked import (
     stacked_columns,
     stacked_rows,
 )
-from horovod_spark_runner.report.thinning import groups, thin
 
 from .browser import DESKTOP, PHONE, Browser
 

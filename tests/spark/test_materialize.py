@@ -21,8 +21,7 @@ from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.cluster.spark.followed_jobs import told_of
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.prepare.counting import rows_to_write
-from horovod_spark_runner.data.prepare.datasets import frame_of
+from horovod_spark_runner.data.prepare.datasets import frame_of, rows_to_write
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
 from horovod_spark_runner.data.prepare.footers import read_footers
 from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize

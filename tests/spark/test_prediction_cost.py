@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_spark_runner.cluster.spark.python_worker import ask_worker
+from horovod_spark_runner.cluster.spark.tasks import ask_worker
 from horovod_spark_runner.data.manifest import Column
 
 from ..counting_engine import line, noted, save_line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.cluster.protocol.affinity import (
+from horovod_spark_runner.cluster.protocol.topology import (
     bind_to_cores,
     share_of_cores,
     side_by_side,
@@ -17,7 +17,7 @@ from horovod_spark_runner.cluster.protocol.affinity import (
 
 SHOW = """
 import os, sys, threading, time
-from horovod_spark_runner.cluster.protocol.affinity import bind_to_cores
+from horovod_spark_runner.cluster.protocol.topology import bind_to_cores
 os.sched_setaffinity(0, map(int, sys.argv[1:]))
 early = threading.Thread(target=time.sleep, args=(60,), daemon=True)
 early.start()

@@ -21,8 +21,7 @@ import pytest
 
 from horovod_spark_runner.cluster.driver import launch as driver
 from horovod_spark_runner.cluster.driver import peer
-from horovod_spark_runner.cluster.driver.control_server import ControlServer
-from horovod_spark_runner.cluster.driver.mailbox import Mailbox
+from horovod_spark_runner.cluster.driver.control_server import ControlServer, Mailbox
 from horovod_spark_runner.cluster.programs import shim
 from horovod_spark_runner.cluster.protocol import listener
 from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, Channel, connect
@@ -50,13 +49,17 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Stop,
     Told,
 )
-from horovod_spark_runner.cluster.protocol.slot_plan import SlotPlan
+from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot import slot_link
-from horovod_spark_runner.cluster.slot.driver_link import DriverLink
-from horovod_spark_runner.cluster.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
-from horovod_spark_runner.cluster.slot.node_door import NodeDoor, send_to_node
-from horovod_spark_runner.cluster.slot.slot_link import SlotLink, StoppedError
+from horovod_spark_runner.cluster.slot.node_door import (
+    JsonDoor,
+    MpiIdentity,
+    NodeDoor,
+    RemoteLaunch,
+    send_to_node,
+)
+from horovod_spark_runner.cluster.slot.slot_link import DriverLink, SlotLink, StoppedError
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError

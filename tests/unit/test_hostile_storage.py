@@ -27,9 +27,8 @@ from horovod_spark_runner.model import persistence
 from horovod_spark_runner.model.handle import ServedModel
 from horovod_spark_runner.model.load import read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
-from horovod_spark_runner.storage.archives import parsing, unpack
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
-from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES
+from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, parsing, unpack
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 from horovod_spark_runner.typed_json import MAX_DEPTH, load_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_spark_runner.cluster.protocol.lines import (
+from horovod_spark_runner.cluster.protocol.channel import (
     MAX_LINE_BYTES,
     AbortNoticeFilter,
     LineSplitter,

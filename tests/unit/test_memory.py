@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.cluster.spark.memory import check_memory_limit
+from horovod_spark_runner.cluster.spark.session import check_memory_limit
 from horovod_spark_runner.errors import EnvironmentProblem
 
 

@@ -10,24 +10,32 @@ from typing import Any, get_args
 
 import pytest
 
-from horovod_spark_runner.cluster.protocol import messages, process_messages
+from horovod_spark_runner.cluster.protocol import messages
+from horovod_spark_runner.cluster.protocol import messages as process_messages
 from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
     JOINING,
+    READY_REQUESTS,
+    WORKER_REPORTS,
     Alive,
     Assigned,
     Back,
+    Begin,
     CallWanted,
     CannotJoin,
     DriverNews,
     Dropped,
     Ended,
+    Exited,
     Failed,
     Finished,
+    Forked,
+    ForkWorker,
     Gather,
     Gone,
     Heartbeat,
     Hello,
+    ImportModules,
     Leaving,
     Located,
     Log,
@@ -45,17 +53,8 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Told,
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure
-from horovod_spark_runner.cluster.protocol.process_messages import (
-    READY_REQUESTS,
-    WORKER_REPORTS,
-    Begin,
-    Exited,
-    Forked,
-    ForkWorker,
-    ImportModules,
-)
 from horovod_spark_runner.cluster.protocol.topology import Node, Part, RankPlacement, SlotInfo
-from horovod_spark_runner.cluster.slot.json_door import MpiIdentity, RemoteLaunch
+from horovod_spark_runner.cluster.slot.node_door import MpiIdentity, RemoteLaunch
 from horovod_spark_runner.typed_json import (
     Message,
     MessageError,

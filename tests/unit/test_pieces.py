@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_spark_runner.data.footer import read_footer
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare.footers import manifest_of, read_footers
-from horovod_spark_runner.data.read.classes import absent_classes
+from horovod_spark_runner.data.read.decode import absent_classes
 from horovod_spark_runner.data.read.open_files import IDLE_FILES
 from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
+from horovod_spark_runner.data.store import read_footer
 from horovod_spark_runner.errors import CheckpointError, DataError
 from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.filesystem import Location

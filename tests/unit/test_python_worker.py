@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from horovod_spark_runner.cluster.spark.python_worker import spare_from_collection
+from horovod_spark_runner.cluster.spark.tasks import spare_from_collection
 
 pytestmark = pytest.mark.thorough
 
@@ -45,7 +45,7 @@ TASKS = """
 import os, sys
 from pyspark import TaskContext
 from pyspark.resource import ResourceInformation
-from horovod_spark_runner.cluster.spark.python_worker import keep_to_task
+from horovod_spark_runner.cluster.spark.tasks import keep_to_task
 for gpus in sys.argv[1:]:
     context = TaskContext._getOrCreate()
     context._cpus = 1

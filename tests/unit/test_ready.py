@@ -18,12 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod_spark_runner.cluster.protocol.process_messages import (
-    Exited,
-    Forked,
-    ForkWorker,
-    ProcessReport,
-)
+from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
 from horovod_spark_runner.cluster.slot import rank_process, worker_handle
 from horovod_spark_runner.cluster.slot import worker_pool as ready

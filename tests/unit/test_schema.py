@@ -17,7 +17,7 @@ import pytest
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
-from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
+from horovod_spark_runner.data.prepare.checks import Footer, Layout, Matches, _faults, check_values
 from horovod_spark_runner.data.prepare.columns import Source
 from horovod_spark_runner.data.prepare.fingerprint import (
     _file_facts,
@@ -26,7 +26,6 @@ from horovod_spark_runner.data.prepare.fingerprint import (
     is_reproducible,
 )
 from horovod_spark_runner.data.prepare.layout import columns_of
-from horovod_spark_runner.data.prepare.matches import Matches
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,

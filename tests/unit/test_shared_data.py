@@ -12,7 +12,7 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.datasets import Prepared
-from horovod_spark_runner.data.prepare.shared import SharedData
+from horovod_spark_runner.data.prepare.folds import SharedData
 from horovod_spark_runner.errors import DataError
 
 

@@ -23,9 +23,8 @@ from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
 from horovod_spark_runner.cluster.protocol.messages import Hello, StartDaemon, Told
 from horovod_spark_runner.cluster.protocol.topology import Node
-from horovod_spark_runner.cluster.slot.driver_link import DriverLink
-from horovod_spark_runner.cluster.slot.json_door import JsonDoor, MpiIdentity
-from horovod_spark_runner.cluster.slot.node_door import send_to_node
+from horovod_spark_runner.cluster.slot.node_door import JsonDoor, MpiIdentity, send_to_node
+from horovod_spark_runner.cluster.slot.slot_link import DriverLink
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 
 KEY = b"k" * 32

@@ -16,7 +16,7 @@ from horovod_spark_runner.cluster.protocol.messages import Progress
 from horovod_spark_runner.config.mlflow import MlflowOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, RunCancelledError
 from horovod_spark_runner.run.tracking import begin_tracking, check_tracking
-from horovod_spark_runner.storage.urls import without_secrets
+from horovod_spark_runner.storage.paths import without_secrets
 
 SETTINGS = {
     "fit": {"batch_size": 32, "epochs": 2},

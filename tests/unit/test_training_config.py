@@ -28,7 +28,7 @@ from horovod_spark_runner.config.training import (
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.engines.keras.source import check_given_callbacks
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.run import default_place
+from horovod_spark_runner.run import resolve as default_place
 from horovod_spark_runner.run.resolve import ResolvedRun, StartingPoint, resolve_again
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects

@@ -26,26 +26,51 @@ from ...serialize import dump_call
 from ..protocol.messages import Notice, Queued, by_driver
 from ..protocol.network import LOOPBACK, route_to
 from ..protocol.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
-from ..protocol.signals import SignalWatch
-from ..protocol.slot_plan import ORPHAN_GRACE, SlotPlan
+from ..protocol.processes import SignalWatch
+from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
 from ..protocol.topology import RankPlacement, in_words
+from ..slot.barrier import SlotTask, decode_outcomes
 from ..spark.capacity import Allotment, check_slots
-from ..spark.encryption import check_encryption
-from ..spark.memory import check_memory_limit
 from ..spark.session import (
     application_of,
+    check_encryption,
+    check_memory_limit,
     connect_host,
     runs_on_this_machine,
     use_own_python,
 )
+from ..spark.tagged_job import TaggedJob
+from ..spark.tasks import collect_from_tasks
 from .control_server import ControlServer
 from .slot_queue import Claim, Turns
-from .spark_job import SparkJob
 from .talk import Observer, Talk
 from .watch import RunWatch, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class SparkJob(TaggedJob[list[bytes]]):
+    """One barrier stage.
+
+    Args:
+        spark: session to run in.
+        plan: what the slots are told.
+        profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
+    """
+
+    def __init__(self, spark: SparkSession, plan: SlotPlan, profile: object = None) -> None:
+        def collect() -> list[bytes]:
+            task = SlotTask(plan)
+            return collect_from_tasks(spark, plan.slots, task, barrier=True, profile=profile)
+
+        description = f"Horovod on {plan.workers} ranks ({plan.run_id})"
+        super().__init__(spark, f"horovod-{plan.run_id}", description, collect)
+
+    def outcomes(self) -> list[RankOutcome]:
+        """Return what the slots returned; empty while the job runs or if it failed."""
+        return decode_outcomes(self.result or ())
+
 
 # How long the slots may take to end by themselves before Spark is told to kill them.
 STOP_GRACE = 5.0

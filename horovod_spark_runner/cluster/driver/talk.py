@@ -9,8 +9,7 @@ import time
 from typing import Protocol
 
 from ..protocol.messages import Notice, Preempt, Stalled, Stop, Told, by_driver
-from ..protocol.rendezvous import Rendezvous
-from ..protocol.slot_plan import HEARTBEAT_SECONDS, SlotPlan
+from ..protocol.rendezvous import HEARTBEAT_SECONDS, Rendezvous, SlotPlan
 from .control_server import ControlServer
 from .phases import Phases
 from .watch import RunWatch, Verdict

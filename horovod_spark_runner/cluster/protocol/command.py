@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...config.launch import LaunchSettings, MpiOptions
-from .affinity import CPUS
-from .topology import Node
+from .topology import CPUS, Node
 
 # What Open MPI, PMIx and PRRTE tell a process they started.
 MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyspark import BarrierTaskContext, SparkFiles
 
 from ..protocol.outcome import RankOutcome
-from ..protocol.slot_plan import SlotPlan
+from ..protocol.rendezvous import SlotPlan
 from .slot import Slot
 
 # An outcome travels in pieces: Spark takes none of 2 GiB.

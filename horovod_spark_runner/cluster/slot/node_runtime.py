@@ -11,8 +11,7 @@ from ..protocol.messages import StartDaemon
 from ..protocol.network import Interface, mpi_network
 from ..protocol.topology import Part
 from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
-from .json_door import Caller, JsonDoor, RemoteLaunch
-from .node_door import NodeDoor, daemon_arguments, send_to_node
+from .node_door import Caller, JsonDoor, NodeDoor, RemoteLaunch, daemon_arguments, send_to_node
 from .workspace import Workspace
 
 # Seconds between looks at whether it has been stopped.

@@ -20,8 +20,8 @@ from pathlib import Path
 from ...errors import HorovodSparkError, LaunchError
 from ...machine import environment_at_start
 from ...typed_json import parse, to_json
+from ..protocol.channel import AbortNoticeFilter
 from ..protocol.command import SPARK_FILES, worker_environment
-from ..protocol.lines import AbortNoticeFilter
 from ..protocol.messages import (
     JOINING,
     CannotJoin,
@@ -50,14 +50,12 @@ from ..protocol.outcome import (
     kind_of,
 )
 from ..protocol.processes import can_be_read
-from ..protocol.rendezvous import info_of, placed
-from ..protocol.slot_plan import ORPHAN_GRACE, SlotPlan
+from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan, info_of, placed
 from ..protocol.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
-from .json_door import Caller, JsonDoor, MpiIdentity
+from .node_door import Caller, JsonDoor, MpiIdentity
 from .node_runtime import NodeRuntime
-from .rank import STACKS_GRACE, Rank
 from .rank_log import RankLog
-from .rank_process import RankProcess
+from .rank_process import STACKS_GRACE, Rank, RankProcess
 from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError
 from .workspace import Workspace
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ...machine import exit_code_of
-from ..protocol.process_messages import Forked, ForkWorker, ProcessReport
+from ..protocol.messages import Forked, ForkWorker, ProcessReport
 from ..protocol.processes import end_descriptors, end_group, signal_group, start_tethered
 from .worker_pool import Asked, ask_for_worker
 

@@ -37,7 +37,7 @@ from ...machine import is_stopped, numbering, process_start
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
 from ..protocol.command import SPARK_FILES
-from ..protocol.process_messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..protocol.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
 from ..protocol.processes import RANK_NAME
 from .workspace import is_private, short_temporary
 

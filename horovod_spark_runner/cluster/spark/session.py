@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DataError, InvalidInputError
+from ...config.launch import LaunchOptions
+from ...errors import DataError, EnvironmentProblem, InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,3 +163,56 @@ def use_own_python(spark: SparkSession) -> None:
     chosen = os.environ.get("PYSPARK_PYTHON") or spark.conf.get("spark.pyspark.python", "")
     if context is not None and not chosen and runs_on_this_machine(spark):
         context.pythonExec = sys.executable
+
+
+SETTING = "spark.executor.pyspark.memory"
+
+
+def check_memory_limit(spark: SparkSession) -> None:
+    """Refuse to start ranks under the limit PySpark puts on its workers.
+
+    It is a limit of the address space (``RLIMIT_AS``, which cannot be raised again), and every
+    process that a worker starts inherits it. TensorFlow reserves several times the addresses of the
+    memory it uses, CUDA far more, and both abort in C++ code where they get none, without naming
+    the cause. How much would do cannot be told beforehand.
+
+    Raises:
+        EnvironmentProblem: there is such a limit.
+    """
+    limit = str(spark.conf.get(SETTING, "") or "")
+    if re.fullmatch(r"0*[a-zA-Z]*", limit):
+        return
+    raise EnvironmentProblem(
+        f"{SETTING} is {limit}: Spark makes it a limit of the address space of each Python worker, "
+        "which ranks inherit, and under which TensorFlow and CUDA abort, as they reserve far more "
+        "addresses than the memory they use. Leave it out, or set it to 0 where a default sets it, "
+        "when the Spark session is made; what bounds the memory of ranks is "
+        "spark.executor.memoryOverhead"
+    )
+
+
+# Spark's settings that encrypt what it sends over the network.
+SETTINGS = (
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
+
+
+def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
+    """Refuse to send in the clear what Spark is set to encrypt, unless that is allowed.
+
+    Raises:
+        EnvironmentProblem: Spark encrypts its traffic, and ranks may be on several hosts.
+    """
+    if options.allow_unencrypted or runs_on_this_machine(spark):
+        return
+    on = [name for name in SETTINGS if str(spark.conf.get(name, "false")).lower() == "true"]
+    if on:
+        raise EnvironmentProblem(
+            f"Spark is set to encrypt its traffic ({', '.join(on)}), but gradients and weights "
+            "between ranks (MPI) and log lines, large arguments and large results between ranks "
+            "and driver are sent unencrypted; use a network that is trusted or encrypts by itself "
+            "(WireGuard, IPsec), and say so with allow_unencrypted=True"
+        )

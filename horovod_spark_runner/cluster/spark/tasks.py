@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from ... import errors
-from .session import classic_context, use_own_python
+from ...errors import EnvironmentProblem
+from .session import classic_context, described, use_own_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,3 +90,90 @@ def raise_task_error(error: Exception) -> None:
     found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
     for name, text in found[-1:]:
         raise getattr(errors, name, errors.ModelError)(text) from error
+
+
+# The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
+_devices: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The function given to ``mapInArrow``."""
+
+    ask: Callable[[], str]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            keep_to_task()
+            yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
+
+
+def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
+    """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
+
+    Args:
+        spark: session to run in.
+        ask: pickled and sent to the worker.
+        keep: whether the worker stays for the tasks that follow, with what it has loaded. Where
+            executors have several GPUs it ends even so: it would keep to its own.
+    """
+    use_own_python(spark)
+    answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
+    gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
+    with described(spark, "Horovod: asking a Python worker of a model"):
+        # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+        row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
+    assert row is not None  # the question is asked once for the one row there is
+    return str(row.text)
+
+
+def keep_to_task() -> None:
+    """Keep a framework to this task's cores and devices; at the beginning of each task.
+
+    Raises:
+        EnvironmentProblem: an earlier task of this process had other GPUs, and a framework keeps to
+            those it has found first.
+    """
+    global _devices
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    cpus = str(context.cpus() if context is not None else 1)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        os.environ.setdefault(name, cpus)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Workers may share a GPU, whose memory the first one would take whole.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    gpus = context.resources().get("gpu") if context is not None else None
+    addresses = gpus.addresses if gpus is not None else []
+    if _devices is None:
+        _devices = frozenset(addresses)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(addresses)
+    elif _devices != frozenset(addresses):
+        raise EnvironmentProblem(
+            f"this task has {_in_words(addresses)}, and this Python worker of Spark's has computed "
+            f"on {_in_words(_devices)} for an earlier one, to which TensorFlow keeps: give each "
+            "executor one GPU (spark.executor.resource.gpu.amount=1), or set "
+            "spark.python.worker.reuse=false"
+        )
+
+
+def _in_words(addresses: Collection[str]) -> str:
+    return f"GPU {', '.join(sorted(addresses))}" if addresses else "no GPU"
+
+
+def spare_from_collection(*, dropped: bool) -> None:
+    """Leave what is alive now, such as a framework and a model, out of garbage collections.
+
+    Spark's worker collects garbage after every task, which looks at every object there is: beside
+    TensorFlow that takes longer than many a task. Looking at all of them once more, for what was
+    left out by an earlier call and is garbage by now, takes as long; and a process that was forked
+    gets a copy of what its parent had frozen by that.
+
+    Args:
+        dropped: whether something was given up that an earlier call has left out.
+    """
+    if dropped:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()

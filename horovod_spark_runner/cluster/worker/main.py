@@ -27,9 +27,8 @@ from ...frameworks import FRAMEWORKS
 from ...pickling import Pickler, pickled
 from ...quiet import quiet_imports
 from ...typed_json import parse
-from ..protocol.affinity import bind_to_cores
 from ..protocol.command import SPARK_FILES
-from ..protocol.messages import Finished, Started
+from ..protocol.messages import Begin, Finished, Started
 from ..protocol.outcome import (
     CRASH_FILE,
     OUTCOME_FILE,
@@ -40,8 +39,8 @@ from ..protocol.outcome import (
     Failure,
     describe_exception,
 )
-from ..protocol.process_messages import Begin
 from ..protocol.processes import RANK_NAME, name_process
+from ..protocol.topology import bind_to_cores
 from . import reporting
 from .spark_files import set_spark_files
 

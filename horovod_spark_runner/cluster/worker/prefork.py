@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...machine import process_start, resident_bytes
 from ...typed_json import to_json
-from ..protocol.process_messages import Exited, Forked, ForkWorker
+from ..protocol.messages import Exited, Forked, ForkWorker
 from ..protocol.processes import (
     GUARD_NAME,
     READY_NAME,

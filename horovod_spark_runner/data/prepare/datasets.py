@@ -15,18 +15,16 @@ from ...cluster.spark.session import active_session, check_is_frame, classic_con
 from ...config.data import DataOptions
 from ...errors import DataError, EnvironmentProblem, RunDirectoryError
 from ...storage.filesystem import Location
-from ...storage.urls import without_secrets
+from ...storage.paths import without_secrets
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
-from .checks import NO_ROWS
+from .checks import NO_ROWS, encoding_of, name_row
 from .columns import sources_of
 from .footers import STREAM_LOG, parquet_files, read_metadata
 from .layout import missing_image_shape
-from .matches import name_row
 from .materialize import DataRequest, Materialized, materialize
 from .parquet import open_parquet
 from .schema import Roles, check_named, quoted
-from .signatures import encoding_of
 from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
@@ -390,3 +388,63 @@ def like(
                 f"{names[0]} have column {ours.describe()}, {names[1]} {theirs.describe()}"
             )
     return replace(rows, columns=first.columns)
+
+
+# Parquet files whose footers are read for that, at most.
+_MOST_FILES = 16
+# Plan nodes that give as many rows as they get.
+_SAME_ROWS = {
+    *("Project", "SubqueryAlias", "View", "Sort", "Window", "Repartition"),
+    *("RepartitionByExpression", "LogicalRelation"),
+}
+
+
+def rows_to_write(data: Any, validation: Any) -> int | None:
+    """Return how many rows are to be written of what `run_training` was given, for people.
+
+    Args:
+        data: a DataFrame, or the place of Parquet files.
+        validation: which rows to validate with; see `run_training`.
+
+    Returns:
+        The number; ``None`` where only computing the rows, or reading many files, would tell.
+    """
+    frames = [data]
+    if validation is not None and not isinstance(validation, (str, int, float)):
+        frames.append(validation)
+    total = 0
+    for frame in frames:
+        count = known_rows(frame_of(frame))
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def known_rows(frame: DataFrame) -> int | None:
+    """Return how many rows a frame has, if few Parquet footers tell."""
+    if classic_context(frame.sparkSession) is None:
+        return None  # Spark Connect shows no plan
+    # Nothing depends on it: what Spark or a storage cannot tell is not known.
+    with contextlib.suppress(Exception):
+        execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
+        if _reads_rows_of_files(execution.analyzed()):
+            return _in_footers(frame.inputFiles())
+    return None
+
+
+def _reads_rows_of_files(plan: Any) -> bool:
+    """Tell whether a plan gives the rows of the Parquet files that it reads, all of them once."""
+    while True:
+        if plan.getClass().getSimpleName() not in _SAME_ROWS:
+            return False
+        children = plan.children()
+        if not children.size():
+            return "parquet" in str(plan.relation().fileFormat()).lower()
+        plan = children.apply(0)
+
+
+def _in_footers(files: list[str]) -> int | None:
+    if not 0 < len(files) <= _MOST_FILES:
+        return None
+    return sum(int(read_metadata(Location(file))[0].num_rows) for file in files)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import FileStat, Location
-from ..footer import read_footer
 from ..manifest import Column, Manifest, RowGroup, in_memory
+from ..store import read_footer
 from .checks import Footer
 
 # What says of a folder's files which of them count, and who writes it.

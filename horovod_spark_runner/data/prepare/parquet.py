@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 from ...errors import DataError
 from ...storage.filesystem import Location
 from ..manifest import TEXT, Manifest
-from .checks import Footer, Layout
+from .checks import Footer, Layout, encoding_of
 from .columns import Source
 from .footers import FooterFacts, first_value, footers_of, manifest_of, parquet_files
 from .layout import columns_of
 from .materialize import DataRequest
-from .signatures import encoding_of
 
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +18,11 @@ import numpy as np
 
 from ...config.data import Transform
 from ...errors import DataError
-from ..manifest import Column
+from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
 from .images import decode_image
+from .pieces import PieceReader
+from .sharding import Piece
 
 _RETURNED = "its transform returned"
 _MAX_THREADS = 8
@@ -256,3 +258,39 @@ def _decode_into(
             target[row] = value[()]  # a string, not an array that holds one
         except DataError as error:
             raise UndecodableRow(row, error) from error
+
+
+def classes_of(labels: np.ndarray) -> np.ndarray:
+    """Return the class of each row as an integer. Pure.
+
+    Args:
+        labels: whole numbers, or one-hot rows.
+    """
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    classes: np.ndarray = np.round(labels).astype(np.int64)
+    return classes
+
+
+def absent_classes(manifest: Manifest, label: str, classes: Iterable[int]) -> list[int]:
+    """Return those of ``classes`` that no row has; reads no further than until all are found.
+
+    Args:
+        manifest: the rows.
+        label: the label column.
+        classes: what to look for.
+
+    Raises:
+        DataError: a value cannot be read.
+    """
+    left = set(classes)
+    reader = PieceReader(manifest, [manifest.column(label)])
+    try:
+        for number, group in enumerate(manifest.row_groups):
+            if not left:
+                break
+            values = reader.read(Piece(number, 0, group.rows))[label]
+            left -= set(np.unique(classes_of(values)).tolist())
+    finally:
+        reader.close()
+    return sorted(left)

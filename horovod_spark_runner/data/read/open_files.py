@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import Location
-from ..footer import read_footer
 from ..manifest import Manifest
+from ..store import read_footer
 
 # Kept open while no thread reads them; far below the 1,024 files that a process may have open.
 IDLE_FILES = 64

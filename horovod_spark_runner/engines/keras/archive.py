@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...storage.archives import read_entry
-from ...storage.contents import Contents
+from ...storage.contents import Contents, read_entry
 from ...typed_json import load_json
 
 CONFIG_FILE = "config.json"

@@ -18,9 +18,8 @@ from ...checkpoint.run_directory import RunDirectory
 from ...errors import CheckpointError, on_one_line
 from ...frameworks import KERAS
 from ...serialize import dumps
-from ...storage.archives import unpack
 from ...storage.arrays import Arrays, write_arrays
-from ...storage.contents import Contents, Sink
+from ...storage.contents import Contents, Sink, unpack
 from ...training.model_inputs import ModelInputs
 from ...training.output_equivalence import check_close
 from ...training.sample_rows import SAMPLE_FILE

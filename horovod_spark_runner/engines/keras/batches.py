@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.manifest import Column
-from ...data.read.classes import classes_of
+from ...data.read.decode import classes_of
 from ...errors import ModelError
 from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows

@@ -11,8 +11,7 @@ from typing import IO
 import tensorflow as tf
 
 from ...errors import ModelError
-from ...storage.archives import unpack
-from ...storage.contents import PART_BYTES, Contents, spooled
+from ...storage.contents import PART_BYTES, Contents, spooled, unpack
 from ...storage.filesystem import Location
 from ...storage.sums import contents_checked
 from ...training.engine import GRAPH_FILE

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidInputError, ModelError, brief
-from ...storage.archives import read_entry
-from ...storage.contents import Contents
+from ...storage.contents import Contents, read_entry
 from ...storage.filesystem import Location
 from ...training.engine import GRAPH_FILE
 from ...training.spec import ModelSource, check_model_fn, check_objects

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...data.read.classes import classes_of
+from ...data.read.decode import classes_of
 from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from ...storage.archives import open_archive
 from ...storage.arrays import load_arrays
+from ...storage.contents import open_archive
 from ...training.output_equivalence import check_close
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Model, Recipe

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from ...formatting import number
 from ..axes import spans_decades
 from ..lines import Series, line_chart
-from ..markup import Markup
-from ..page import figure, grid
+from ..page import Markup, figure, grid
 from .facts import RunFacts
 
 # Points of all curves together: what keeps the page small.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checkpoint.retry_policy import RUNNING
 from ...checkpoint.run_directory import Account, RunDirectory
-from ...storage.urls import without_secrets
+from ...storage.paths import without_secrets
 from ...training.time_breakdown import mean_seconds
 from .state import RunSummary, read_run
 

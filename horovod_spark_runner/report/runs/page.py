@@ -10,10 +10,9 @@ from typing import Any
 from ...checkpoint.retry_policy import steps_lost
 from ...checkpoint.run_directory import RunDirectory
 from ...formatting import duration, moment, number, share, shortened, size
-from ...storage.urls import without_secrets
+from ...storage.paths import without_secrets
 from ...training.time_breakdown import SENT, WHOLE
-from ..markup import Child
-from ..page import Section, facts, folded, page, paragraph, preformatted, table
+from ..page import Child, Section, facts, folded, page, paragraph, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
 from .facts import RunFacts, read_facts
 from .state import INTERRUPTED, RunSummary

@@ -19,7 +19,7 @@ from ...checkpoint.retry_policy import FINISHED, RUNNING, Attempt
 from ...checkpoint.run_directory import RunDirectory
 from ...config.training import CheckpointOptions
 from ...errors import InvalidInputError, RunDirectoryError
-from ...storage.archives import parsing
+from ...storage.contents import parsing
 from ...storage.lease import read_lease, seems_held
 from ...training.trained_model import read_model
 from ...typed_json import read_fields

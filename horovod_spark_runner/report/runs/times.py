@@ -11,8 +11,7 @@ import numpy as np
 from ...checkpoint.run_directory import Account
 from ...formatting import duration, share
 from ...training.time_breakdown import Kind
-from ..markup import Child, Markup
-from ..page import figure, grid, paragraph, table
+from ..page import Child, Markup, figure, grid, paragraph, table
 from ..stacked import Part, Whole, legend, stacked_columns, stacked_rows
 from .facts import RunFacts
 
