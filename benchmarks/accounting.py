@@ -41,7 +41,7 @@ def measure() -> dict[str, float]:
     import tensorflow as tf
 
     from horovod_spark_runner.engines.keras.collectives import TensorCollectives
-    from horovod_spark_runner.engines.keras.stopwatch import Stopwatch
+    from horovod_spark_runner.engines.keras.tracing import Stopwatch
     from horovod_spark_runner.training.time_breakdown import Clock, Kind
 
     hvd.init()

@@ -123,7 +123,7 @@ def measure(folder: Path, rows: dict[str, list[Any]]) -> tuple[list[list[str]], 
 
 def measure_onnx(what: str, path: Path, rows: dict[str, list[Any]]) -> list[str]:
     """Return a row of the table for an ONNX file, given arrays of one row, or of all."""
-    from horovod_spark_runner.training.onnx_session import OnnxSession
+    from horovod_spark_runner.training.onnx import OnnxSession
 
     session = OnnxSession(path.read_bytes())
     whole = {n: np.array(rows[n], float if n in NUMBERS else object) for n in session.inputs}

@@ -37,7 +37,7 @@ from .errors import InvalidInputError, brief
 from .formatting import quote_all
 from .model.estimator_files import EstimatorReader, EstimatorWriter
 from .model.estimator_params import EstimatorParams
-from .model.naming import check_added, surely_added
+from .model.frame import check_added, surely_added
 from .model.outputs import check_classes
 from .model.params import camel_case, check_own_params, prediction_settings
 from .model.trained_transformer import TrainedTransformer

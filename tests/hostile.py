@@ -42,8 +42,7 @@ from horovod_spark_runner.data.store import find_datasets, new_folder, publish
 from horovod_spark_runner.engines.keras.saved import KerasFacts
 from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.model.handle import ServedModel
-from horovod_spark_runner.model.load import read_finished_run
+from horovod_spark_runner.model.load import ServedModel, read_finished_run
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
 from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer

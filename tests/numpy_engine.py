@@ -13,7 +13,6 @@ from horovod_spark_runner.checkpoint.model_state import TrainingVariables
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.sync.synchroniser import Traffic
 from horovod_spark_runner.training.engine import Engine, check_format
-from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.trained_model import (
     WEIGHTS_FILE,
@@ -22,7 +21,7 @@ from horovod_spark_runner.training.trained_model import (
     Signature,
     Targets,
 )
-from horovod_spark_runner.training.trainee import Trainee
+from horovod_spark_runner.training.trainee import Hooks, Trainee
 
 NAME = "tests.numpy_engine"
 OUTPUT = OutputSpec("prediction", (), "float64")

@@ -15,8 +15,8 @@ from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.engines.keras.saved import SavedModel
-from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
+from horovod_spark_runner.training.trained_model import ModelInputs
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:

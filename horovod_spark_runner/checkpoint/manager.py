@@ -37,10 +37,9 @@ from .writer import CheckpointWriter
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..training.hooks import Hooks
     from ..training.progress import Progress
     from ..training.spec import TrainingSpec
-    from ..training.trainee import Trainee
+    from ..training.trainee import Hooks, Trainee
 
 
 _OTHER_ROW_ORDER = (

@@ -15,8 +15,7 @@ from ..sync.synchroniser import Alike, Synchroniser
 from .model_state import Variable, separate_seed
 
 if TYPE_CHECKING:
-    from ..training.hooks import Hooks
-    from ..training.trainee import Trainee
+    from ..training.trainee import Hooks, Trainee
 
 # Generators of Python and NumPy, which begin alike on all ranks.
 ALIKE = ("python", "numpy")

@@ -16,7 +16,7 @@ from ..scoring.network import ONNX, SAVED_MODEL, Network
 from ..scoring.stage import Stage, inputs_of
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving, write_aside
-from ..training.onnx_session import check_installed
+from ..training.onnx import check_installed
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 

@@ -21,7 +21,7 @@ from ..errors import InvalidInputError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..typed_json import load_json
 from .estimator_params import EstimatorParams
-from .stage_files import location_of, read_metadata, write_metadata, write_stage
+from .persistence import location_of, read_metadata, write_metadata, write_stage
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
 from ..training.engine import engine_named
-from ..training.evaluation import Question
 from ..training.trained_model import Recipe
+from ..training.trainee import Question
 from .evaluating import ROW_SCHEMA, SCHEMA, Evaluation
 from .features import feature_argument
 from .inference import ERROR, SKIP, Predictor

@@ -22,9 +22,9 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError
 from ..formatting import quote_all
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
-from ..training.evaluation import Evaluator, Question, merged_sums
 from ..training.trained_model import Recipe
-from .rows import valid_in_all
+from ..training.trainee import Evaluator, Question, merged_sums
+from .inference import valid_in_all
 
 # What a task tells: of all its rows (``sums``), and of each, where Spark evaluates them, too.
 SCHEMA = "task int, rows bigint, skipped bigint, sums binary"

@@ -9,11 +9,11 @@ from ..config.validators import check_choice
 from ..errors import InvalidInputError
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
-from ..training.class_columns import PLAIN, VECTOR, ClassColumn
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
+from ..training.onnx import PLAIN, VECTOR, ClassColumn
 from .features import feature_names
 from .files import MODES
-from .handle import ServedModel
+from .load import ServedModel
 from .outputs import added_by
 
 

@@ -46,8 +46,8 @@ from .file_task import (
     scored_schema,
     stored_leaves,
 )
+from .frame import check_added
 from .inference import Predictor, spark_type
-from .naming import check_added
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,12 +10,15 @@ import functools
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..cluster.spark.tasks import keep_to_task, spare_from_collection
 from ..data.manifest import Column
@@ -24,10 +27,251 @@ from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
-from .batching import Batch, Piece, cut
-from .loading import describe_outputs, load_model
-from .prefetch import Prepared
-from .rows import valid_in_all, with_nulls
+from .shipping import describe_outputs, load_model
+
+
+def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
+    """Tell which rows hold a value as the model takes it.
+
+    Args:
+        array: the rows of a feature column.
+        column: what the model was trained on.
+
+    Returns:
+        A boolean per row; ``None`` if all are valid.
+    """
+    valid = array.is_valid() if array.null_count else None
+    if column.encoding == "raw":
+        valid = _sized(pc.binary_length(array), column.size)
+    elif not column.encoding and column.shape:
+        valid = _sized(pc.list_value_length(array), column.width)
+        elements = array.flatten()
+        if elements.null_count:
+            mask: np.ndarray = _to_numpy(valid).copy()
+            parents = pc.list_parent_indices(array).filter(elements.is_null())
+            mask[parents.to_numpy(zero_copy_only=False)] = False
+            return mask
+    if valid is None:
+        return None
+    given = _to_numpy(valid)
+    return None if bool(np.all(given)) else given
+
+
+def valid_in_all(
+    arrays: Sequence[pa.Array], columns: Sequence[Column], advice: str | None
+) -> np.ndarray | None:
+    """Tell which rows hold a value in every column.
+
+    Args:
+        arrays: the rows, by column.
+        columns: what the model was trained on.
+        advice: what else may become of rows without, for the error; ``None`` if they are no error.
+
+    Returns:
+        A boolean per row; ``None`` if all are valid.
+
+    Raises:
+        DataError: a row is not valid, and that is an error.
+    """
+    valid: np.ndarray | None = None
+    for array, column in zip(arrays, columns, strict=True):
+        mask = valid_rows(array, column)
+        if mask is None:
+            continue
+        if advice is not None:
+            row = int(np.argmin(mask))
+            raise DataError(
+                f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
+                f"(counted from 0); {advice}"
+            )
+        valid = mask if valid is None else valid & mask
+    return valid
+
+
+def describe_fault(array: pa.Array, column: Column, row: int) -> str:
+    """Say what is wrong with a row that is not valid."""
+    value = array[row]
+    if not value.is_valid:
+        return f"column {column.name!r} is null" + _or_what_became_null(column)
+    if column.encoding == "raw":
+        return f"column {column.name!r} holds {len(value.as_py())} bytes, not {column.size}"
+    size = len(value)
+    if size != column.width:
+        return f"column {column.name!r} holds an array of {size} elements, not {column.width}"
+    if is_whole(column):
+        return (
+            f"column {column.name!r} holds an array with elements that are null or too large for "
+            f"{column.dtype}"
+        )
+    return f"column {column.name!r} holds an array with null elements"
+
+
+def _or_what_became_null(column: Column) -> str:
+    """Return what else Spark hands over as null: what does not fit the type or shape."""
+    if len(column.shape) > 1 and not column.encoding:
+        return ", or holds nested arrays of other sizes,"
+    if not column.shape and is_whole(column):
+        return f", or too large for {column.dtype},"
+    return ""
+
+
+def is_whole(column: Column) -> bool:
+    """Tell whether a column holds whole numbers."""
+    return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
+
+
+def with_nulls(values: pa.Array, valid: np.ndarray) -> pa.Array:
+    """Return the values of the valid rows in their places, and null in all others."""
+    places = np.cumsum(valid) - 1
+    return values.take(pa.array(places, pa.int64(), mask=~valid))
+
+
+def _sized(lengths: pa.Array, wanted: int) -> pa.Array:
+    return pc.equal(lengths, wanted).fill_null(False)
+
+
+def _to_numpy(mask: pa.Array) -> np.ndarray:
+    array: np.ndarray = mask.to_numpy(zero_copy_only=False)
+    return array
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one Arrow batch.
+
+    Attributes:
+        arrays: the feature columns.
+        valid: which of the rows can be predicted on; ``None`` if all can.
+        begin: where they begin in the Arrow batch.
+        whole: rows of the Arrow batch.
+    """
+
+    arrays: tuple[pa.Array, ...]
+    valid: np.ndarray | None
+    begin: int
+    whole: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.arrays[0])
+
+    def part(self, begin: int, end: int) -> Piece:
+        """Return some of the rows, without a copy."""
+        arrays = tuple(array.slice(begin, end - begin) for array in self.arrays)
+        valid = None if self.valid is None else self.valid[begin:end]
+        return replace(self, arrays=arrays, valid=valid, begin=self.begin + begin)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for one call of the model.
+
+    Attributes:
+        pieces: what they are made of; one, unless Arrow's batches end within.
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def valid(self) -> np.ndarray | None:
+        """Which rows can be predicted on; ``None`` if all can."""
+        if all(piece.valid is None for piece in self.pieces):
+            return None
+        masks = [np.ones(p.rows, bool) if p.valid is None else p.valid for p in self.pieces]
+        return np.concatenate(masks)
+
+    def arrays(self) -> tuple[pa.Array, ...]:
+        """Return the feature columns of the rows that can be predicted on."""
+        pairs = zip(*(piece.arrays for piece in self.pieces), strict=True)
+        joined = tuple(p[0] if len(p) == 1 else pa.concat_arrays(p) for p in pairs)
+        valid = self.valid
+        return joined if valid is None else tuple(a.filter(pa.array(valid)) for a in joined)
+
+    def place(self, row: int) -> str:
+        """Say where a row of `arrays` came from."""
+        valid = self.valid
+        number = row if valid is None else int(np.flatnonzero(valid)[row])
+        for piece in self.pieces:
+            if number < piece.rows:
+                break
+            number -= piece.rows
+        return f"row {piece.begin + number} of a batch of {piece.whole} (counted from 0)"
+
+
+def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
+    """Yield batches of ``size`` rows; only the very last one may have fewer.
+
+    All batches that an Arrow batch makes full come together, as soon as it has come: nothing is
+    asked for that is not needed.
+    """
+    open_pieces: list[Piece] = []
+    wanted = size
+    for piece in pieces:
+        full: list[Batch] = []
+        begin = 0
+        while begin < piece.rows:
+            end = min(begin + wanted, piece.rows)
+            open_pieces.append(piece.part(begin, end))
+            wanted -= end - begin
+            begin = end
+            if not wanted:
+                full.append(Batch(tuple(open_pieces)))
+                open_pieces, wanted = [], size
+        if full:
+            yield full
+    if open_pieces:
+        yield [Batch(tuple(open_pieces))]
+
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+class Prepared(Generic[T, P]):
+    """Prepares things one ahead of their use; a context, at whose end its thread ends.
+
+    Args:
+        prepare: what makes one ready.
+        ahead: whether a thread does; without one, each is prepared when it is its turn.
+    """
+
+    def __init__(self, prepare: Callable[[T], P], *, ahead: bool) -> None:
+        self._prepare = prepare
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-prepare") if ahead else None
+
+    def __enter__(self) -> Prepared[T, P]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def each(self, things: Sequence[T]) -> Iterator[tuple[T, P]]:
+        """Yield each thing and what it was made into.
+
+        Raises:
+            Exception: whatever ``prepare`` raised, at the turn of what it could not prepare.
+        """
+        if self._pool is None:
+            for thing in things:
+                yield thing, self._prepare(thing)
+            return
+        coming = self._pool.submit(self._prepare, things[0])
+        for thing, follower in zip(things, (*things[1:], None), strict=True):
+            prepared = coming.result()
+            if follower is not None:
+                coming = self._pool.submit(self._prepare, follower)
+            yield thing, prepared
+
 
 # Models a Python worker keeps loaded.
 _CACHE_SIZE = 4

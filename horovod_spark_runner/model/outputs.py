@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..config.prediction import DEFAULT, ClassCol, PredictionSettings, added_columns
 from ..errors import InvalidInputError
 from ..formatting import quote_all
-from ..training.class_columns import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
+from ..training.onnx import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..training.spec import OutputSpec
 from .inference import is_scalar
 

@@ -23,8 +23,8 @@ from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
-from .handle import ServedModel
 from .inference import ERROR, KEEP
+from .load import ServedModel
 from .outputs import check_classes
 from .params import (
     PredictionParams,

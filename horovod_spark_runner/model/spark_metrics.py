@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, InvalidInputError, ModelError, brief
-from ..training.class_columns import CLASS, PROBABILITY
+from ..training.onnx import CLASS, PROBABILITY
 from ..training.spec import OutputSpec
 from ..training.trained_model import Targets
 from .inference import is_scalar

@@ -19,8 +19,7 @@ from ..config.validators import ColumnNames, check_place
 from ..engines.torch.saved import PROGRAM, SCRIPT, GivenModule
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
-from .handle import ServedModel
-from .load import adopt_model
+from .load import ServedModel, adopt_model
 from .persistence import StageReader, UserCode, loading_with
 from .trained_transformer import TrainedTransformer
 

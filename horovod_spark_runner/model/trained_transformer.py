@@ -12,8 +12,7 @@ from ..config.prediction import PredictionSettings
 from ..errors import InvalidInputError
 from ..formatting import quote_all
 from ..storage.filesystem import Location
-from .handle import ServedModel
-from .load import read_finished_run
+from .load import ServedModel, read_finished_run
 from .persistence import StageWriter
 from .predictions import PredictionModel
 from .summary import TrainingSummary

@@ -18,8 +18,7 @@ from ..config.prediction import (
 from ..config.validators import ColumnNames, check_place
 from ..errors import InvalidInputError, brief
 from ..frameworks import KERAS
-from .handle import ServedModel
-from .load import adopt_model
+from .load import ServedModel, adopt_model
 from .persistence import KerasStageReader, UserCode, loading_with
 from .trained_transformer import TrainedTransformer
 

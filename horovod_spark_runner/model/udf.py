@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..data.manifest import Column
-from .inference import Predictor
-from .rows import is_whole
+from .inference import Predictor, is_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

@@ -27,8 +27,7 @@ from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, rows_to
 from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..model.handle import ServedModel
-from ..model.load import read_trained_model
+from ..model.load import ServedModel, read_trained_model
 from ..model.summary import TrainingSummary
 from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class

@@ -41,7 +41,7 @@ from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, ModelError
 from ..frameworks import model_of
-from ..model.naming import check_added, surely_added
+from ..model.frame import check_added, surely_added
 from ..serialize import check_picklable, dumps
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns

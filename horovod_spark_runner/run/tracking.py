@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..storage.filesystem import Location
 from ..storage.paths import without_secrets
-from ..training.logs import beside, numbers
+from ..training.progress import beside, numbers
 
 T = TypeVar("T")
 

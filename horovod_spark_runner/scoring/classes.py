@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError
-from ..training.class_columns import CLASS, PROBABILITY, TOLERANCE, VECTOR
+from ..training.onnx import CLASS, PROBABILITY, TOLERANCE, VECTOR
 from .columns import Column, Numbers, Vectors, Words
 
 

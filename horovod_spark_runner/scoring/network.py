@@ -15,8 +15,7 @@ import numpy as np
 from ..errors import DataError, EnvironmentProblem
 from ..quiet import quiet_imports
 from ..storage.contents import read_entry, unpack
-from ..training.class_columns import PLAIN
-from ..training.onnx_session import BOUNDS, OnnxSession
+from ..training.onnx import BOUNDS, PLAIN, OnnxSession
 from .classes import Output, column_of_plain, column_of_scores
 from .columns import Batch, Column, Mask, Numbers, Vectors, Words
 from .stage import ERROR, SKIP

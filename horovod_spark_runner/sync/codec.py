@@ -6,11 +6,15 @@ gradients (or those of a bucket of them) and a `Wire`.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from ..config.compression import PowerSGD, TopK
+from .wire import Wire
 
 if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not
     from .wire import Wire
@@ -121,3 +125,241 @@ def names_of(place: Place) -> Mapping[str, np.ndarray]:
     own = {f"sum/{name}/{place.name}": array for name, array in place.own.items()}
     shared = {f"shared/{name}/{place.name}": array for name, array in place.shared.items()}
     return {**own, **shared}
+
+
+class HalfCodec:
+    """See `Codec`; what rounding takes is forgotten."""
+
+    keeps: tuple[str, ...] = ()
+    sends_places = False
+
+    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        if wire.size == 1:
+            return own
+        parts = wire.swap(np.array_split(rounded(own), wire.size))
+        summed = np.zeros(parts[0].size, np.float32)
+        for part in parts:
+            summed += widened(part)
+        return np.concatenate([widened(part) for part in wire.gather(rounded(summed))])
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return the nearest numbers of bfloat16, as their bits; of two, the even one. Pure."""
+    single = values.astype(np.float32, copy=False)
+    bits = single.view(np.uint32)
+    odd = (bits >> 16) & 1
+    nearest: np.ndarray = ((bits + (odd + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    nearest[np.isnan(single)] = 0x7FC0
+    return nearest
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """Return numbers of bfloat16, given as their bits, as float32. Pure."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class TopKCodec:
+    """See `Codec`.
+
+    Args:
+        options: how many entries, and the momentum of each rank.
+    """
+
+    sends_places = True
+
+    def __init__(self, options: TopK) -> None:
+        self._options = options
+        self.keeps = keeping(options.momentum)
+
+    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        options = self._options
+        own = moving(own, place, options.momentum)
+        held: np.ndarray = place.kept(RESIDUAL, own) + own
+        if wire.size == 1:  # there is nobody to send to, so nothing is held back
+            place.own[RESIDUAL] = np.zeros_like(held)
+            return held
+        counts = counts_of(place.sizes, share_at(options, step))
+        chosen = chosen_of(place.split(held), counts)
+        values = held[chosen]
+        rest = numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest[chosen] = 0
+        place.own[RESIDUAL] = rest
+        if options.momentum:
+            # Momentum that was sent would push once more in the direction of an old step.
+            place.own[VELOCITY][chosen] = 0
+        if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
+            return wire.sum(held - rest)  # which is shorter than places and values
+        total: np.ndarray = np.zeros_like(held)
+        for message in wire.gather(encode(chosen, values)):
+            where, what = decode(message, held.dtype)
+            total[where] += what
+        return total
+
+
+def share_at(options: TopK, step: int) -> float:
+    """Return the share of entries that is sent after so many steps. Pure."""
+    if step >= options.warmup_steps:
+        return options.ratio
+    return float(options.ratio ** (step / options.warmup_steps))
+
+
+def counts_of(sizes: Sequence[int], share: float) -> list[int]:
+    """Return how many entries of each tensor are sent: one at least, of those that have any."""
+    return [min(size, max(1, int(np.ceil(size * share)))) for size in sizes]
+
+
+def chosen_of(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+    """Return the places, in all parts together, of the largest entries of each, ascending. Pure."""
+    found, begin = [], 0
+    for part, count in zip(parts, counts, strict=True):
+        found.append(largest(part, count) + begin)
+        begin += part.size
+    chosen: np.ndarray = np.concatenate(found).astype(np.uint32)
+    return chosen
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of so many entries with the largest absolute values, ascending. Pure.
+
+    Of equal ones, the first; what is no number counts as the largest, so that it is not hidden.
+    """
+    if count >= values.size:
+        return np.arange(values.size)
+    sizes = np.abs(values)
+    sizes[np.isnan(sizes)] = np.inf
+    least = np.partition(sizes, values.size - count)[values.size - count]
+    above = np.flatnonzero(sizes > least)
+    equal = np.flatnonzero(sizes == least)[: count - above.size]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def encode(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return places and values as bytes. Pure."""
+    return np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
+
+
+def decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places and values of a message, of values of ``dtype``. Pure."""
+    count = message.size // (4 + dtype.itemsize)
+    return message[: 4 * count].view(np.uint32), message[4 * count :].view(dtype)
+
+
+# The second factor of each matrix, with which the next step begins.
+_FACTOR = "factor"
+# What is left of a column by those before it counts as nothing below this part of it.
+_NOTHING = 1e-6
+
+
+class PowerCodec:
+    """See `Codec`.
+
+    Args:
+        options: how thin the factors are.
+    """
+
+    keeps = (f"sum/{RESIDUAL}", f"shared/{_FACTOR}")
+    sends_places = False
+
+    def __init__(self, options: PowerSGD) -> None:
+        self._options = options
+
+    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        if wire.size == 1 or step < self._options.warmup_steps:
+            return whole(own, place, wire)
+        held = place.kept(RESIDUAL, own) + own
+        parts = place.split(held)
+        forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
+        thin = [n for n, form in enumerate(forms) if form is not None]
+        matrices = {n: parts[n].reshape(forms[n] or ()) for n in thin}
+        bases = {n: self._basis(place, n, matrices[n]) for n in thin}
+        # The first factors, and in one message with them what is sent whole.
+        first: list[np.ndarray] = list(parts)
+        for n in thin:
+            first[n] = matrices[n] @ bases[n]
+        summed = _sum(first, wire)
+        if not _finite(summed):  # the same on all ranks
+            # Nothing was made of what was sent: numbers are kept, and what is none is not.
+            place.own[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
+            return np.full_like(held, np.nan)
+        left = {n: orthonormal(summed[n]) for n in thin}
+        rights = {n: matrices[n].T @ left[n] for n in thin}
+        sums = dict(zip(thin, _sum([rights[n] for n in thin], wire), strict=True))
+        total, rest = list(summed), [np.zeros_like(part) for part in parts]
+        for n in thin:
+            place.shared[_name(n)] = sums[n]
+            total[n] = product(left[n], sums[n]).reshape(-1)
+            rest[n] = (matrices[n] - left[n] @ rights[n].T).reshape(-1)
+        place.own[RESIDUAL] = np.concatenate(rest)
+        return np.concatenate(total)
+
+    def _basis(self, place: Place, number: int, matrix: np.ndarray) -> np.ndarray:
+        """Return what a matrix is multiplied with: the other factor of the step before."""
+        rank = min(self._options.rank, *matrix.shape)
+        shape = (matrix.shape[1], rank)
+        stream = np.random.default_rng([zlib.crc32(place.name.encode()), number])
+        basis: np.ndarray = stream.standard_normal(shape).astype(matrix.dtype)
+        before = place.shared.get(_name(number))
+        if before is not None and before.shape == shape:
+            # One that has shown nothing, or no numbers, would do so for ever.
+            usable = before.any(axis=0) & np.isfinite(before).all(axis=0)
+            basis = np.where(usable, before, basis).astype(matrix.dtype)
+        return orthonormal(basis)
+
+
+def _name(number: int) -> str:
+    return f"{_FACTOR}/{number:05d}"
+
+
+def _finite(arrays: Sequence[np.ndarray]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _sum(arrays: Sequence[np.ndarray], wire: Wire) -> list[np.ndarray]:
+    """Return the sums over the ranks, by one message."""
+    if not arrays:
+        return []
+    flat = wire.sum(np.concatenate([array.reshape(-1) for array in arrays]))
+    return parts_like(flat, arrays)
+
+
+def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
+    """Return the matrix nearest to a square that a tensor can be read as. Pure.
+
+    ``None`` if its factors would be no smaller than itself.
+    """
+    size = int(np.prod(shape))
+    forms = [(int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))) for cut in range(1, len(shape))]
+    if not forms or not size:
+        return None
+    rows, columns = min(forms, key=sum)
+    return (rows, columns) if min(rank, rows, columns) * (rows + columns) < size else None
+
+
+def orthonormal(matrix: np.ndarray) -> np.ndarray:
+    """Return the columns made orthogonal and of length 1, by Gram and Schmidt, twice. Pure.
+
+    A column that others make up is 0. The result is the same to the bit on all processors.
+    """
+    columns: list[np.ndarray] = []
+    for column in matrix.T.astype(np.float64):
+        length = np.sqrt(_dot(column, column))
+        for _ in range(2):
+            for other in columns:
+                column = column - _dot(other, column) * other
+        left = np.sqrt(_dot(column, column))
+        # What is no number stays so, and shows.
+        columns.append(np.zeros_like(column) if left <= _NOTHING * length else column / left)
+    return np.stack(columns, axis=1).astype(matrix.dtype)
+
+
+def _dot(one: np.ndarray, other: np.ndarray) -> np.floating:
+    found: np.floating = np.add.accumulate(one * other)[-1]
+    return found
+
+
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return ``left`` times the transpose of ``right``, the same to the bit everywhere. Pure."""
+    total: np.ndarray = left[:, 0, None] * right[None, :, 0]
+    for column in range(1, left.shape[1]):
+        total += left[:, column, None] * right[None, :, column]
+    return total

@@ -15,12 +15,9 @@ import numpy as np
 from ..config.compression import Compression, PowerSGD, Threshold, TopK
 from ..errors import ModelError, RunDirectoryError
 from .allreduce import AllreduceSynchroniser
-from .codec import Codec, Place, Shape, names_of, parts_like
-from .half import HalfCodec
-from .power import PowerCodec
+from .codec import Codec, HalfCodec, Place, PowerCodec, Shape, TopKCodec, names_of, parts_like
 from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
 from .threshold import ThresholdCodec
-from .top_k import TopKCodec
 from .wire import Wire
 
 # A sign and a place are sent as 32 bits.

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from ..cluster.protocol.network import ADDRESS
 from .board import Memory
 from .served import ServedMemory
-from .threads import need_threads
+from .wire import need_threads
 
 _KEY_BYTES = 32
 

@@ -25,11 +25,11 @@ from ..frameworks import KERAS
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
-from .class_columns import ClassColumn
 from .detect_engine import said_engine
-from .evaluation import Evaluator, Question
+from .onnx import ClassColumn
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
+from .trainee import Evaluator, Question
 from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:

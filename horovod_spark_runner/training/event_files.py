@@ -20,7 +20,7 @@ from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
 from ..storage.lease import holds
 from ..storage.patience import HungError
-from .logs import beside
+from .progress import beside
 
 TRAIN, VALIDATION = "train", "validation"
 _VALIDATED = "val_"

@@ -24,14 +24,21 @@ from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..storage.arrays import Arrays
 from ..sync.synchroniser import Synchroniser
-from .agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
-from .divergence import changed_since, check_ranks_agree, checksums
+from .agreement import (
+    PREEMPT,
+    SAVE,
+    STOP,
+    Agreement,
+    StepTrials,
+    changed_since,
+    check_ranks_agree,
+    checksums,
+)
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
 from .learning_rate import LearningRate
-from .logs import Logs, numbers, plain
-from .progress import Progress, ProgressReporter
+from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec

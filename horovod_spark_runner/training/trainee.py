@@ -4,18 +4,96 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..checkpoint.config_diff import ModelChanges, other_model
+from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.model_state import TrainingVariables, Variable
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
+from ..storage.arrays import Arrays
 from .epochs import Step
-from .hooks import Hooks
 from .learning_rate import Rates
-from .logs import Logs
+from .progress import Logs
 from .spec import OutputSpec, WarmStart
 from .traces import Tracer
+from .trained_model import Targets
+
+
+class Hooks:
+    """The callbacks of a training on this rank; this one stands for none.
+
+    They are called on all ranks, in the order of ``Model.fit``. A subclass overrides what its
+    framework has.
+
+    Attributes:
+        watch_begin: whether one does something before a training step.
+        watch_end: whether one does something after it.
+        watch_test: whether one does something before or after a step of the evaluation.
+        stop_training: true once one of this rank asks for the end of the training.
+        stop_evaluating: true once one of this rank asks for the end of the evaluation.
+        initial_epoch: whole epochs of what `train_begin` has restored; 0 if it has nothing.
+    """
+
+    watch_begin = False
+    watch_end = False
+    watch_test = False
+    stop_training: bool = False
+    stop_evaluating: bool = False
+    initial_epoch: int = 0
+
+    def train_begin(self) -> None:
+        """Before the first step, of a resumed run as well."""
+
+    def train_end(self, logs: Logs | None) -> None:
+        """After the last step; the variables may be set here for the last time.
+
+        Args:
+            logs: those of the last epoch; ``None`` if no epoch was left to train.
+        """
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Before the first step of an epoch, counted from 0."""
+
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
+        """After an epoch and its evaluation; return the logs with what callbacks have added."""
+        return dict(logs)
+
+    def train_step_begin(self, number: int) -> None:
+        """Before a step, by its number in the epoch; only if `watch_begin`."""
+
+    def train_step_end(self, number: int, logs: Logs | None) -> None:
+        """After a step; only if `watch_end`, and ``logs`` are those of all ranks then."""
+
+    def test_begin(self) -> None:
+        """Before an evaluation."""
+
+    def test_end(self, logs: Logs) -> None:
+        """After an evaluation."""
+
+    def test_step_begin(self, number: int) -> None:
+        """Before a step of the evaluation; only if `watch_test`."""
+
+    def test_step_end(self, number: int, logs: Logs | None) -> None:
+        """After a step of the evaluation; only if `watch_test`."""
+
+    # -- what of them is kept in checkpoints ---------------------------------------------------
+
+    def remember(self) -> None:
+        """Note what callbacks hold now, just after `train_begin`: only changes are state."""
+
+    def restore_history(self, history: Sequence[PlainLogs]) -> None:
+        """Take note of the epochs of earlier attempts."""
+
+    def capture(self) -> tuple[dict[str, Any], Arrays]:
+        """Return what callbacks remember, as JSON and the arrays it refers to."""
+        return {}, {}
+
+    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+        """Give callbacks what `capture` returned."""
 
 
 class Trainee(ABC):
@@ -207,3 +285,63 @@ class Trainee(ABC):
 
     def finish(self) -> None:
         """Bring the variables to their last values, after the last step."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out about a model.
+
+    Attributes:
+        targets: what its outputs are compared with.
+        compiled: whether its own loss and metrics are asked for.
+        metrics: others, as `Engine.portable_metrics` gave them; ``None`` for none.
+    """
+
+    targets: Targets
+    compiled: bool = True
+    metrics: object = field(default=None, repr=False)
+
+
+class Evaluator(Protocol):
+    """A model with the sums of its metrics, in a Python worker of Spark's."""
+
+    def begin(self) -> None:
+        """Begin with other rows."""
+        ...
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        """Take in rows.
+
+        Args:
+            features: the feature columns.
+            labels: the columns of `Question.targets`.
+
+        Returns:
+            The model's first output for each row.
+
+        Raises:
+            ModelError: the rows show that a result would not be exact.
+        """
+        ...
+
+    def take_sums(self) -> list[np.ndarray]:
+        """Return what the rows since the last call have added, to go into `merged_sums`."""
+        ...
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
+        """Return the results that follow from the `merged_sums` of all rows, by name.
+
+        Numbers, and lists of numbers where a metric gives several.
+        """
+        ...
+
+
+def merged_sums(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Return what several calls of `Evaluator.take_sums` gave, as one. Pure.
+
+    Numbers are added up; arrays of bytes are put one after the other.
+    """
+    return [
+        np.concatenate(arrays) if arrays[0].dtype == np.uint8 else np.sum(arrays, axis=0)
+        for arrays in zip(*parts, strict=True)
+    ]

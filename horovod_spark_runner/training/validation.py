@@ -7,9 +7,8 @@ import contextlib
 from ..cluster.worker.reporting import report_progress
 from .agreement import Agreement
 from .epochs import Epochs, execution
-from .hooks import Hooks
-from .logs import Logs
-from .trainee import Trainee
+from .progress import Logs
+from .trainee import Hooks, Trainee
 
 
 def evaluate(

@@ -12,7 +12,7 @@ from ..cluster.protocol.messages import Progress
 from ..errors import InvalidInputError, ModelError, RunDirectoryError
 from ..run.attempts import Stopped
 from ..storage.filesystem import Location
-from ..training.logs import numbers
+from ..training.progress import numbers
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

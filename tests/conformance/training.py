@@ -30,7 +30,7 @@ from horovod_spark_runner.model.load import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.shipping import load_model
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import AttemptSpec, ModelSource, TrainingSpec, bind_columns

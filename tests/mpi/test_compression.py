@@ -32,8 +32,7 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.sync.power import matrix_form
-from horovod_spark_runner.sync.top_k import counts_of
+from horovod_spark_runner.sync.codec import counts_of, matrix_form
 from horovod_spark_runner.testing import Fault, Faults
 from tests import trainings
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference

@@ -26,7 +26,7 @@ from horovod_spark_runner.export.graph.file import given_of
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.storage.sums import sealed, unsealed
-from horovod_spark_runner.training.onnx_session import OnnxSession
+from horovod_spark_runner.training.onnx import OnnxSession
 
 from ..object_store import empty_folder, s3_server
 

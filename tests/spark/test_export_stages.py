@@ -16,7 +16,7 @@ from horovod_spark_runner.export.graph.file import same as same_value
 from horovod_spark_runner.export.graph.model import STATE, onnx_of
 from horovod_spark_runner.scoring import Scorer, load_pipeline
 from horovod_spark_runner.scoring.bundle import read_bundle
-from horovod_spark_runner.training.onnx_session import OnnxSession
+from horovod_spark_runner.training.onnx import OnnxSession
 
 pytestmark = pytest.mark.spark
 

@@ -25,8 +25,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.model.persistence import FORMAT
-from horovod_spark_runner.model.stage_files import location_of
+from horovod_spark_runner.model.persistence import FORMAT, location_of
 from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 
 from ..faults.disks import memory_disk

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_spark_runner.engines.torch.forgetting import forgetting
+from horovod_spark_runner.engines.torch.probe import forgetting
 
 
 class Annealer:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from horovod_spark_runner import ModelError, TorchModel
-from horovod_spark_runner.engines.torch.own_gradients import OwnGradients
+from horovod_spark_runner.engines.torch.own_step import OwnGradients
 from tests.torch.models import flat_weights
 from tests.torch.test_equals_one_process import batches, recorded
 from tests.trainings import train

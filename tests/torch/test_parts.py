@@ -54,8 +54,8 @@ from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.engine import engine_of
-from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import Binding, WarmStart
+from horovod_spark_runner.training.trainee import Hooks
 from tests.torch.models import TwoHeads, digits_model, digits_net
 
 NET = nn.Linear(3, 1)

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     export_pipeline,
 )
 from horovod_spark_runner.scoring import load_pipeline
-from horovod_spark_runner.training.onnx_session import OnnxSession
+from horovod_spark_runner.training.onnx import OnnxSession
 
 pytestmark = [pytest.mark.thorough, pytest.mark.spark]
 

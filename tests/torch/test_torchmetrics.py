@@ -22,7 +22,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.engines.torch.metrics import Metrics, Sums
 from horovod_spark_runner.testing import Fault, Faults
-from horovod_spark_runner.training.evaluation import merged_sums
+from horovod_spark_runner.training.trainee import merged_sums
 from tests.torch.models import FaultAt, digits_net
 from tests.trainings import train
 

@@ -20,7 +20,7 @@ from horovod_spark_runner.engines.keras.outputs import output_specs
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, facts_of
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.model.load import check_callable, read_finished_run, read_trained_model
-from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.shipping import load_model
 from horovod_spark_runner.training.sample_rows import SAMPLE_FILE
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, read_model
 

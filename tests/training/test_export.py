@@ -24,9 +24,9 @@ from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.engines.keras.artifact import save_model
 from horovod_spark_runner.engines.keras.binding import InputBinding
 from horovod_spark_runner.model.load import read_finished_run
-from horovod_spark_runner.model.loading import load_model
-from horovod_spark_runner.training.model_inputs import ModelInputs
+from horovod_spark_runner.model.shipping import load_model
 from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.trained_model import ModelInputs
 
 from ..runs import spec_of
 

@@ -32,7 +32,7 @@ from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.scoring.network import SAVED_MODEL, Network
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.training.onnx_session import OnnxSession
+from horovod_spark_runner.training.onnx import OnnxSession
 
 from ..object_store import empty_folder, s3_server
 from .test_export import CASES, RNG, ROWS, Case, called, fitted, leave, objects, predicted, reals

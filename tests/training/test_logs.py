@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from horovod_spark_runner.training.logs import plain
+from horovod_spark_runner.training.progress import plain
 
 
 def test_a_metric_of_one_class_is_a_number() -> None:

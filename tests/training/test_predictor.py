@@ -18,7 +18,7 @@ from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.model import inference
 from horovod_spark_runner.model.inference import Predictor
 from horovod_spark_runner.model.load import read_finished_run
-from horovod_spark_runner.model.loading import load_model
+from horovod_spark_runner.model.shipping import load_model
 from horovod_spark_runner.training.trained_model import Model
 
 from ..runs import save_run

@@ -271,7 +271,7 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
     from horovod_spark_runner.checkpoint.rank_state import capture_rank, restore_rank
     from horovod_spark_runner.engines.keras.trainee import KerasTrainee
     from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
-    from horovod_spark_runner.training.hooks import Hooks
+    from horovod_spark_runner.training.trainee import Hooks
 
     class Fitted(KerasTrainee):
         def __init__(self, metrics: list[str]) -> None:

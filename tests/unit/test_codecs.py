@@ -14,12 +14,19 @@ from hypothesis import strategies as st
 
 from horovod_spark_runner import PowerSGD, Threshold, TopK
 from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
-from horovod_spark_runner.sync.codec import Codec, Place, names_of
+from horovod_spark_runner.sync.codec import (
+    Codec,
+    Place,
+    largest,
+    matrix_form,
+    names_of,
+    orthonormal,
+    product,
+    rounded,
+    widened,
+)
 from horovod_spark_runner.sync.compressed import codec_of
-from horovod_spark_runner.sync.half import rounded, widened
-from horovod_spark_runner.sync.power import matrix_form, orthonormal, product
 from horovod_spark_runner.sync.threshold import decode, encode
-from horovod_spark_runner.sync.top_k import largest
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference, Terms
 from tests.threads import Threads, as_ranks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.model.stage_files import read_metadata, write_metadata
+from horovod_spark_runner.model.persistence import read_metadata, write_metadata
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.folders import replace_folder, write_aside
 

@@ -24,8 +24,7 @@ from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import delete_dataset, find_datasets, mark_used
 from horovod_spark_runner.errors import printable
 from horovod_spark_runner.model import persistence
-from horovod_spark_runner.model.handle import ServedModel
-from horovod_spark_runner.model.load import read_finished_run
+from horovod_spark_runner.model.load import ServedModel, read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, parsing, unpack

@@ -17,10 +17,15 @@ from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.model import inference
 from horovod_spark_runner.model.arrow_features import feature_array
 from horovod_spark_runner.model.evaluating import Evaluation
-from horovod_spark_runner.model.inference import array_of, joined
-from horovod_spark_runner.model.naming import check_added
+from horovod_spark_runner.model.frame import check_added
+from horovod_spark_runner.model.inference import (
+    array_of,
+    describe_fault,
+    joined,
+    valid_rows,
+    with_nulls,
+)
 from horovod_spark_runner.model.outputs import check_classes
-from horovod_spark_runner.model.rows import describe_fault, valid_rows, with_nulls
 from horovod_spark_runner.model.targets import choose_targets
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import Targets

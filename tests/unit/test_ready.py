@@ -20,7 +20,8 @@ import pytest
 
 from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
-from horovod_spark_runner.cluster.slot import rank_process, worker_handle
+from horovod_spark_runner.cluster.slot import rank_process
+from horovod_spark_runner.cluster.slot import rank_process as worker_handle
 from horovod_spark_runner.cluster.slot import worker_pool as ready
 from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
 from horovod_spark_runner.cluster.slot.worker_pool import Asked, Known

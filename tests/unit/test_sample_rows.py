@@ -9,7 +9,6 @@ import pytest
 
 from horovod_spark_runner import ModelError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.sample_rows import (
     SAMPLE_COUNT,
     SampleRows,
@@ -19,6 +18,7 @@ from horovod_spark_runner.training.sample_rows import (
     repeat_rows,
 )
 from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.trained_model import ModelInputs
 
 X, N, T = Column("x", "float32", (2,)), Column("n", "int32"), Column("t", "string", (2,))
 COLUMNS = (X, N, T)

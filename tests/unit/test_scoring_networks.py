@@ -21,7 +21,7 @@ from horovod_spark_runner.scoring.bundle import Bundle
 from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
 from horovod_spark_runner.scoring.scorer import Scorer
-from horovod_spark_runner.training.onnx_session import BOUNDS, METADATA, OnnxSession
+from horovod_spark_runner.training.onnx import BOUNDS, METADATA, OnnxSession
 
 
 def pipeline(

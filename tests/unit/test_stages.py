@@ -20,7 +20,7 @@ from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.values import Bucketizer, Imputer
 from horovod_spark_runner.scoring.vectors import PolynomialExpansion, VectorSlicer
-from horovod_spark_runner.training.onnx_session import OnnxSession
+from horovod_spark_runner.training.onnx import OnnxSession
 
 
 def test_each_stage_has_a_form_in_onnx_or_a_reason_why_not() -> None:

@@ -12,8 +12,7 @@ import pytest
 from horovod_spark_runner import CheckpointOptions
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.training.spec import AttemptSpec
-from horovod_spark_runner.training.timeline import Timeline
-from horovod_spark_runner.training.traces import Traces
+from horovod_spark_runner.training.traces import Timeline, Traces
 
 
 class Recorder:

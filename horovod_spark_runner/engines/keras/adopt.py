@@ -13,13 +13,12 @@ from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import TEXT, Column, Manifest
 from ...errors import ModelError
 from ...storage.filesystem import Location
-from ...training.model_inputs import ModelInputs
 from ...training.sample_rows import SAMPLE_FILE, SampleRows
 from ...training.spec import FEATURES, Binding
-from ...training.trained_model import ModelWriter, Signature
+from ...training.trained_model import ModelInputs, ModelWriter, Signature
 from .artifact import load_archive, outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
-from .exported import read_exported
+from .export import read_exported
 from .graph import Graph, pack
 from .model import check_stateless
 from .saved import PACKED_FILE, KerasFacts, SavedModel

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ...training.logs import Json
+from ...training.progress import Json
 from .archive import LAMBDA
 from .optimizers import find_optimizers
 

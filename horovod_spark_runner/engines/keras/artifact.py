@@ -20,11 +20,9 @@ from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
 from ...storage.contents import Contents, Sink, unpack
-from ...training.model_inputs import ModelInputs
-from ...training.output_equivalence import check_close
-from ...training.sample_rows import SAMPLE_FILE
+from ...training.sample_rows import SAMPLE_FILE, check_close
 from ...training.spec import OutputSpec
-from ...training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
 from .archive import (
     KIND,
     custom_parts,

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...training.logs import Json
+from ...training.progress import Json
 
 logger = logging.getLogger(__name__)
 

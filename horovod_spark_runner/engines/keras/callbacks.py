@@ -9,8 +9,8 @@ import keras
 
 from ...checkpoint.files import PlainLogs
 from ...storage.arrays import Arrays
-from ...training.hooks import Hooks
-from ...training.logs import Logs
+from ...training.progress import Logs
+from ...training.trainee import Hooks
 from .callback_state import CallbackStates
 from .source import list_callbacks
 

@@ -11,7 +11,6 @@ from ...quiet import quiet_imports
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
-from ...training.class_columns import ClassColumn, check_no_classes
 from ...training.engine import (
     GRAPH_FILE,
     KERAS_FILE,
@@ -20,12 +19,13 @@ from ...training.engine import (
     Engine,
     check_format,
 )
-from ...training.evaluation import Evaluator, Question
+from ...training.onnx import ClassColumn, check_no_classes
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .exported import check_exportable, check_transforms
-from .given_metrics import portable_metrics
+from .evaluator import portable_metrics
+from .export import check_exportable, check_transforms
 from .saved import (
     ARCHIVE_FILE,
     PACKED_FILE,

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ...sync.synchroniser import Synchroniser
-from ...training.logs import Logs
+from ...training.progress import Logs
 from .collectives import Part, sum_over_ranks, use_known_sums
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
@@ -28,7 +28,7 @@ from .model import has_own_steps
 from .optimizers import find_optimizers
 from .protocols import Nest
 from .scope import Scope, classes_with, in_condition, own_variable, replaced
-from .stopwatch import Stopwatch
+from .tracing import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
 StepResult = tuple[Logs | None, tf.Tensor | None]

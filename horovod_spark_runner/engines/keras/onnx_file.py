@@ -23,13 +23,10 @@ from ...errors import DataError, ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
-from ...training.onnx_facts import MOST_BYTES, ROWS, tell_facts
-from ...training.onnx_session import OnnxSession, check_installed
-from ...training.output_equivalence import check_close
-from ...training.sample_rows import finite_rows, repeat_rows
+from ...training.onnx import MOST_BYTES, ROWS, OnnxSession, check_installed, tell_facts
+from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.trained_model import Recipe
-from .export import Served, serving
-from .exported import SERVING, check_transforms
+from .export import SERVING, Served, check_transforms, serving
 from .outputs import to_numpy
 
 OPSET = 18

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from ...checkpoint.model_state import Variable
-from ...training.logs import Logs
+from ...training.progress import Logs
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ...training.agreement import NOTHING
-from ...training.logs import Logs
+from ...training.progress import Logs
 from .exchange import GradientExchange, StepResult
 from .protocols import Nest
 from .scope import replaced

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ...training.timeline import Timeline
+from ...training.traces import Timeline
+from .scope import own_variable
 
 
 class KerasTracer:
@@ -39,3 +41,35 @@ class KerasTracer:
             shutil.move(made, target)
         finally:
             shutil.rmtree(self._place, ignore_errors=True)
+
+
+class Stopwatch:
+    """Adds up, inside compiled steps, the time from when some tensors are there to others.
+
+    It waits for no tensor that the step would not wait for, and nothing of the step waits for it.
+    On a GPU it knows nothing: there a tensor counts as there once its making is queued.
+    """
+
+    def __init__(self) -> None:
+        self._runs = hvd.size() > 1 and not tf.config.list_logical_devices("GPU")
+        self._seconds = own_variable(0.0, tf.float64)
+
+    def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+        """Return what `end` takes: the moment when all of ``tensors`` are there."""
+        return self._moment(tensors) if self._runs else None
+
+    def end(self, begun: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
+        """Add up the time from a moment until all of ``tensors`` are there."""
+        if begun is not None:
+            self._seconds.assign_add(self._moment(tensors) - begun)
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum of all steps so far; ``None`` where it cannot be told."""
+        if not self._runs:
+            return 0.0 if hvd.size() == 1 else None
+        return float(self._seconds.numpy())
+
+    def _moment(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
+        with tf.control_dependencies([tensor for tensor in tensors if tensor is not None]):
+            return tf.timestamp()

@@ -15,9 +15,9 @@ from ...checkpoint.run_directory import RunDirectory
 from ...config.prediction import added_columns
 from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
-from ...training.logs import Logs
-from ...training.model_inputs import ModelInputs
+from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
 from .architecture import describe_model
 from .artifact import outputs_of, save_model
@@ -27,8 +27,7 @@ from .changes import compare_models
 from .export import Served, served_by
 from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
-from .metric_state import merge_of, metric_variables
-from .metrics import epoch_logs
+from .metrics import epoch_logs, merge_of, metric_variables
 from .model import finalize_layers, has_own_steps
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model

@@ -20,10 +20,9 @@ from ...frameworks import TORCH
 from ...serialize import dumps
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
-from ...training.model_inputs import ModelInputs
 from ...training.sample_rows import SAMPLE_FILE, SampleRows, few_rows, repeat_rows
 from ...training.spec import FEATURES, Binding
-from ...training.trained_model import ModelWriter, Signature
+from ...training.trained_model import ModelInputs, ModelWriter, Signature
 from .artifact import save_module
 from .build import check_module
 from .feeding import Feed, input_feed, input_names

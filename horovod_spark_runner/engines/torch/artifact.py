@@ -15,11 +15,9 @@ from ...config.importable import import_name
 from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...storage.arrays import Arrays, dump_arrays
-from ...training.model_inputs import ModelInputs
-from ...training.output_equivalence import check_close
-from ...training.sample_rows import SAMPLE_FILE, repeat_rows
+from ...training.sample_rows import SAMPLE_FILE, check_close, repeat_rows
 from ...training.spec import OutputSpec
-from ...training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
 from .feeding import Feed
 from .loading import (
     BY_CHANCE,

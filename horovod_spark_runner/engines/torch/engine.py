@@ -9,11 +9,11 @@ from ...checkpoint.run_directory import RunDirectory
 from ...quiet import quiet_imports
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
-from ...training.class_columns import ClassColumn, check_no_classes
 from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
-from ...training.evaluation import Evaluator, Question
+from ...training.onnx import ClassColumn, check_no_classes
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ...training.trained_model import Model, Recipe, StoredModel
+from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
 from .source import (

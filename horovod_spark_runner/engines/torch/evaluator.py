@@ -18,9 +18,9 @@ from ...errors import (
 )
 from ...frameworks import TORCH
 from ...storage.arrays import Arrays
-from ...training.evaluation import Question
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
+from ...training.trainee import Question
 from .build import build
 from .feeding import Feed, check_columns, to_tensor
 from .lightning.recognise import is_lightning

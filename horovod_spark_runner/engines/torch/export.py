@@ -17,9 +17,8 @@ from ...errors import DataError, ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.engine import ONNX
-from ...training.onnx_session import OnnxSession
-from ...training.output_equivalence import check_close
-from ...training.sample_rows import finite_rows, repeat_rows
+from ...training.onnx import OnnxSession
+from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
 from .feeding import Feed, joined

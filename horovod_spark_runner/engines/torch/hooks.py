@@ -10,10 +10,10 @@ from torch import nn
 
 from ...errors import InvalidInputError, brief
 from ...storage.arrays import Arrays
-from ...training.hooks import Hooks
-from ...training.logs import Logs, plain
+from ...training.progress import Logs, plain
+from ...training.trainee import Hooks
 from .callbacks import TorchCallback, check_hooks
-from .modes import Modes
+from .statistics import Modes
 
 
 def made_callbacks(given: Any) -> list[TorchCallback]:

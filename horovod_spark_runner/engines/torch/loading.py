@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from ...errors import ModelError
 from ...storage.arrays import load_arrays
 from ...storage.contents import open_archive
-from ...training.output_equivalence import check_close
-from ...training.sample_rows import repeat_rows
+from ...training.sample_rows import check_close, repeat_rows
 from ...training.trained_model import Model, Recipe
 from .build import build_module
 from .feeding import Feed

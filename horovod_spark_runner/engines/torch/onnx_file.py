@@ -13,8 +13,7 @@ from torch.export import ExportedProgram
 from ...data.manifest import Column
 from ...errors import EnvironmentProblem, ModelError, on_one_line
 from ...quiet import quiet_imports
-from ...training.onnx_facts import MOST_BYTES, ROWS, tell_facts
-from ...training.onnx_session import import_onnxruntime
+from ...training.onnx import MOST_BYTES, ROWS, import_onnxruntime, tell_facts
 from ...training.trained_model import Recipe
 from .program import silent
 

@@ -6,17 +6,183 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
+import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
-from .forgetting import forgetting
+from .metric_states import is_torchmetrics
 from .variables import as_array, kept_buffers, parameters_of, set_tensor
+
+# What PyTorch itself keeps in a module.
+_OF_TORCH = frozenset(vars(nn.Module()))
+# Top-level packages whose objects and functions are left alone: they are no user's notes.
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+    *("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "numpy", "pandas"),
+    *("pyarrow", "pyspark", "py4j", "tensorflow", "keras", "horovod", "mpi4py", "transformers"),
+    __name__.partition(".")[0],
+}
+# Containers of more values are not searched further, and larger arrays are data.
+_MOST_VALUES, _MOST_BYTES = 10_000, 64 << 20
+_IN_PLACE = (list, dict, set, deque)
+
+
+@contextlib.contextmanager
+def forgetting(*tried: object) -> Iterator[None]:
+    """Let what is called meanwhile leave no trace in what it refers to.
+
+    That is: attributes and buffers of a module and its parts; what a function finds in its closure,
+    its globals and its object; and within these lists, sets, dictionaries, arrays, tensors and
+    objects of the user's own classes. Other modules, optimizers, metrics of torchmetrics, iterators
+    and files are left alone.
+
+    Args:
+        tried: modules and functions of the user's own.
+    """
+    snapshot = _Snapshot()
+    for each in tried:
+        if isinstance(each, nn.Module):
+            for part in each.modules():
+                snapshot.take_module(part)
+        else:
+            snapshot.take(each)
+    try:
+        yield
+    finally:
+        snapshot.put_back()
+
+
+class _Snapshot:
+    """What is found from some objects on, with what puts it back."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, object] = {}  # held, so that no other object gets its number
+        self._undo: list[Callable[[], object]] = []
+
+    def take_module(self, part: nn.Module) -> None:
+        """Note the attributes and buffers of a module, without its parts."""
+        if is_torchmetrics(part):
+            return
+        space = vars(part)
+        own = {name: value for name, value in space.items() if name not in _OF_TORCH}
+        self._undo.append(functools.partial(_put_attributes, space, own))
+        self._undo.append(functools.partial(_refill, part._buffers, dict(part._buffers)))
+        for buffer in part._buffers.values():
+            if buffer is not None:
+                self._undo.append(functools.partial(_overwrite, buffer, buffer.detach().clone()))
+        self.take(*own.values())
+
+    def take(self, *roots: object) -> None:
+        """Note what these refer to."""
+        pending = list(roots)
+        while pending:
+            each = pending.pop()
+            if id(each) not in self._seen:
+                self._seen[id(each)] = each
+                pending += self._note(each)
+
+    def _note(self, each: Any) -> Iterable[object]:
+        """Note one object; return what it refers to."""
+        if isinstance(each, _IN_PLACE):
+            kept = dict(each) if isinstance(each, dict) else list(each)
+            self._undo.append(functools.partial(_refill, each, kept))
+            values = kept.values() if isinstance(kept, dict) else kept
+            return values if len(values) <= _MOST_VALUES else ()
+        if isinstance(each, tuple):
+            return each if len(each) <= _MOST_VALUES else ()
+        if isinstance(each, Tensor | np.ndarray):
+            if each.nbytes <= _MOST_BYTES:
+                copied = each.detach().clone() if isinstance(each, Tensor) else each.copy()
+                self._undo.append(functools.partial(_overwrite, each, copied))
+            return ()
+        if isinstance(each, functools.partial):
+            return [each.func, *each.args, *each.keywords.values()]
+        if isinstance(each, types.MethodType):
+            return [each.__func__, each.__self__]
+        if isinstance(each, types.FunctionType):
+            return self._note_function(each)
+        return self._note_object(each)
+
+    def _note_function(self, function: types.FunctionType) -> Iterable[object]:
+        if _package(function.__module__) in _LIBRARIES:
+            return ()
+        found: list[object] = [vars(function)]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that is assigned later
+                found.append(cell.cell_contents)
+                self._undo.append(functools.partial(setattr, cell, "cell_contents", found[-1]))
+        space = function.__globals__
+        used = {name: space[name] for name in _names_in(function.__code__) if name in space}
+        self._undo.append(functools.partial(space.update, used))
+        return [*found, *used.values()]
+
+    def _note_object(self, each: object) -> Iterable[object]:
+        left_alone = (type, types.ModuleType, nn.Module, Optimizer)
+        known = _package(type(each).__module__) in _LIBRARIES
+        if isinstance(each, left_alone) or (known and not isinstance(each, types.SimpleNamespace)):
+            return ()
+        space = getattr(each, "__dict__", None)
+        called = [type(each).__call__] if callable(each) else []
+        return called if not isinstance(space, dict) else [*called, space]
+
+    def put_back(self) -> None:
+        """Put everything back, whatever fails; then raise what has failed first."""
+        failed: list[Exception] = []
+        for undo in self._undo:
+            try:
+                undo()
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+
+def _package(module: object) -> str:
+    return str(module).partition(".")[0]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _put_attributes(space: dict[str, Any], own: dict[str, Any]) -> None:
+    for name in set(space) - set(own) - _OF_TORCH:
+        del space[name]
+    space.update(own)
+
+
+def _refill(holder: Any, kept: Any) -> None:
+    """Give a container its values back, if it has others."""
+    if isinstance(holder, dict):
+        if list(map(id, holder)) == list(map(id, kept)) and all(
+            one is other for one, other in zip(holder.values(), kept.values(), strict=True)
+        ):
+            return
+    elif list(map(id, holder)) == list(map(id, kept)):
+        return
+    # A class of the user's own may allow no changes.
+    base: Any = next(c for c in type(holder).__mro__ if c.__module__ in ("builtins", "collections"))
+    base.clear(holder)
+    fill = base.extend if isinstance(holder, (list, deque)) else base.update
+    fill(holder, kept)
+
+
+def _overwrite(value: Any, kept: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value[...] = kept
+    elif not torch.equal(value, kept):
+        with torch.no_grad():
+            value.copy_(kept)
+
 
 _seeds = itertools.count()
 

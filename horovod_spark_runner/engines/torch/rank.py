@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...errors import EnvironmentProblem
-from ...training.timeline import Timeline
+from ...training.traces import Timeline
 
 
 def begin(seed: int) -> None:

@@ -18,15 +18,12 @@ from ...training.part_comparison import Values
 from .batch_norm import synchronise_norms
 from .batches import Batches, TorchBatch
 from .exchange import GradientExchange
-from .forgetting import forgetting
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
-from .modes import Modes
 from .outputs import leaves, one_number
-from .own_gradients import OwnGradients
-from .own_step import TorchStep, clip
-from .probe import Recorder
-from .statistics import Statistics
+from .own_step import OwnGradients, TorchStep, clip
+from .probe import Recorder, forgetting
+from .statistics import Modes, Statistics
 from .targets import plain_label
 from .torch_model import TorchModel
 from .variables import parameters_of

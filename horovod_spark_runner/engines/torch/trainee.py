@@ -23,8 +23,6 @@ from ...data.read.reader import Batch
 from ...errors import ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
-from ...training.logs import Logs
-from ...training.model_inputs import ModelInputs
 from ...training.part_comparison import (
     CHANGE,
     GRADIENT,
@@ -35,7 +33,9 @@ from ...training.part_comparison import (
     report_parts,
     try_varied,
 )
+from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
 from .artifact import outputs_of, save_module
 from .batch_norm import check_lone_rows, release_norms

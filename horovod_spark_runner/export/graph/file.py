@@ -13,7 +13,7 @@ from ...scoring.columns import Column, Numbers, Vectors, Words
 from ...scoring.inputs import DTYPES, Input
 from ...scoring.network import Network
 from ...scoring.scorer import Scorer
-from ...training.onnx_session import OnnxSession
+from ...training.onnx import OnnxSession
 from .model import NULL, STATE, onnx_of, wanted_columns
 
 if TYPE_CHECKING:

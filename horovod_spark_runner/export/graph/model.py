@@ -20,7 +20,7 @@ from ...scoring.categories import StringIndexer
 from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
 from ...scoring.network import Network
 from ...scoring.stage import Stage, inputs_of
-from ...training.onnx_session import METADATA
+from ...training.onnx import METADATA
 from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
 from .categories import index_to_string, one_hot_encoder, string_indexer
 from .network import network

@@ -13,8 +13,15 @@ import numpy as np
 from ...errors import ModelError
 from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
 from ...scoring.stage import ERROR, SKIP
-from ...training.class_columns import CLASS, PLAIN, PROBABILITY, TOLERANCE, VECTOR
-from ...training.onnx_session import BOUNDS, METADATA
+from ...training.onnx import (
+    BOUNDS,
+    CLASS,
+    METADATA,
+    PLAIN,
+    PROBABILITY,
+    TOLERANCE,
+    VECTOR,
+)
 from ...typed_json import load_json
 from .builder import TEXT, Rows, Values
 

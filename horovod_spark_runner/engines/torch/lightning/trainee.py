@@ -13,14 +13,13 @@ from ....checkpoint.run_directory import RunDirectory
 from ....errors import InvalidInputError
 from ....storage.arrays import Arrays
 from ....training.epochs import Step
-from ....training.logs import Logs
 from ....training.part_comparison import Values
+from ....training.progress import Logs
 from ....training.spec import TrainingSpec
 from ..build import check_module
-from ..forgetting import forgetting
 from ..hooks import TorchHooks
 from ..losses import LOSS
-from ..probe import Recorder
+from ..probe import Recorder, forgetting
 from ..saved import SavedModule
 from ..schedulers import Planned
 from ..step import Steps

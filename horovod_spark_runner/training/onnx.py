@@ -1,16 +1,21 @@
-"""ONNX files, run by onnxruntime on the CPU."""
+"""Metadata of a model in its ONNX file, whatever the framework."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, EnvironmentProblem, ModelError
+from .._version import __version__
+from ..data.manifest import Column
+from ..errors import DataError, EnvironmentProblem, InvalidInputError, ModelError
 from ..typed_json import load_json
+from .spec import OutputSpec
 
 # Where this package tells what it knows of a file, among the file's own metadata.
 METADATA = "horovod_spark_runner"
@@ -112,3 +117,85 @@ class OnnxSession:
                 ) from error
             raise ModelError(f"onnxruntime cannot run it: {error!s:.500}") from error
         return dict(zip(self.outputs, found, strict=True))
+
+
+FORMAT = 1
+# What the first dimension of all that goes in and out is called.
+ROWS = "rows"
+# Protocol buffers hold less than 2 GiB; the graph itself needs little beside the weights.
+MOST_BYTES = 2**31 - 2**24
+
+
+def tell_facts(
+    model: Any,
+    columns: Sequence[Column],
+    outputs: Sequence[OutputSpec],
+    added: Sequence[str],
+    bounds: Mapping[str, tuple[int, int]],
+) -> None:
+    """Write into an ONNX model what its columns hold and what it gives.
+
+    Args:
+        model: the ``onnx.ModelProto``.
+        columns: the inputs, by their names in the file.
+        outputs: what the model gives.
+        added: the names of the outputs in the file.
+        bounds: the least and largest integer of inputs that take fewer than their columns hold.
+    """
+    import onnx
+
+    facts = {
+        "format": FORMAT,
+        "version": __version__,
+        "columns": [asdict(column) for column in columns],
+        "outputs": [
+            {
+                "name": name,
+                "shape": spec.shape,
+                "dtype": spec.dtype,
+                "activation": spec.activation,
+            }
+            for name, spec in zip(added, outputs, strict=True)
+        ],
+        BOUNDS: dict(bounds),
+    }
+    onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
+
+
+# What an added column holds.
+PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
+# How far probabilities may be from a sum of 1, by the type that they are computed in.
+TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
+
+
+@dataclass(frozen=True)
+class ClassColumn:
+    """A column that is made of an output of classes.
+
+    Attributes:
+        name: its name.
+        output: place of the output among the model's.
+        holds: what is made of it: `CLASS`, `PROBABILITY` or `SCORES`.
+        scores: whether the output is scores of classes, and not their probabilities.
+    """
+
+    name: str
+    output: int
+    holds: str
+    scores: bool
+
+
+def check_no_classes(format: str, classes: Sequence[ClassColumn]) -> None:
+    """Check that a format which has none is asked for no columns of classes.
+
+    Raises:
+        InvalidInputError: it is asked for some.
+    """
+    if classes:
+        names = ", ".join(repr(column.name) for column in classes)
+        raise InvalidInputError(
+            f"a {format!r} gives a model's outputs as they are, and probability_col and "
+            f"raw_prediction_col ask for {names}, which are made of them: clear these two in a "
+            "copy of the transformer, or export it as a pipeline, "
+            "export_pipeline(PipelineModel([transformer]), path, frame, format='onnx')"
+        )
