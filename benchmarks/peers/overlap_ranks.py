@@ -55,7 +55,7 @@ def make_model(network: str, bucket_bytes: int | None) -> Any:
     """Return a network, on a rank whose gradients leave in such buckets."""
     import keras
 
-    from horovod_spark_runner.sync import allreduce as buckets
+    from horovod_spark_runner.sync import buckets
 
     if bucket_bytes is not None:
         buckets.BUCKET_BYTES = bucket_bytes

@@ -7,6 +7,7 @@ attempt per task into place and writes ``_SUCCESS``. A lease keeps other calls o
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ..storage.lease import Lease, Terms
 # Threads that wait for storage on the driver.
 THREADS = 16
 _TEMPORARY = "_temporary-"
+_OF_A_CALL = re.compile(rf"{_TEMPORARY}[0-9a-f]{{32}}")
 _LEASE = "_lease.json"
 # The local file that is locked while the lease changes hands. It stays.
 _GUARD = "._lease"
@@ -86,7 +88,7 @@ def committing(destination: Location, mode: str) -> Iterator[Commit]:
         commit = Commit(destination.join(_TEMPORARY + lease.token))
         with _failures_named(destination):
             for place in destination.list():
-                if place.name.startswith(_TEMPORARY):  # of a call that was killed
+                if _OF_A_CALL.fullmatch(place.name):  # of a call that was killed
                     place.delete_folder()
             commit.staging.make_folder()
         try:
@@ -94,7 +96,11 @@ def committing(destination: Location, mode: str) -> Iterator[Commit]:
             check_destination(destination, mode)
             with _failures_named(destination):
                 lease.check()
-                _replace_contents(destination, commit)
+                if mode == "overwrite":
+                    _delete_contents(destination)
+                _move_into_place(destination, commit)
+                lease.check()
+                destination.join(_SUCCESS).write_bytes(b"")
         finally:
             with contextlib.suppress(OSError):
                 commit.staging.delete_folder()
@@ -112,17 +118,23 @@ def _failures_named(destination: Location) -> Iterator[None]:
 
 def _contents(destination: Location) -> list[Location]:
     """Return the files and folders in a destination, without those of calls in progress."""
-    own = (_TEMPORARY, _LEASE, _GUARD)
-    return [place for place in destination.list() if not place.name.startswith(own)]
+    return [
+        place
+        for place in destination.list()
+        if not place.name.startswith((_LEASE, _GUARD)) and not _OF_A_CALL.fullmatch(place.name)
+    ]
 
 
-def _replace_contents(destination: Location, commit: Commit) -> None:
+def _delete_contents(destination: Location) -> None:
     # A destination with a part of the files must have no _SUCCESS.
     for place in sorted(_contents(destination), key=lambda place: place.name != _SUCCESS):
         if place.is_folder:
             place.delete_folder()
         else:
             place.delete_file()
+
+
+def _move_into_place(destination: Location, commit: Commit) -> None:
     if destination.renames_whole:  # object stores have no folders
         for name in sorted({target.rpartition("/")[0] for target in commit.files} - {""}):
             destination.join(name).make_folder()
@@ -132,4 +144,3 @@ def _replace_contents(destination: Location, commit: Commit) -> None:
 
     with ThreadPoolExecutor(THREADS, "hsr-commit") as pool:
         list(pool.map(move, commit.files))
-    destination.join(_SUCCESS).write_bytes(b"")

@@ -113,7 +113,7 @@ def plan_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RunFailedError: the ranks have failed; see `run_training` for the kinds of it.
     """
-    arguments = {name: value for name, value in locals().items() if name in _SHARED}
+    given = dict(locals())
     options = PlanOptions(networks, ranks, ranks_per_host, cores_per_host)
     check_count("sample_rows", sample_rows)
     place = str(plan_dir or default_place(session_of(df), "plan_dir", "plans"))
@@ -123,7 +123,9 @@ def plan_training(
             f"plan_dir {directory.location} is the directory of a run; give another folder, or "
             "plan from the run: horovod-spark-runner plan RUN"
         )
-    config = TrainingConfig.from_arguments({**arguments, "run_dir": place, "resume": "never"})
+    config = TrainingConfig.from_arguments(
+        {**{name: given[name] for name in _SHARED}, "run_dir": place, "resume": "never"}
+    )
     with removed_on_failure(directory.location, keeping=True):
         run = resolve(df, config)
         Console(directory.location.name, quiet=not stream_logs).say("counting the rows")

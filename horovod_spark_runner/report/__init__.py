@@ -9,7 +9,7 @@ What there is to build a page from:
 - `stacked.stacked_rows`, `stacked.stacked_columns`: bars, and the parts they consist of;
 - `numbers`: numbers, durations and sizes as people read them.
 
-Charts take plain sequences or NumPy arrays and return `markup.Markup`, which is what `page` takes.
+Charts take plain sequences or NumPy arrays and return `page.Markup`, which is what `page` takes.
 Text is escaped wherever it is not `Markup`: names, messages and values go in as they are. Colours
 follow the reader's light or dark theme. A chart is 380 units wide, as a phone is, or 780 with
 ``wide=True``, which phones scroll.

@@ -104,7 +104,7 @@ def line_chart(
         from_zero: whether the vertical axis shows zero.
         whole_x: whether the horizontal axis counts, so that only whole numbers are told.
         wide: whether it takes the whole width of the page.
-        points: parts of the horizontal axis of which extremes are kept; see `thinning.thin`.
+        points: parts of the horizontal axis of which extremes are kept; see `thin`.
     """
     curves = [_Curve.of(one, i, log_y) for i, one in enumerate(series) if len(one.x)]
     width = WIDE if wide else WIDTH

@@ -1,4 +1,4 @@
-"""The steps of `run_training` once all is run: materialize, launch, wrap up."""
+"""Carry out a resolved training: materialize, launch, load the model."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def train_ranks(
         if run.checkpoint is not None:
             where = str(directory.location)
             check_same_data(run.checkpoint, data.train.fingerprint, run.settings, where)
-        spec = _hand_over(training_spec(run, data, _begin_record(run, data.train.rows)), hand)
+        run_id = _begin_record(run, data.train.rows)
         seconds = {"prepare": run.seconds, "materialize": materialized - began}
         spark = session_of(run.df)
         facts = {"workers": run.workers, "master": master_of(spark), "versions": versions()}
@@ -199,7 +199,7 @@ def train_ranks(
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            result = attempts.run(spec)
+            result = attempts.run(_hand_over(training_spec(run, data, run_id), hand))
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))

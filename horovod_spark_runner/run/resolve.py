@@ -267,7 +267,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     spark = check_running(session_of(df))
     model = _resolve_model(config)
     columns = _columns_without_model(df, config)
-    bindings = None if columns is None else _resolve_columns(df, config, *columns)
+    bindings = None if columns is None else _resolve_columns(df, config, model, *columns)
     directory = RunDirectory(Location(config.run_dir or default_place(spark, "run_dir", "runs")))
     launch, allotment = _resolve_cluster(spark, config, directory)
     tracking = None if config.mlflow is None else check_tracking(config.mlflow)
@@ -279,9 +279,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     if bindings is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         columns = by_name(names_of_model(model, spark), config.label_cols, frame_of(df).columns)
-        bindings = _resolve_columns(df, config, *columns)
-    if config.checkpoints.saved_model:
-        check_saved_model(model, bindings[0], config.data.transforms)
+        bindings = _resolve_columns(df, config, model, *columns)
     return ResolvedRun(
         df=df,
         config=config,
@@ -339,6 +337,7 @@ def _columns_without_model(
 def _resolve_columns(
     df: DataFrame | str | Path,
     config: TrainingConfig,
+    model: ModelSource,
     features: ColumnNames,
     labels: ColumnNames | None,
 ) -> tuple[Binding, Binding]:
@@ -353,6 +352,8 @@ def _resolve_columns(
         added = surely_added(settings, len(outputs.slots))
         by_case = is_case_sensitive(session_of(df))
         check_added(added, frame_of(df).columns, settings, by_case=by_case)
+    if config.checkpoints.saved_model:
+        check_saved_model(model, inputs, config.data.transforms)
     return inputs, outputs
 
 

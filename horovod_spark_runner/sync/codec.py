@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..config.compression import PowerSGD, TopK
-from .wire import Wire
 
 if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not
     from .wire import Wire

@@ -7,15 +7,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._version import __version__
-from ..data.manifest import Column
 from ..errors import DataError, EnvironmentProblem, InvalidInputError, ModelError
 from ..typed_json import load_json
-from .spec import OutputSpec
+
+if TYPE_CHECKING:
+    from ..data.manifest import Column
+    from .spec import OutputSpec
 
 # Where this package tells what it knows of a file, among the file's own metadata.
 METADATA = "horovod_spark_runner"

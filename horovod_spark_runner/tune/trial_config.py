@@ -15,6 +15,7 @@ from ..config.compression import as_json
 from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
 from ..config.launch import LaunchSettings, MpiOptions
+from ..config.mlflow import MlflowOptions
 from ..config.sync import WAYS, Allreduce, check_sync
 from ..config.training import FitOptions, RestartOptions
 from ..config.training_config import OPTIONS, TrainingConfig
@@ -50,6 +51,7 @@ _TABLE = {
     one.name
     for cls in (FitOptions, LaunchSettings, MpiOptions, *OPTIONS.values(), *WAYS.values())
     for one in fields(cls)
+    if cls is not MlflowOptions
 }
 
 

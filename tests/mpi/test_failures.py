@@ -422,7 +422,7 @@ def test_what_a_rank_lacks_is_told_as_what_it_is(spark: Any) -> None:
 
 def grandchildren(folder: str) -> None:
     """Start a process that would outlive this rank, then be killed."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "launch.worker.main"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "cluster.worker.main"])
     allreduce_forever(folder)
 
 

@@ -17,7 +17,7 @@ from horovod_spark_runner import (
     RunDirectoryError,
     TFTransformer,
 )
-from horovod_spark_runner.checkpoint import attachments as handed
+from horovod_spark_runner.checkpoint import attachments
 from horovod_spark_runner.checkpoint.files import (
     CheckpointInfo,
     load_checkpoint,
@@ -100,9 +100,9 @@ def test_checkpoints_in_an_object_store(
     readable = newest_readable(directory, load_checkpoint)
     assert readable is not None
     assert readable[1].step == 20
-    monkeypatch.setattr(handed, "SMALL_BYTES", 2)
-    with handed.handing_over(directory) as hand:
-        assert handed.contents_of(hand(Contents(b"more"))).read() == b"more"
+    monkeypatch.setattr(attachments, "SMALL_BYTES", 2)
+    with attachments.handing_over(directory) as hand:
+        assert attachments.contents_of(hand(Contents(b"more"))).read() == b"more"
         assert directory.handed.exists()
     assert not directory.handed.exists()
 

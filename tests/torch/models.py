@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horovod_spark_runner import TorchCallback, TorchModel
-from horovod_spark_runner.sync import allreduce as buckets
+from horovod_spark_runner.sync import buckets
 from horovod_spark_runner.testing import Faults
 
 

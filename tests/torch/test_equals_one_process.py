@@ -25,7 +25,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.sync import allreduce as buckets
+from horovod_spark_runner.sync import buckets
 from tests.torch.models import (
     Recorder,
     TwoHeads,

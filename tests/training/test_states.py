@@ -422,17 +422,17 @@ def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
 def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from horovod_spark_runner.checkpoint import manager as keeper
+    from horovod_spark_runner.checkpoint import manager
     from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
     from horovod_spark_runner.training.progress import Progress
 
     told: list[str] = []
-    monkeypatch.setattr(keeper, "notify", told.append)
+    monkeypatch.setattr(manager, "notify", told.append)
 
     def told_after(*epochs: dict[str, Any]) -> list[str]:
         told.clear()
         fit = FitOptions(epochs=9, validation_freq=2)
-        one = object.__new__(keeper.CheckpointManager)
+        one = object.__new__(manager.CheckpointManager)
         one._spec = cast(Any, SimpleNamespace(fit=fit, validation=object()))
         one._options = CheckpointOptions(best_metric="val_f1")
         one._metric_known = False

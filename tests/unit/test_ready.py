@@ -20,9 +20,7 @@ import pytest
 
 from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
-from horovod_spark_runner.cluster.slot import rank_process
-from horovod_spark_runner.cluster.slot import rank_process as worker_handle
-from horovod_spark_runner.cluster.slot import worker_pool as ready
+from horovod_spark_runner.cluster.slot import rank_process, worker_pool
 from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
 from horovod_spark_runner.cluster.slot.worker_pool import Asked, Known
 from horovod_spark_runner.cluster.slot.workspace import Workspace
@@ -34,19 +32,19 @@ from horovod_spark_runner.typed_json import to_json
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of ready processes."""
     place = tmp_path / "ready"
-    monkeypatch.setattr(ready, "_directory", lambda: place)
+    monkeypatch.setattr(worker_pool, "_directory", lambda: place)
     yield place
-    for process in ready._started:
+    for process in worker_pool._started:
         process.kill()
         process.wait()
-    ready._started.clear()
+    worker_pool._started.clear()
 
 
 def ask(**environment: str) -> socket.socket | None:
     with open(os.devnull, "w") as output:
         whole = {**os.environ, **environment}
         wanted = ForkWorker("d", "p", whole, ("json",), 60)
-        asked = ready.ask_for_worker(wanted, output.fileno())
+        asked = worker_pool.ask_for_worker(wanted, output.fileno())
     return None if asked is None else asked.connection
 
 
@@ -71,13 +69,19 @@ def test_one_for_each_environment(place: Path, monkeypatch: pytest.MonkeyPatch) 
         assert connection is not None
         connection.close()
         assert len(sockets() - before) == 1, changes
-    known = ready._key({}, [])
-    assert ready._key({}, ["horovod.torch"]) != known
-    assert ready._key({}, ["torch", "torch._dynamo"]) == ready._key({}, ["horovod.torch"])
-    assert ready._key({}, ["tensorflow"]) == ready._key({}, ["tensorflow", "keras"]) != known
-    assert ready._key({}, ["jax"]) == known  # no copy of TensorFlow's
+    known = worker_pool._key({}, [])
+    assert worker_pool._key({}, ["horovod.torch"]) != known
+    assert worker_pool._key({}, ["torch", "torch._dynamo"]) == worker_pool._key(
+        {}, ["horovod.torch"]
+    )
+    assert (
+        worker_pool._key({}, ["tensorflow"])
+        == worker_pool._key({}, ["tensorflow", "keras"])
+        != known
+    )
+    assert worker_pool._key({}, ["jax"]) == known  # no copy of TensorFlow's
     monkeypatch.setattr(sys, "executable", "/other/python")
-    assert ready._key({}, []) != known
+    assert worker_pool._key({}, []) != known
 
 
 def test_a_package_that_was_installed_meanwhile_counts(
@@ -86,16 +90,16 @@ def test_a_package_that_was_installed_meanwhile_counts(
     packages = tmp_path / "site-packages"
     packages.mkdir()
     monkeypatch.syspath_prepend(str(packages))
-    before = ready._key({}, [])
-    assert ready._key({}, []) == before
+    before = worker_pool._key({}, [])
+    assert worker_pool._key({}, []) == before
     os.utime(packages, ns=(1, 1))
-    assert ready._key({}, []) != before
+    assert worker_pool._key({}, []) != before
 
 
 def test_what_a_dead_executor_left_is_swept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = place.parent / f"{ready._prefix()}{os.getpid()}-{process_start(os.getpid())}"
-    dead = place.parent / f"{ready._prefix()}{os.getpid()}-1"
-    gone = place.parent / f"{ready._prefix()}{2**22 + 1}-5"
+    alive = place.parent / f"{worker_pool._prefix()}{os.getpid()}-{process_start(os.getpid())}"
+    dead = place.parent / f"{worker_pool._prefix()}{os.getpid()}-1"
+    gone = place.parent / f"{worker_pool._prefix()}{2**22 + 1}-5"
     for directory in (alive, dead, gone):
         directory.mkdir(mode=0o700)
     connection = ask()
@@ -125,9 +129,7 @@ def made(
     processes = []
 
     def make(connection: socket.socket, behind: Known | None = None) -> RankProcess:
-        monkeypatch.setattr(
-            worker_handle, "ask_for_worker", lambda *args: Asked(connection, behind)
-        )
+        monkeypatch.setattr(rank_process, "ask_for_worker", lambda *args: Asked(connection, behind))
         process = RankProcess(
             tmp_path / "payload",
             ["json"],
@@ -184,7 +186,7 @@ def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes]
         assert process.stdout is not None
         process.stdout.readline()
         path.with_suffix(".process").write_text(f"{process.pid} {process_start(process.pid)}")
-        known = ready.known_at(path)
+        known = worker_pool.known_at(path)
         assert known is not None
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(process.pid))
@@ -204,10 +206,10 @@ def test_a_ready_process_that_is_stopped_is_not_waited_for(
         rank = made(connection, known)
         began = time.monotonic()
         pump(rank, lambda: rank._worker.pid is not None)
-        assert time.monotonic() - began < worker_handle.STOPPED_SECONDS + 5
+        assert time.monotonic() - began < rank_process.STOPPED_SECONDS + 5
         assert process.wait(60) == -signal.SIGKILL
     assert not known.path.exists()
-    assert ready.known_at(known.path) is None
+    assert worker_pool.known_at(known.path) is None
 
 
 @pytest.mark.thorough
@@ -252,11 +254,11 @@ def test_one_that_is_stopped_ends_with_its_executor(
 ) -> None:
     executor = subprocess.Popen(["sleep", "600"])
     try:
-        monkeypatch.setattr(ready, "_owner", lambda: executor.pid)
+        monkeypatch.setattr(worker_pool, "_owner", lambda: executor.pid)
         connection = ask()
         assert connection is not None
         connection.close()
-        (process,) = ready._started
+        (process,) = worker_pool._started
         family = psutil.Process(process.pid)
         wait_until(lambda: [child.name() for child in family.children()] == [GUARD_NAME])
         (guard,) = family.children()
@@ -291,7 +293,7 @@ def finished() -> int:
 def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
     made: Callable[[socket.socket], RankProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_handle, "_CODE_SECONDS", 600.0)
+    monkeypatch.setattr(rank_process, "_CODE_SECONDS", 600.0)
     connection, other = socket.socketpair()
     process = made(connection)
     with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as worker, other:

@@ -23,7 +23,7 @@ from horovod_spark_runner.data.store import (
     new_folder,
     publish,
 )
-from horovod_spark_runner.engines.keras import export as exported
+from horovod_spark_runner.engines.keras import exported
 from horovod_spark_runner.storage.filesystem import Location
 
 from ..object_store import empty_folder, s3_server

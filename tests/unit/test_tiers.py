@@ -58,7 +58,7 @@ def test_graph_of_this_repository() -> None:
         f"{package}/training/loop.py": "tests/mpi/test_resume.py",
         f"{package}/tune/study.py": "tests/mpi/test_tune.py",
         f"{package}/data/read/__init__.py": "tests/unit/test_reader.py",
-        f"{package}/launch/programs/tether.py": "tests/cluster/test_hosts.py",
+        f"{package}/cluster/programs/tether.py": "tests/cluster/test_hosts.py",
         "tests/cluster/job.py": "tests/cluster/test_clusters.py",
         "tests/spark/load_stage.py": "tests/spark/test_stage.py",
         "tests/patient.c": "tests/mpi/test_resume.py",

@@ -1,8 +1,7 @@
 """Messages of the driver, the slots and code on a rank: one dataclass per kind. Pure.
 
 `Told` is the envelope of all that the driver hears. The unions say who takes what, and
-`typed_json.parse` takes nothing else. What a slot's own processes say to each other is in
-`process_messages`.
+`typed_json.parse` takes nothing else. The messages of a slot's own processes are at the end.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from ... import errors
 from ...errors import EnvironmentProblem
 from .session import classic_context, described, use_own_python
@@ -103,6 +101,8 @@ class _Question:
     ask: Callable[[], str]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
         for _ in batches:
             keep_to_task()
             yield pa.RecordBatch.from_pydict({"text": [self.ask()]})

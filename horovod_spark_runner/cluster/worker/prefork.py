@@ -1,4 +1,4 @@
-"""A process that has imported a framework and forks a worker for every request; see `ready`.
+"""A process that has imported a framework and forks a worker for every request; see `worker_pool`.
 
 It has one thread of Python's and runs no code but its own, so a fork copies nothing half-done.
 A worker dies with it, and it ends a worker whose slot has gone. Should it be stopped, by SIGSTOP,

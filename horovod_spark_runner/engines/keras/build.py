@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 from mpi4py import MPI
-from tensorflow.python.framework.auto_control_deps_utils import (
-    get_read_only_resource_input_indices_graph,
-)
 
 from ...config.sync import Allreduce, DiLoCo, Sync
 from ...errors import ModelError
@@ -17,8 +14,6 @@ from ...sync.synchroniser import Alike, Synchroniser
 from ...training.spec import TrainingSpec
 from .batches import BatchBinding
 from .exchange import GradientExchange
-from .generators import generators
-from .metrics import metric_variables, variables_of
 from .model import build_model, check_losses, check_trainable, has_own_steps
 from .optimizers import (
     check_compression,
@@ -26,83 +21,9 @@ from .optimizers import (
     find_optimizers,
     leaf_optimizers,
 )
-from .scope import is_own_variable
 from .step import Steps, makes_only_variables
 from .tensors import as_tensor
-
-# TensorFlow has no public name for it.
-
-
-def check_tracked(
-    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], graph: tf.Graph
-) -> None:
-    """Check that all that a training step changes is known to Keras, or to us.
-
-    Args:
-        model: the built model.
-        optimizers: all optimizers that its step uses.
-        graph: of its step.
-
-    Raises:
-        ModelError: it changes another variable, or draws from another generator.
-    """
-    known = {_handle(variable) for variable in known_variables(model, optimizers)}
-    others = [
-        variable
-        for variable in changed_in(graph)
-        if id(variable.handle) not in known and not is_own_variable(variable)
-    ]
-    if not others:
-        return
-    names = sorted(_name(model, variable) for variable in others)
-    raise ModelError(
-        f"the training step of model {model.name!r} changes {', '.join(names)}, which Keras does "
-        "not know as a part of the model: ranks would part in it unseen, and a resumed run would "
-        "begin it anew. Make variables by self.add_weight(…, trainable=False), draw random numbers "
-        "by keras.random with a keras.random.SeedGenerator that is an attribute of the model or a "
-        "layer, and keep metrics in such attributes, too"
-    )
-
-
-def changed_in(graph: tf.Graph) -> list[tf.Variable]:
-    """Return the variables that a traced function changes, also in functions that it calls."""
-    read = {id(graph.inputs[n]) for n in get_read_only_resource_input_indices_graph(graph)}
-    changed = {id(outer) for outer, inner in graph.captures if id(inner) not in read}
-    return [variable for variable in graph.variables if id(variable.handle) in changed]
-
-
-def known_variables(
-    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
-) -> Iterator[keras.Variable | tf.Variable]:
-    """Yield the variables of a model, its optimizers, metrics and generators; some repeatedly."""
-    yield from model.variables
-    for optimizer in [*optimizers, *leaf_optimizers(optimizers)]:
-        yield from optimizer.variables
-    yield from metric_variables(model)
-    yield from generators().values()
-    # A model whose `metrics` are others, and one within it, may have these as well, which nothing
-    # is computed from. What `compile` makes is no attribute that Keras tracks.
-    for layer in model._flatten_layers(include_self=True, recursive=True):
-        yield from variables_of(layer._metrics)
-        made = [getattr(layer, name, None) for name in ("_loss_tracker", "_compile_metrics")]
-        made += getattr(getattr(layer, "_compile_loss", None), "metrics", ())
-        yield from variables_of(metric for metric in made if metric is not None)
-
-
-def _handle(variable: keras.Variable | tf.Variable) -> int:
-    """Return what is the same for all objects that stand for one variable."""
-    return id(variable.value.handle if isinstance(variable, keras.Variable) else variable.handle)
-
-
-def _name(model: keras.Model, variable: tf.Variable) -> str:
-    """Return how the user knows a variable."""
-    for layer in model._flatten_layers(include_self=True, recursive=True):
-        for key, value in vars(layer).items():
-            held = value.state if isinstance(value, tf.random.Generator) else value
-            known = isinstance(held, (tf.Variable, keras.Variable))
-            if known and _handle(held) == id(variable.handle):
-                return f"attribute {key!r} of {layer.name!r}"
-    return f"variable {variable.name.partition(':')[0]!r}"
+from .untracked import check_tracked
 
 
 class BuiltModel:

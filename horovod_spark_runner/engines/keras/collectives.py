@@ -10,7 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from ...sync import allreduce as buckets
+from ...sync import buckets
 from ...sync.synchroniser import Compression, Traffic
 from .scope import own_variable
 

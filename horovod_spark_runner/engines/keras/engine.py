@@ -24,8 +24,8 @@ from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .evaluator import portable_metrics
-from .export import check_exportable, check_transforms
+from .exported import check_exportable, check_transforms
+from .given_metrics import portable_metrics
 from .saved import (
     ARCHIVE_FILE,
     PACKED_FILE,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
-import keyword
-import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,144 +16,16 @@ import tensorflow as tf
 from ...data.manifest import Column
 from ...errors import ModelError, on_one_line
 from ...storage.filesystem import Location
-from ...storage.folders import write_aside
-from ...storage.sums import read_sums, sealed, unsealed
-from ...training.engine import GRAPH_FILE
 from ...training.onnx import CLASS, PROBABILITY, TOLERANCE, ClassColumn
 from ...training.spec import OutputSpec, TrainingSpec
 from ...training.trained_model import Recipe
-from ...typed_json import read_fields
 from .binding import InputBinding
+from .exported import SERVING, check_exportable, publish
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
 from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
 from .protocols import Nest
-
-COLUMNS_FILE = "columns.json"
-FORMAT = 1
-# The signature that every exported SavedModel has.
-SERVING = "serving_default"
-_ARGUMENT = re.compile("[A-Za-z][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What is known of an exported SavedModel besides what TensorFlow says.
-
-    Attributes:
-        columns: its inputs in their order, by the names in its signatures.
-        sums: SHA-256 of its files, by their paths in it.
-    """
-
-    columns: tuple[Column, ...]
-    sums: Mapping[str, str]
-
-
-def check_transforms(transformed: Collection[str], kind: str) -> None:
-    """Check that a graph does to columns all that was done to them before a model took them.
-
-    Args:
-        transformed: feature columns that were trained with a transform.
-        kind: what is to hold the graph, for messages.
-
-    Raises:
-        ModelError: it does not.
-    """
-    for name in transformed:
-        raise ModelError(
-            f"{kind} cannot take feature column {name!r}: the model was trained with a transform "
-            "of it, which is a function of Python's; transform the rows before, in a column of "
-            "their own, or put it into the model's layers"
-        )
-
-
-def check_exportable(names: Sequence[str], transformed: Collection[str]) -> None:
-    """Check that a SavedModel can take columns, and make of them what a model takes.
-
-    Args:
-        names: what the feature columns are called in the signature.
-        transformed: feature columns that were trained with a transform.
-
-    Raises:
-        ModelError: a column cannot be an input of a signature.
-    """
-    check_transforms(transformed, "a SavedModel")
-    for name in names:
-        if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
-            raise ModelError(
-                f"a SavedModel cannot take feature column {name!r}: TensorFlow makes it the name "
-                "of a Python argument, of ASCII letters, digits and underscores after a letter, "
-                "and no word of Python's. Call it otherwise, in the rows that are trained on, or "
-                "only there: TFTransformer.setFeatureCols([…]), then export"
-            )
-
-
-def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
-    """Put a SavedModel into its place, in place of an earlier one.
-
-    On local storage and HDFS a reader sees the old one or the new one; elsewhere
-    ``saved_model.pb``, which every reader looks for first, is written last.
-
-    Args:
-        folder: where TensorFlow has written it.
-        target: its place.
-        columns: its inputs in their order, by the names in its signatures.
-
-    Raises:
-        OSError: storage fails.
-    """
-    if not target.renames_whole:
-        main = target.join(GRAPH_FILE)
-        if main.exists():
-            main.delete_file()
-        written = _write(folder, target, columns)
-        for file in target.files():
-            if file.name not in written:
-                target.join(file.name).delete_file()
-        return
-    write_aside(target, lambda aside: _write(folder, aside, columns))
-
-
-def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str]:
-    """Write all files, the graph's last; return their names."""
-    sums: dict[str, str] = {}
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(paths, key=lambda path: path.name == GRAPH_FILE):
-        name = path.relative_to(folder).as_posix()
-        if name == GRAPH_FILE:
-            sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-            facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
-            target.join(COLUMNS_FILE).write_unseen(sealed(json.dumps(facts)).encode())
-        place, digest = target.join(name), hashlib.sha256()
-        place.parent.make_folder()
-        Location(path).copy_to(place, digest.update)
-        sums[name] = digest.hexdigest()
-    return {*sums, COLUMNS_FILE}
-
-
-def read_exported(folder: Location) -> Exported | None:
-    """Return what is known of a SavedModel; ``None`` of one that others have written.
-
-    Raises:
-        ModelError: its ``columns.json`` is damaged, or of a newer format.
-    """
-    place = folder.join(COLUMNS_FILE)
-    try:
-        facts = unsealed(place.read_text())
-        if facts["format"] > FORMAT:
-            raise ModelError(
-                f"{folder} is of format {facts['format']}, this package reads format {FORMAT}: "
-                "update it"
-            )
-        columns = tuple(read_fields(one, Column) for one in facts["columns"])
-        return Exported(columns, read_sums(facts["sums"]))
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{place} cannot be read: {error!r}") from error
 
 
 def class_values(column: ClassColumn, spec: OutputSpec, given: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from .collectives import Part, differentiable_sum, sum_over_ranks
-from .metrics import counting_means, reduced_by
+from .metric_state import counting_means, reduced_by
 from .scope import Scope
 
 _MEANS = ("sum_over_batch_size", "mean")

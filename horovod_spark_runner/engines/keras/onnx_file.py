@@ -26,7 +26,8 @@ from ...storage.filesystem import Location
 from ...training.onnx import MOST_BYTES, ROWS, OnnxSession, check_installed, tell_facts
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.trained_model import Recipe
-from .export import SERVING, Served, check_transforms, serving
+from .export import Served, serving
+from .exported import SERVING, check_transforms
 from .outputs import to_numpy
 
 OPSET = 18

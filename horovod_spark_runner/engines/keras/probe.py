@@ -30,12 +30,12 @@ from ...training.part_comparison import (
     try_varied,
     vary_weights,
 )
-from .build import known_variables
 from .generators import nothing_drawn
-from .metrics import SUM, merge_of, metric_variables
+from .metric_state import SUM, merge_of, metric_variables
 from .optimizers import leaf_optimizers
 from .protocols import CompiledMetrics, Loss, Metric, Nest
 from .scope import replaced
+from .untracked import known_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
     from .exchange import GradientExchange

@@ -27,7 +27,8 @@ from .changes import compare_models
 from .export import Served, served_by
 from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
-from .metrics import epoch_logs, merge_of, metric_variables
+from .metric_state import merge_of, metric_variables
+from .metrics import epoch_logs
 from .model import finalize_layers, has_own_steps
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model

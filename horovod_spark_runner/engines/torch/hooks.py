@@ -13,7 +13,7 @@ from ...storage.arrays import Arrays
 from ...training.progress import Logs, plain
 from ...training.trainee import Hooks
 from .callbacks import TorchCallback, check_hooks
-from .statistics import Modes
+from .modes import Modes
 
 
 def made_callbacks(given: Any) -> list[TorchCallback]:

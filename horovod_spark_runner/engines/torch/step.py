@@ -20,10 +20,11 @@ from .batches import Batches, TorchBatch
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
+from .modes import Modes
 from .outputs import leaves, one_number
 from .own_step import OwnGradients, TorchStep, clip
 from .probe import Recorder, forgetting
-from .statistics import Modes, Statistics
+from .statistics import Statistics
 from .targets import plain_label
 from .torch_model import TorchModel
 from .variables import parameters_of
