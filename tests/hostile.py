@@ -42,7 +42,6 @@ from horovod_spark_runner.rundir.checkpoint import (
     save_checkpoint,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import identity
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
 from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer
@@ -57,6 +56,7 @@ from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.arrays import dump_arrays
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.folders import saving
+from horovod_spark_runner.storage.lease import identity
 from horovod_spark_runner.storage.sums import sealed, unsealed
 from horovod_spark_runner.training.engine import engine_named
 from horovod_spark_runner.training.keras.saved import KerasFacts

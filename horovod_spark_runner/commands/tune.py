@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import RunDirectoryError
-from ..rundir.lock import read_lock, seems_held
 from ..storage.archives import parsing
 from ..storage.filesystem import Location
+from ..storage.lease import read_lease, seems_held
 from ..tune.call import needing_optuna
 from ..tune.directory import StudyDirectory
 from ..tune.result import FINISHED, STATES, TrialLine, trial_line
@@ -55,7 +55,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
     record = directory.read_record()
     if record is None:
         raise RunDirectoryError(f"{directory.location} holds no study: it has no study.json")
-    lock = read_lock(directory.lock.lock)
+    lock = read_lease(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
     with parsing(f"the journal and record of a study in {directory.location}"):
         study = needing_optuna("study").Study(directory)

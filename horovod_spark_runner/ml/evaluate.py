@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from ..serialize import check_picklable, dumps
 from ..settings.kinds import ColumnNames
 from ..spark.python_worker import ask_worker
 from ..spark.session import described
+from ..spark.tasks import raise_task_error
 from ..training.engine import engine_named
 from ..training.evaluation import Question
 from ..training.trained_model import Recipe
@@ -118,7 +118,7 @@ def evaluate(
     except HorovodSparkError:
         raise
     except Exception as error:
-        _raise_own(error)
+        raise_task_error(error)
         raise
 
 
@@ -197,10 +197,3 @@ def _conclude(told: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
         raise DataError(f"the DataFrame has no rows to evaluate on{hint}")
     results: dict[str, Any] = found["results"]
     return results
-
-
-def _raise_own(error: Exception) -> None:
-    """Raise the error of ours that ended a Spark task, as which it left the worker."""
-    found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
-    for name, text in found[-1:]:
-        raise getattr(errors, name, ModelError)(text) from error

@@ -1,15 +1,16 @@
-"""Scoring a part of one Parquet file into another, in one of Spark's Python workers.
+"""Scored Parquet files: their schema, and the tasks that write them.
 
-One thread reads ahead and one writes behind, so that the network and the disk work while the model
-computes. Nothing is decoded that is neither kept nor a feature.
+A scored file has the columns of its source as they were, and predictions. Spark's types are copied
+where the source names them (its row metadata); a column that pyarrow would store in another type is
+refused. Each task is one reader, model and writer: one thread prefetches and one writes, so that
+the network and the disk work while the model computes. Only kept columns and features are decoded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -22,104 +23,97 @@ from ..data.footer import read_footer
 from ..data.prepare.footers import EVERY_FILE
 from ..errors import DataError
 from ..storage.filesystem import Location
+from ..typed_json import load_json
 from .arrow_features import feature_array
-from .file_schema import (
-    ScoredColumn,
-    columns_of_leaves,
-    has_old_timestamps,
-    scored_schema,
-)
 from .inference import SKIP, Predictor
 
-# Bytes that are held at a time at each of the three stations: read, computed, written.
+# Bytes held at a time at each of the three stations: read, computed, written.
 CHUNK_BYTES = 32 * 1024 * 1024
-# Parquet's types, and the bytes of a number of each.
-_REAL, _BYTES = ("FLOAT", "DOUBLE"), {"INT32": 4, "INT64": 8, "INT96": 12}
-# In the staging folder: what a task has found wrong with the data, for the driver.
-FAILED = "_failed-"
+# Keys of Spark's types of a file's columns, and of pandas' metadata.
+SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
+_PANDAS_KEY = b"pandas"
+# Spark's names of types -> their names in its JSON, and Arrow's types.
+_ELEMENTS: dict[str, tuple[str, pa.DataType]] = {
+    "boolean": ("boolean", pa.bool_()),
+    "tinyint": ("byte", pa.int8()),
+    "smallint": ("short", pa.int16()),
+    "int": ("integer", pa.int32()),
+    "bigint": ("long", pa.int64()),
+    "float": ("float", pa.float32()),
+    "double": ("double", pa.float64()),
+    "string": ("string", pa.string()),
+}
+# Leaf of a column: the column, and how its values are stored.
+Leaf = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a file: what is scored into one file.
+    """Part of a file that is scored into one file.
 
     Attributes:
         file: the file, below the source.
         groups: its row groups.
-        rows: rows in them.
         target: the file to write, below the destination.
         footer: checksum of the file's footer.
     """
 
     file: str
     groups: tuple[int, ...]
-    rows: int
     target: str
     footer: str
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """The body of the tasks.
+    """Body of the tasks.
 
     Attributes:
         source: the folder to read.
-        predictor: predicts.
-        keep: columns to write again; ``None`` for all.
-        added: the columns of predictions.
+        predictor: the model.
+        kept: columns to copy.
+        schema: schema of scored files: the copied columns, then the predictions.
+        options: options of their writer.
     """
 
     source: Location
     predictor: Predictor
-    keep: tuple[str, ...] | None
-    added: tuple[ScoredColumn, ...]
+    kept: tuple[str, ...]
+    schema: pa.Schema
+    options: Mapping[str, Any]
 
     def over(
-        self, units: Sequence[Unit], shares: Sequence[range], staging: Location
-    ) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-        """Return the body of a job: numbers of shares in, what became of their units, as JSON, out.
+        self, units: Sequence[Unit], staging: Location
+    ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """Return the body of a job: numbers of units in, their scored files, as JSON, out.
 
         Args:
-            units: all of them.
-            shares: the numbers of those that a task scores, for each task.
+            units: all units.
             staging: see `score`.
         """
 
         def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                for share in batch.column(0).to_pylist():
-                    for number in shares[share]:
-                        name, rows = self._told(number, units[number], staging)
-                        told = json.dumps([number, name, rows])
-                        yield pa.RecordBatch.from_pydict({"text": [told]})
+                for number in batch.column(0).to_pylist():
+                    scored = json.dumps([number, *self.score(units[number], staging)])
+                    yield pa.RecordBatch.from_pydict({"text": [scored]})
 
         return score
 
-    def _told(self, number: int, unit: Unit, staging: Location) -> tuple[str, int]:
-        """Score a unit; the driver can read what is wrong with the data, which Spark hides."""
-        try:
-            return self.score(number, unit, staging)
-        except DataError as error:
-            with contextlib.suppress(OSError):
-                staging.join(f"{FAILED}{number:06d}").write_text(str(error))
-            raise
-
-    def score(self, number: int, unit: Unit, staging: Location) -> tuple[str, int]:
+    def score(self, unit: Unit, staging: Location) -> tuple[str, int]:
         """Score a unit into a file.
 
         Args:
-            number: of the unit.
-            unit: what is scored.
+            unit: the unit.
             staging: the folder to write into; every attempt writes a file of its own.
 
         Returns:
             The file's name in the staging folder, and its rows.
 
         Raises:
-            DataError: rows are no features of the model, or the source is damaged or has changed.
+            DataError: rows do not fit the model, or the source is damaged or has changed.
         """
-        name = f"{number:06d}-{uuid.uuid4().hex}.parquet"
-        aside, place = staging.join("_" + name), self.source.join(unit.file)
+        name, place = f"{uuid.uuid4().hex}.parquet", self.source.join(unit.file)
         with opened(place) as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
             file, footer = parquet_file(stream, place, pre_buffer=not place.is_local)
             if footer != unit.footer:
@@ -127,62 +121,73 @@ class FileTask:
                     f"{place} has other rows than when predict_files began; call it again when "
                     "nothing changes the source"
                 )
-            kept = kept_in(file.schema_arrow, self.keep)
-            schema, options = writing(file, kept, self.added)
-            with aside.open_output() as output, pq.ParquetWriter(output, schema, **options) as sink:
-                rows = self._score(file, unit, schema, sink, pool)
-        aside.move_to(staging.join(name))
+            with (
+                staging.join(name).open_output() as output,
+                pq.ParquetWriter(output, self.schema, **self.options) as sink,
+            ):
+                rows = self._score(self._chunks(file, unit), sink, pool, place)
         return name, rows
 
     def _score(
         self,
-        file: pq.ParquetFile,
-        unit: Unit,
-        schema: pa.Schema,
+        chunks: Iterator[pa.Table],
         sink: pq.ParquetWriter,
         pool: ThreadPoolExecutor,
+        place: Location,
     ) -> int:
-        kept = schema.names[: len(schema.names) - len(self.added)]
-        wanted = list(dict.fromkeys([*kept, *self.predictor.names]))
-        chunks = _chunks(file, unit, wanted, self.source.join(unit.file))
         coming = pool.submit(next, chunks, None)
         written: Future[None] | None = None
         rows = 0
         try:
             while (chunk := coming.result()) is not None:
                 coming = pool.submit(next, chunks, None)
-                scored = self._scored(chunk, kept, schema, unit)
+                scored = self._scored(chunk, place)
                 rows += scored.num_rows
                 if written is not None:
                     written.result()
                 written = pool.submit(sink.write_table, scored)
         finally:
             if written is not None:
-                wait([written])  # whatever ends this closes the sink next
+                wait([written])  # the sink is closed next
         if written is not None:
             written.result()
         return rows
 
-    def _scored(
-        self, chunk: pa.Table, kept: Sequence[str], schema: pa.Schema, unit: Unit
-    ) -> pa.Table:
+    def _scored(self, chunk: pa.Table, place: Location) -> pa.Table:
         arrays = tuple(
             feature_array(_whole(chunk.column(name)), column)
             for name, column in zip(self.predictor.names, self.predictor.columns, strict=True)
         )
         try:
-            parts = list(self.predictor(iter([arrays])))
+            predicted = pa.chunked_array(list(self.predictor(iter([arrays]))))
         except DataError as error:
-            raise DataError(f"{self.source.join(unit.file)}: {error}") from error
-        predicted = pa.chunked_array(parts)
-        single = len(self.added) == 1
+            raise DataError(f"{place}: {error}") from error
+        single = len(self.predictor.outputs) == 1
         outputs = [predicted] if single else predicted.flatten()
-        columns = [chunk.column(name) for name in kept]
-        pairs = zip(outputs, self.added, strict=True)
-        columns += [output.cast(added.arrow_type) for output, added in pairs]
-        table = pa.Table.from_arrays(columns, schema=schema)
+        types = self.schema.types[len(self.kept) :]
+        columns = [chunk.column(name) for name in self.kept]
+        columns += [output.cast(kind) for output, kind in zip(outputs, types, strict=True)]
+        table = pa.Table.from_arrays(columns, schema=self.schema)
         skips = self.predictor.handle_invalid == SKIP and predicted.null_count
         return table.filter(pc.is_valid(predicted)) if skips else table
+
+    def _chunks(self, file: pq.ParquetFile, unit: Unit) -> Iterator[pa.Table]:
+        """Yield the rows of a unit, as many at a time as memory is to hold.
+
+        Raises:
+            DataError: a row group cannot be read.
+        """
+        columns = list(dict.fromkeys([*self.kept, *self.predictor.names]))
+        for number in unit.groups:
+            try:
+                yield from _chunks_of(file, number, columns)
+            # Damaged pages raise the one or the other; so does failing storage.
+            except (pa.ArrowInvalid, OSError) as error:
+                raise DataError(
+                    f"{self.source.join(unit.file)} cannot be read: row group {number} is damaged, "
+                    f"or its storage fails ({type(error).__name__}: {error}); write the file "
+                    "again, or call predict_files again if it is whole"
+                ) from error
 
 
 def opened(place: Location) -> pa.NativeFile:
@@ -203,90 +208,23 @@ def opened(place: Location) -> pa.NativeFile:
 def parquet_file(
     stream: pa.NativeFile, place: Location, *, pre_buffer: bool = False
 ) -> tuple[pq.ParquetFile, str]:
-    """Return a file of the source to be read, and the checksum of its footer.
+    """Return a reader of a file of the source, and the checksum of the file's footer.
 
     Args:
         stream: the file, opened.
-        place: where it is, for messages.
+        place: its place, for messages.
         pre_buffer: see `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        DataError: it is no Parquet file.
+        DataError: it is not a Parquet file.
     """
     try:
         metadata, footer = read_footer(stream)
-        options = {"coerce_int96_timestamp_unit": "us", "pre_buffer": pre_buffer}
-        return pq.ParquetFile(stream, metadata=metadata, **options), footer
+        return pq.ParquetFile(stream, metadata=metadata, pre_buffer=pre_buffer), footer
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{place} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
         ) from error
-
-
-def kept_in(schema: pa.Schema, keep: Sequence[str] | None) -> list[str]:
-    """Return which columns of a file are written again, in the file's order."""
-    return [name for name in schema.names if keep is None or name in keep]
-
-
-def writing(
-    file: pq.ParquetFile, kept: Sequence[str], added: Sequence[ScoredColumn]
-) -> tuple[pa.Schema, dict[str, Any]]:
-    """Return the schema of the scored file, and the options to write it with."""
-    options: dict[str, Any] = {
-        "compression": _compression(file),
-        "use_dictionary": _dictionaries(file, kept),
-        # As they were; a file with both kinds is refused, see `check_stored_alike`.
-        "use_deprecated_int96_timestamps": has_old_timestamps(file, kept),
-    }
-    return scored_schema(file.schema_arrow, kept, added), options
-
-
-def _compression(file: pq.ParquetFile) -> str:
-    """Return the compression that the file's first column has."""
-    if not file.metadata.num_row_groups:
-        return "snappy"
-    name = file.metadata.row_group(0).column(0).compression.lower()
-    return "none" if name == "uncompressed" else str(name)
-
-
-def _dictionaries(file: pq.ParquetFile, kept: Sequence[str]) -> list[str]:
-    """Return the leaves to write with a dictionary: those that had one, and were smaller by it."""
-    if not file.metadata.num_row_groups:
-        return []
-    group = file.metadata.row_group(0)
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    return [
-        chunk.path_in_schema
-        for name, chunk in zip(columns_of_leaves(file.schema_arrow), chunks, strict=True)
-        if name in kept and chunk.has_dictionary_page and _is_smaller_by_it(chunk)
-    ]
-
-
-def _is_smaller_by_it(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Tell whether a dictionary pays; nearly every real number, and every key, is another one."""
-    kind = chunk.physical_type
-    plain = chunk.num_values * _BYTES.get(kind, 0)
-    return kind not in _REAL and (not plain or chunk.total_uncompressed_size < plain)
-
-
-def _chunks(
-    file: pq.ParquetFile, unit: Unit, columns: Sequence[str], place: Location
-) -> Iterator[pa.Table]:
-    """Yield the rows of a unit, so many at a time as memory is to hold.
-
-    Raises:
-        DataError: a row group cannot be read.
-    """
-    for number in unit.groups:
-        try:
-            yield from _chunks_of(file, number, columns)
-        # Damaged pages are the one or the other; so is what the storage cannot give.
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"{place} cannot be read: row group {number} is damaged, or its storage fails "
-                f"({type(error).__name__}: {error}); write the file again, or call predict_files "
-                "again if it is whole"
-            ) from error
 
 
 def _chunks_of(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -301,3 +239,92 @@ def _chunks_of(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Ite
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def stored_leaves(file: pq.ParquetFile) -> list[Leaf]:
+    """Return each leaf of a file with its column and storage: type, annotation and nesting."""
+    # The path of a leaf does not tell its column, whose name may have dots.
+    names = [field.name for field in file.schema_arrow for _ in range(_leaves(field.type))]
+    leaves = []
+    for number, name in enumerate(names):
+        leaf = file.schema.column(number)
+        annotation = str(leaf.logical_type)
+        # A decimal may be stored as an integer or as bytes; its annotation tells the values.
+        physical = "decimal" if "Decimal" in annotation else leaf.physical_type
+        levels = (leaf.max_definition_level, leaf.max_repetition_level)
+        leaves.append((name, (physical, annotation, *levels)))
+    return leaves
+
+
+def _leaves(kind: pa.DataType) -> int:
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def scored_schema(schema: pa.Schema, kept: Sequence[str], added: Mapping[str, str]) -> pa.Schema:
+    """Return the schema of a scored file.
+
+    Args:
+        schema: schema of the source.
+        kept: its columns to copy.
+        added: columns of predictions, and Spark's types of them.
+    """
+    fields = [schema.field(name) for name in kept]
+    known = []
+    for name, spark_type in added.items():
+        is_array = spark_type.startswith("array<")
+        element, kind = _ELEMENTS[spark_type.removeprefix("array<").removesuffix(">")]
+        json_type: Any = element
+        if is_array:
+            kind = pa.list_(pa.field("element", kind))
+            json_type = {"type": "array", "elementType": element, "containsNull": True}
+        fields.append(pa.field(name, kind))
+        known.append({"name": name, "type": json_type, "nullable": True, "metadata": {}})
+    metadata = dict(schema.metadata or {})
+    if len(kept) < len(schema.names):
+        metadata.pop(_PANDAS_KEY, None)
+    if SPARK_KEY in metadata:
+        struct = load_json(metadata[SPARK_KEY])
+        by_name = {field["name"]: field for field in struct["fields"]}
+        struct["fields"] = [by_name[name] for name in kept if name in by_name] + known
+        metadata[SPARK_KEY] = json.dumps(struct).encode()
+    return pa.schema(fields, metadata)
+
+
+def check_stored_alike(leaves: Sequence[Leaf], schema: pa.Schema, place: str) -> None:
+    """Check that pyarrow stores the copied columns as they are in the source.
+
+    Args:
+        leaves: the leaves of the copied columns in the source.
+        schema: schema of the scored file.
+        place: the source, for messages.
+
+    Raises:
+        DataError: a column would be stored in another type.
+    """
+    sink = pa.BufferOutputStream()
+    try:
+        pq.ParquetWriter(sink, schema).close()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{place} cannot be written again: {error}") from error
+    after = stored_leaves(pq.ParquetFile(pa.BufferReader(sink.getvalue())))
+    for (name, stored), (_, becomes) in zip(leaves, after, strict=False):
+        if stored != becomes:
+            hint = ""
+            if stored[0] == "INT96":
+                hint = (
+                    "let Spark write the source with "
+                    "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, "
+                )
+            raise DataError(
+                f"column {name!r} of {place} is stored as {_described(stored)}, and would become "
+                f"{_described(becomes)}: {hint}leave the column out with columns=[…], or read the "
+                "files with Spark and use transform"
+            )
+
+
+def _described(stored: tuple[Any, ...]) -> str:
+    physical, annotation, definition, repetition = stored
+    noted = "" if annotation == "None" else f" ({annotation})"
+    return f"{physical}{noted} of levels {definition} and {repetition}"

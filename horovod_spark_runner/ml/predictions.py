@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +155,15 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         """Predict on a folder of Parquet files, and write another folder of them.
 
         Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
-        Other columns are stored as they were (times of Parquet's old INT96 to the microsecond, as
-        Spark reads them; beside times of 64 bits in one file, as Spark's default is for
-        ``timestamp`` and ``timestamp_ntz``, they are refused), folders such as ``day=1`` stay, and
-        the destination holds every row once, also if tasks were repeated. On local storage and HDFS
-        a new folder appears whole; in one that exists, and in object stores, files come at the end
-        and ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
-        killed is taken over, at once on its machine, elsewhere after a minute. Params hold as for
-        ``transform``, but for those that make vectors, classes or a struct of the outputs.
+        Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
+        holds every row once, also if tasks were repeated. All files must have the same columns.
+        A column that pyarrow would store in another type is refused by name: timestamps of
+        Parquet's old INT96, above all, which Spark writes unless
+        ``spark.sql.parquet.outputTimestampType`` is ``TIMESTAMP_MICROS``. Files come into the
+        destination at the end, and ``_SUCCESS`` last. A lease keeps other calls out meanwhile; that
+        of a driver which was killed is taken over, at once on its machine, elsewhere after a
+        minute. Params hold as for ``transform``, but for those that make vectors, classes or a
+        struct of the outputs.
 
         Args:
             source: the folder, or one file; files whose names begin with ``_`` or ``.`` are left
@@ -178,9 +178,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Raises:
             DataError: there are no files, a log says which of them count (a stream's, Delta
-                Lake's or Hudi's), a file is damaged, changes or vanishes meanwhile, or a column is
-                missing, does not fit the model, or cannot be written as it was; the message names
-                the file.
+                Lake's or Hudi's), a file is damaged, changes, vanishes or has other columns than
+                the first one, or a column is missing, does not fit the model, or cannot be written
+                as it was; the message names the file.
             InvalidInputError: the destination holds files, is being written by another call or
                 cannot be written, a Param asks for what files are not given, or another argument
                 cannot be right.
@@ -193,7 +193,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         request = FilesRequest(place, target, columns, mode, settings)
         spark = active_session()
         use_own_python(spark)
-        return predict_files(spark, request, self._model.predictor(spark, settings), sys.stderr)
+        return predict_files(spark, request, self._model.predictor(spark, settings))
 
     def export(
         self, path: str | os.PathLike[str], format: str = "saved_model", *, mode: str = "error"

@@ -29,9 +29,9 @@ from ..rundir.attempt import (
 )
 from ..rundir.checkpoint import newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
-from ..rundir.lock import RunLock
 from ..settings.launching import LaunchSettings
 from ..settings.training import RestartOptions
+from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
 from .found_checkpoint import FoundCheckpoint
@@ -104,7 +104,7 @@ class Attempts:
         workers: how many of them.
         restarts: what to do when they are cut short.
         directory: the run directory.
-        lock: its lock, held.
+        lease: its lease, held.
         launcher: starts the ranks.
         pause: waits for so many seconds.
         done: the attempts of this call so far.
@@ -117,7 +117,7 @@ class Attempts:
     workers: int
     restarts: RestartOptions
     directory: RunDirectory
-    lock: RunLock
+    lease: Lease
     launcher: Launcher
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Attempts:
 
         Args:
             spec_for: returns what the ranks of an attempt are told; takes the step of the
-                checkpoint to go on from, if there is one, and the attempt's token of the lock.
+                checkpoint to go on from, if there is one, and the attempt's token of the lease.
             run_id: identity of the run.
 
         Raises:
@@ -171,7 +171,7 @@ class Attempts:
             workers = self._fitting()
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
-            spec = spec_for(newest, self.lock.begin_attempt())
+            spec = spec_for(newest, self.lease.begin_attempt())
             result = self.launcher.launch(
                 self.spark,
                 self.launching,

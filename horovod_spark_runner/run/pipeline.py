@@ -30,7 +30,6 @@ from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.handed import HandOver, handing_over
-from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..spark.followed_jobs import told_of
 from ..spark.session import described, master_of
@@ -175,7 +174,7 @@ def train_ranks(
         import_ahead(checked)
         prepare = functools.partial(prepare_data, checked, directory.data)
     rows = prepare()
-    with RunLock(directory) as lock, rows as data, handing_over(directory) as hand:
+    with directory.lease() as lease, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         checked = as_locked(checked)
@@ -203,7 +202,7 @@ def train_ranks(
                 checked.workers,
                 request.restarts,
                 directory,
-                lock,
+                lease,
                 chosen_launcher(),
                 found=checked.found,
                 followers=[one for one in (tracking, follower) if one is not None],

@@ -14,7 +14,6 @@ from ..storage.arrays import Arrays
 from ..storage.patience import patiently
 from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
 from .directory import Account, RunDirectory
-from .lock import check_held
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class CheckpointWriter:
     def _write_once(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]
     ) -> None:
-        check_held(self._directory, self._token)
+        self._directory.check_held(self._token)
         save_checkpoint(self._directory, info, files)
         self._directory.write_metrics(info.history, accounts)
         prune_checkpoints(self._directory, info.step, self._options)

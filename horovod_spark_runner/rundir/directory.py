@@ -4,7 +4,7 @@
 
     RUN_DIR/
         run.json                    identity of the run
-        lock.json                   who is writing here, while a run goes on
+        lock.json                   lease of the run that writes here, while it lasts
         .lock                       empty; is locked while lock.json changes hands
         config.json                 settings of the newest call
         attempts.jsonl              one line per attempt: when, where from, how it ended
@@ -35,8 +35,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from ..errors import RunDirectoryError
+from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
+from ..storage.lease import Lease, Terms, check_held
 from ..typed_json import load_json
 from .records import Check, is_account, is_attempt, is_call, is_object, is_settings
 
@@ -51,7 +52,6 @@ _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
 # writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}(\.old)?")
-_LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
 
 
 def _nobody(what: str) -> None:
@@ -80,9 +80,27 @@ class RunDirectory:
     def lock(self) -> Location:
         return self.location.join("lock.json")
 
+    def lease(self) -> Lease:
+        """Return the lease of one run on this directory, to be entered.
+
+        Its failures are `RunDirectoryError` if another run holds it, and `CheckpointError` if the
+        storage fails.
+        """
+        return Lease(self.lock, self.location.join(".lock"), self._terms)
+
+    def check_held(self, token: str) -> None:
+        """Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
+        check_held(self.lock, token, self._terms)
+
     @property
-    def guard(self) -> Location:
-        return self.location.join(".lock")
+    def _terms(self) -> Terms:
+        return Terms(
+            resource=f"run_dir {self.location}",
+            holder="run",
+            instead="give another run_dir",
+            refused=RunDirectoryError,
+            failed=CheckpointError,
+        )
 
     @property
     def attempts(self) -> Location:
@@ -181,13 +199,6 @@ class RunDirectory:
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
-
-    def sweep_locks(self) -> None:
-        """Delete what writers of the lock that were killed have left; no one else may write it."""
-        with contextlib.suppress(OSError):
-            for left in self.location.list():
-                if _LOCK_ASIDE.fullmatch(left.name):
-                    left.delete_file()
 
     def mlflow_run(self) -> str | None:
         """Return the identity of the run in MLflow; ``None`` if none is known."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import errors
 from .session import classic_context, use_own_python
 
 if TYPE_CHECKING:
@@ -72,3 +74,14 @@ def collect_from_tasks(
     made = (numbers.barrier() if barrier else numbers).mapPartitions(_OfPartition(body))
     pieces: list[bytes] = (made if profile is None else made.withResources(profile)).collect()
     return pieces
+
+
+def raise_task_error(error: Exception) -> None:
+    """Raise the error of this package that ended a Spark task; do nothing if there is none.
+
+    Args:
+        error: the error of Spark, which quotes the worker's.
+    """
+    found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
+    for name, text in found[-1:]:
+        raise getattr(errors, name, errors.ModelError)(text) from error

@@ -17,8 +17,8 @@ from typing import Any
 from ..launch.worker.reporting import notify
 from ..rundir.checkpoint import LogValue, PlainLogs
 from ..rundir.directory import RunDirectory
-from ..rundir.lock import holds
 from ..storage.filesystem import Location
+from ..storage.lease import holds
 from ..storage.patience import HungError
 from .logs import beside
 
@@ -76,7 +76,7 @@ class EventFiles:
         if self._hangs:
             return
         try:
-            if holds(self._directory, self._token):
+            if holds(self._directory.lock, self._token):
                 act()
         except Exception as error:  # curves are no reason to lose a training
             self._hangs = isinstance(error, HungError)

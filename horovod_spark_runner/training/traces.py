@@ -14,8 +14,8 @@ from typing import Protocol
 from ..errors import ModelError
 from ..launch.worker.reporting import notify
 from ..rundir.directory import RunDirectory
-from ..rundir.lock import holds
 from ..storage.contents import Contents, FilePart
+from ..storage.lease import holds
 from .spec import TrainingSpec
 
 PROFILE = "profile"
@@ -149,7 +149,7 @@ class Traces:
 
     def _put(self, folder: Path) -> None:
         """Put the files of a folder into the run directory, beside the event files."""
-        if not holds(self._directory, self._token):
+        if not holds(self._directory.lock, self._token):
             return
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             place = self._directory.events

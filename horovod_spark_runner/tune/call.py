@@ -17,7 +17,6 @@ from ..launch.driver.console import Console
 from ..run.default_place import default_place
 from ..run.pipeline import import_ahead, prepare_data
 from ..run.request import CheckedRequest, Resume, check_request
-from ..rundir.lock import RunLock
 from ..settings.kinds import check_choice, check_count, check_flag
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
@@ -146,7 +145,7 @@ def tune(
         "seed": requests.base.fit.seed,
         "settings": _lasting(checked.settings),
     }
-    with RunLock(directory.lock):
+    with directory.lock.lease():
         check_whole(directory)
         check_same(directory, wanted)
         import_ahead(checked, at_once)

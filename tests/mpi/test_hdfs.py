@@ -20,7 +20,6 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
@@ -81,8 +80,8 @@ def make(folder: Location) -> Location:
 def test_two_writers(folder: Location) -> None:
     directory = RunDirectory(folder)
     directory.check_writable()
-    with RunLock(directory), pytest.raises(RunDirectoryError, match=str(os.getpid())):
-        RunLock(directory).__enter__()
+    with directory.lease(), pytest.raises(RunDirectoryError, match=str(os.getpid())):
+        directory.lease().__enter__()
     assert not directory.lock.exists()
 
 

@@ -19,7 +19,6 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import handed
-from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
     load_checkpoint,
@@ -29,8 +28,8 @@ from horovod_spark_runner.rundir.checkpoint import (
     save_checkpoint,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.settings.training import CheckpointOptions
+from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
@@ -112,16 +111,16 @@ def test_checkpoints_in_an_object_store(
 def test_two_writers_in_an_object_store(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(lease_module, "SETTLE_SECONDS", 0.05)
     directory = RunDirectory("s3://bucket/locked")
     directory.check_writable()
-    with RunLock(directory):
+    with directory.lease():
         with pytest.raises(RunDirectoryError, match=str(os.getpid())):
-            RunLock(directory).__enter__()
+            directory.lease().__enter__()
         held = json.loads(directory.lock.read_text())
     assert not directory.lock.exists()
     directory.lock.write_text(json.dumps({**held, "host": "other", "renewed": time.time() - 99}))
-    with RunLock(directory):
+    with directory.lease():
         pass
 
 
@@ -129,16 +128,16 @@ def test_two_writers_in_an_object_store(
 def test_a_rank_that_lacks_the_drivers_credentials_says_so(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(lease_module, "SETTLE_SECONDS", 0.05)
     directory = RunDirectory("s3://bucket/lacking")
-    with RunLock(directory) as lock, monkeypatch.context() as rank:
+    with directory.lease() as lease, monkeypatch.context() as rank:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             rank.delenv(name)
         rank.setenv("https_proxy", PROXY)
         # As the ranks make it: with a client of their own.
         own = RunDirectory("s3://bucket/lacking")
         with pytest.raises(InvalidInputError, match="AWS_"):
-            lock_module.check_held(own, lock.token)
+            own.check_held(lease.token)
 
 
 @pytest.mark.thorough

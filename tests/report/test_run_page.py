@@ -16,7 +16,6 @@ from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.report.runs.facts import read_facts
 from horovod_spark_runner.report.runs.page import comparison_page, run_page, write_report
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 
 from .browser import PHONE, Browser
 from .runs import account, leave_run
@@ -229,7 +228,7 @@ def test_what_of_a_run_cannot_be_read_is_told(
 
 def test_a_run_that_goes_on_says_so_unless_its_own_report_is_written(tmp_path: Path) -> None:
     directory = leave_run(tmp_path / "run", 2)
-    with RunLock(directory):
+    with directory.lease():
         assert read_facts(directory, time.time()).state.state == "running"
         assert read_facts(directory, time.time(), ended=True).state.state == "finished"
 

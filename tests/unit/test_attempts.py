@@ -27,7 +27,6 @@ from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint, find_chec
 from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock, holds
 from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.training import (
@@ -36,6 +35,7 @@ from horovod_spark_runner.settings.training import (
     RestartOptions,
 )
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.lease import holds
 from horovod_spark_runner.training.spec import (
     Binding,
     ModelSource,
@@ -99,7 +99,7 @@ class Cluster:
         workers: int | None = None,
     ) -> RunResult:
         (spec,) = args
-        assert holds(self.directory, spec.lock_token)
+        assert holds(self.directory.lock, spec.lock_token)
         self.launched.append((workers, spec.checkpoint))
         saved, reported, end = self.ends.pop(0)
         if saved:
@@ -128,14 +128,14 @@ def run(
     **restarts: Any,
 ) -> tuple[Attempts, list[float], RunResult]:
     pauses: list[float] = []
-    with RunLock(cluster.directory) as lock:
+    with cluster.directory.lease() as lease:
         attempts = Attempts(
             None,
             LaunchSettings(4, stream_logs=False),
             4,
             RestartOptions(**restarts),
             cluster.directory,
-            lock,
+            lease,
             cluster,
             pauses.append,
             found=found,

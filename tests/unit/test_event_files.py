@@ -9,7 +9,6 @@ import numpy as np
 
 from horovod_spark_runner.rundir.checkpoint import PlainLogs
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.training.event_files import EventFiles
 from tests.runs import curves_in
 
@@ -17,8 +16,8 @@ from tests.runs import curves_in
 def attempt(place: Path, epochs: range, by: float = 1.0, **arguments: Any) -> None:
     """Write the points of an attempt that ends without closing anything."""
     directory = RunDirectory(str(place))
-    with RunLock(directory) as lock:
-        files = EventFiles(directory, lock.token, **arguments)
+    with directory.lease() as lease:
+        files = EventFiles(directory, lease.token, **arguments)
         for epoch in epochs:
             logs: PlainLogs = {
                 "loss": by / (epoch + 1),
@@ -51,8 +50,8 @@ def test_a_later_attempt_goes_on_in_the_same_curves(tmp_path: Path) -> None:
 
 def test_logs_called_like_what_the_run_tells_have_curves_of_their_own(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path))
-    with RunLock(directory) as lock:
-        files = EventFiles(directory, lock.token)
+    with directory.lease() as lease:
+        files = EventFiles(directory, lease.token)
         files.epoch(0, {"samples_per_second": 7.0, "loss": 1.0}, {"samples_per_second": 90.0})
     curves = curves_in(tmp_path / "events" / "train")
     assert curves["samples_per_second"] == loss(7)

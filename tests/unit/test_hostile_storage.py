@@ -27,7 +27,6 @@ from horovod_spark_runner.ml.served import ServedModel
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.ml.transformer import TFTransformer
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.archives import parsing, unpack
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES
@@ -147,7 +146,7 @@ def test_a_link_in_place_of_a_file_is_not_written_through(
         place.symlink_to(tmp_path / f"planted-{name}")
     with pytest.raises(OSError, match="log"):
         run.location.join("log").append_bytes(b"x")
-    with RunLock(run):
+    with run.lease():
         run.write_metrics([{"loss": 1.0}])
     assert list(tmp_path.glob("planted*")) == []
 

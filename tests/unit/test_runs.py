@@ -19,7 +19,6 @@ from horovod_spark_runner.report.runs.state import as_they_went, read_run
 from horovod_spark_runner.rundir.attempt import Attempt
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
 
@@ -124,7 +123,7 @@ def test_settings_of_another_version_hide_no_run(
 
 def test_a_running_one_names_who_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = make_run(tmp_path / "run", "running")
-    with RunLock(directory):
+    with directory.lease():
         main(["runs", "show", str(tmp_path / "run")])
     text = capsys.readouterr().out
     assert "state       running (process " in text

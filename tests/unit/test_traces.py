@@ -11,7 +11,6 @@ import pytest
 
 from horovod_spark_runner import CheckpointOptions
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.training.timeline import Timeline
 from horovod_spark_runner.training.traces import Traces
 
@@ -50,9 +49,9 @@ def recorded(place: Path, recorder: Recorder, steps: int) -> list[str]:
     place.mkdir()
     said: list[str] = []
     options = CheckpointOptions(timeline=True, profile_steps=(1, 2))
-    with RunLock(directory) as lock:
+    with directory.lease() as lease:
         spec: Any = SimpleNamespace(
-            checkpoints=options, engine="own", run_dir=str(place), lock_token=lock.token
+            checkpoints=options, engine="own", run_dir=str(place), lock_token=lease.token
         )
         traces = Traces(spec, 0, recorder, said.append)
         for step in range(steps):

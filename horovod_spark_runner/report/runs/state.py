@@ -18,9 +18,9 @@ from ...rundir.checkpoint import (
     verify_checkpoint,
 )
 from ...rundir.directory import RunDirectory
-from ...rundir.lock import read_lock, seems_held
 from ...settings.training import CheckpointOptions
 from ...storage.archives import parsing
+from ...storage.lease import read_lease, seems_held
 from ...training.trained_model import read_model
 from ...typed_json import read_fields
 
@@ -125,7 +125,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     notes = [] if configured else ["config.json is not there: the settings are not known."]
     settings = directory.read_config(notes.append)
     written = [read_fields(one, Attempt) for one in directory.read_attempts(notes.append)]
-    lock = read_lock(directory.lock)
+    lock = read_lease(directory.lock)
     alive = not ended and lock is not None and seems_held(lock, now)
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
     fit = settings.get("fit", {})

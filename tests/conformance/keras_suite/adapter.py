@@ -14,7 +14,6 @@ import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
@@ -117,7 +116,7 @@ def _train(
     directory.location.make_folder()
     data = write_rows(rows, folder / "train")
     held_out = None if validation is None else write_rows(validation, folder / "validation")
-    with RunLock(directory) as lock:
+    with directory.lease() as lease:
         train(
             TrainingSpec(
                 model=ModelSource(function=lambda: model),
@@ -135,7 +134,7 @@ def _train(
                 warm_start=None,
                 checkpoints=CheckpointOptions(),
                 run_id="keras-suite",
-                lock_token=lock.token,
+                lock_token=lease.token,
                 callbacks=_callbacks(callbacks),
                 settings={},
             )

@@ -1,4 +1,4 @@
-"""The lock of a run directory."""
+"""Lease files, mostly as run directories use them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 
 from horovod_spark_runner.errors import CheckpointError, RunDirectoryError
 from horovod_spark_runner.machine import process_start
-from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.lock import Holder, RunLock, holder_of, holds, seems_held
+from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.lease import Holder, Lease, holder_of, holds, identity, seems_held
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_the_second_writer_refuses_and_says_who_is_first(directory: RunDirectory) -> None:
-    with RunLock(directory) as lock:
-        assert holds(directory, lock.token)
+    with directory.lease() as lease:
+        assert holds(directory.lock, lease.token)
         with pytest.raises(RunDirectoryError, match=r"another run.*process \d+"):
-            RunLock(directory).__enter__()
+            directory.lease().__enter__()
     assert not directory.lock.exists()
-    with RunLock(directory):
+    with directory.lease():
         pass
 
 
 def test_a_new_attempt_shuts_out_the_writers_of_the_last(directory: RunDirectory) -> None:
-    with RunLock(directory) as lock:
-        first = lock.token
-        second = lock.begin_attempt()
-        assert holds(directory, second)
-        assert not holds(directory, first)
+    with directory.lease() as lease:
+        first = lease.token
+        second = lease.begin_attempt()
+        assert holds(directory.lock, second)
+        assert not holds(directory.lock, first)
 
 
 class Faulty:
@@ -67,14 +67,14 @@ class Faulty:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_write_that_fails_loses_the_lock_to_nobody(directory: RunDirectory, when: str) -> None:
-    with RunLock(directory) as lock:
-        first = lock.token
-        lock._place = Faulty(directory.lock, when, OSError(5, "Input/output error"))  # type: ignore[assignment]
+    with directory.lease() as lease:
+        first = lease.token
+        lease._file = Faulty(directory.lock, when, OSError(5, "Input/output error"))  # type: ignore[assignment]
         with pytest.raises(CheckpointError, match="Input/output error"):
-            lock.begin_attempt()
-        second = lock.begin_attempt()  # that of the restart
-        assert first != second == lock.token
-        assert holds(directory, second)
+            lease.begin_attempt()
+        second = lease.begin_attempt()  # that of the restart
+        assert first != second == lease.token
+        assert holds(directory.lock, second)
     assert not directory.lock.exists()
 
 
@@ -82,40 +82,39 @@ def test_a_write_that_fails_loses_the_lock_to_nobody(directory: RunDirectory, wh
 def test_a_lock_that_was_not_taken_is_not_left(
     directory: RunDirectory, error: BaseException
 ) -> None:
-    lock = RunLock(directory)
-    lock._place = Faulty(directory.lock, "after", error)  # type: ignore[assignment]
+    lease = directory.lease()
+    lease._file = Faulty(directory.lock, "after", error)  # type: ignore[assignment]
     with pytest.raises((CheckpointError, KeyboardInterrupt)):
-        lock.__enter__()
-    assert lock._place.failed  # type: ignore[attr-defined]
+        lease.__enter__()
+    assert lease._file.failed  # type: ignore[attr-defined]
     assert not directory.lock.exists()
 
 
 def test_a_lock_that_an_ended_run_of_this_process_left_is_stale(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RunLock(directory):
+    with directory.lease():
         left = directory.lock.read_text()
     directory.lock.write_text(left)  # it could not be deleted
-    with caplog.at_level(logging.WARNING), RunLock(directory):
+    with caplog.at_level(logging.WARNING), directory.lease():
         assert "this process" in caplog.text
         with pytest.raises(RunDirectoryError, match="another run"):
-            RunLock(directory).__enter__()
+            directory.lease().__enter__()
 
 
 def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = (
-        "import os, sys; from horovod_spark_runner.rundir.lock import RunLock;"
-        "from horovod_spark_runner.rundir.directory import RunDirectory;"
-        "RunLock(RunDirectory(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
+        "import os, sys; from horovod_spark_runner.rundir.directory import RunDirectory;"
+        "RunDirectory(sys.argv[1]).lease().__enter__(); os.kill(os.getpid(), 9)"
     )
     place = str(directory.location)
     killed = subprocess.run([sys.executable, "-c", code, place], check=False)
     assert killed.returncode == -9
     assert directory.lock.exists()
-    with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
-        assert holds(directory, lock.token)
+    with caplog.at_level(logging.WARNING), directory.lease() as lease:
+        assert holds(directory.lock, lease.token)
     assert re.search("stale.*process", caplog.text)
     assert not directory.lock.exists()
 
@@ -126,21 +125,20 @@ def test_what_a_killed_driver_was_writing_is_swept_by_the_next(
     left, other = tmp_path / ".lock.json.0123abcd", tmp_path / ".lock.json.mine"
     for path in (left, other):
         path.touch()
-    with RunLock(directory):
+    with directory.lease():
         assert not left.exists()
         assert other.exists()
 
 
 def test_a_damaged_lock_is_not_taken_for_another_runs(directory: RunDirectory) -> None:
-    with RunLock(directory) as lock:
+    with directory.lease() as lease:
         directory.lock.write_text("{")
         with pytest.raises(RunDirectoryError, match=r"lock\.json.*damaged"):
-            lock_module.check_held(directory, lock.token)
+            directory.check_held(lease.token)
 
 
 def held(**changed: Any) -> dict[str, Any]:
-    identity = lock_module.identity()
-    return {"token": "t", "renewed": 1000.0, **identity, **changed}
+    return {"token": "t", "renewed": 1000.0, **identity(), **changed}
 
 
 def test_what_can_be_told_at_once_of_a_holder() -> None:
@@ -159,8 +157,8 @@ class Elsewhere:
     """A holder on another host, whose clock differs; renews its lock until told to stop."""
 
     def __init__(self, directory: RunDirectory, ahead: float, monkeypatch: Any) -> None:
-        monkeypatch.setattr(lock_module, "STALE_SECONDS", 1.5)
-        monkeypatch.setattr(lock_module, "WATCH_SECONDS", 0.1)
+        monkeypatch.setattr(lease_module, "STALE_SECONDS", 1.5)
+        monkeypatch.setattr(lease_module, "WATCH_SECONDS", 0.1)
         self._directory, self._ahead = directory, ahead
         self._dead = threading.Event()
         self._thread = threading.Thread(target=self._renew)
@@ -188,10 +186,10 @@ def test_a_live_lock_elsewhere_is_respected_whatever_its_clock_says(
     holder = Elsewhere(directory, ahead, monkeypatch)
     try:
         with pytest.raises(RunDirectoryError, match=r"another run.*\bother"):
-            RunLock(directory).__enter__()
+            directory.lease().__enter__()
     finally:
         holder.die()
-    assert holds(directory, "t")
+    assert holds(directory.lock, "t")
 
 
 @pytest.mark.thorough
@@ -203,8 +201,8 @@ def test_a_dead_one_elsewhere_is_taken_over_whatever_its_clock_says(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     Elsewhere(directory, ahead, monkeypatch).die()
-    with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
-        assert holds(directory, lock.token)
+    with caplog.at_level(logging.WARNING), directory.lease() as lease:
+        assert holds(directory.lock, lease.token)
     waits, takes_over = caplog.messages
     assert directory.lock.name in waits
     assert re.search(r"stale.*\bother\b", takes_over)
@@ -219,7 +217,7 @@ def test_where_files_cannot_be_locked_the_second_still_refuses(
         raise OSError(9, "Bad file descriptor")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(lease_module, "SETTLE_SECONDS", 0.5)
     won, refused = compete_for(directory, 4)
     assert (len(won), len(refused)) == (1, 3)
     won[0].__exit__(None, None, None)
@@ -234,29 +232,29 @@ def test_what_is_locked_is_open_for_writing(
         flags.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
 
     monkeypatch.setattr(fcntl, "flock", note)
-    with RunLock(directory):
+    with directory.lease():
         pass
     assert set(flags) == {os.O_WRONLY}  # or NFS answers EBADF
 
 
 def test_a_damaged_lock_is_stale(directory: RunDirectory) -> None:
     directory.lock.write_text("{")
-    with RunLock(directory) as lock:
-        assert holds(directory, lock.token)
+    with directory.lease() as lease:
+        assert holds(directory.lock, lease.token)
 
 
 def compete_for(
     directory: RunDirectory, number: int
-) -> tuple[list[RunLock], list[RunDirectoryError]]:
+) -> tuple[list[Lease], list[RunDirectoryError]]:
     """Have threads enter at once; return the locks that were taken and the refusals."""
-    won: list[RunLock] = []
+    won: list[Lease] = []
     refused: list[RunDirectoryError] = []
     start = threading.Barrier(number)
 
     def compete() -> None:
         start.wait()
         try:
-            won.append(RunLock(directory).__enter__())
+            won.append(directory.lease().__enter__())
         except RunDirectoryError as error:
             refused.append(error)
 
@@ -274,15 +272,15 @@ def test_of_many_at_once_one_gets_it(directory: RunDirectory) -> None:
     won, refused = compete_for(directory, 8)
     assert len(won) == 1
     assert len(refused) == 7
-    assert holds(directory, won[0].token)
+    assert holds(directory.lock, won[0].token)
     won[0].__exit__(None, None, None)
 
 
 def test_it_is_renewed_and_not_taken_back(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_module, "RENEW_SECONDS", 0.2)
-    with RunLock(directory):
+    monkeypatch.setattr(lease_module, "RENEW_SECONDS", 0.2)
+    with directory.lease():
         before = json.loads(directory.lock.read_text())["renewed"]
         deadline = time.monotonic() + 60
         while json.loads(directory.lock.read_text())["renewed"] == before:
@@ -290,7 +288,7 @@ def test_it_is_renewed_and_not_taken_back(
             time.sleep(0.02)
         directory.lock.write_text(json.dumps(held(token="another's")))
         time.sleep(0.5)
-    assert holds(directory, "another's")
+    assert holds(directory.lock, "another's")
 
 
 def test_process_start_knows_the_dead() -> None:
