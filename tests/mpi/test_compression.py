@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import os
 import signal
 import time
@@ -301,7 +302,7 @@ def stop_rank_1() -> list[Any]:
     ("sync", "waiting"),
     [
         (Allreduce(compression=TopK(ratio=0.05)), "wire.py"),
-        (LocalSGD(every=8), "rounds.py"),
+        (LocalSGD(every=8), "(agreement|rounds).py"),
         (AsyncServer(staleness=1), "asynchronous.py"),
     ],
     ids=["top_k", "local_sgd", "async_server"],
@@ -311,7 +312,7 @@ def test_a_stopped_rank_is_a_stall(frame: Any, tmp_path: Path, sync: Any, waitin
     with pytest.raises(StalledError, match="stall_timeout=6 s") as caught:
         train(frame, tmp_path, "none", sync=sync, callbacks=stop_rank_1, launch=launch)
     # The others show where they wait; the one that was stopped is named.
-    assert waiting in caught.value.stacks[0]
+    assert re.search(waiting, caught.value.stacks[0])
     assert "SIGSTOP" in caught.value.stacks[1]
 
 
