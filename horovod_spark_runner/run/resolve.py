@@ -54,104 +54,6 @@ from .tracking import check_tracking
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What a worker tells: the names, or the traceback of why there are none."""
-
-    names: ModelNames | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class _Names:
-    """Builds the model in one of Spark's Python workers and tells its names."""
-
-    source: bytes = field(repr=False)
-
-    def __call__(self) -> str:
-        try:
-            source: ModelSource = cloudpickle.loads(self.source)
-            return to_json(Answer(engine_named(source.engine).names(source)))
-        except Exception as error:  # the function that builds it is the user's
-            return to_json(Answer(problem=describe_exception(error)[2]))
-
-
-def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
-    """Build the model once, in one of Spark's Python workers, and return its names.
-
-    Raises:
-        ModelError: it cannot be built; with the traceback.
-        EnvironmentProblem: Spark's Python lacks something.
-        LaunchError: Spark could not run the job.
-    """
-    try:
-        text = ask_worker(spark, _Names(dumps(source)))
-    except Exception as error:
-        raise explain_spark_error(error) from error
-    answer = parse_plain(text, Answer)
-    if answer.names is None:
-        raise ModelError(
-            "feature_cols is not given, and the model, whose inputs may be named like columns, "
-            f"could not be built:\n{answer.problem.rstrip()}"
-        )
-    return answer.names
-
-
-# Those of this process: several threads may begin a run in one second.
-_named: set[str] = set()
-_naming = threading.Lock()
-
-
-def default_place(spark: Any, setting: str, folder: str) -> str:
-    """Return where something goes that was given no place: named after the time, once each.
-
-    Args:
-        spark: the session, of a ``local`` master.
-        setting: what names the place.
-        folder: where it is to be.
-
-    Raises:
-        InvalidInputError: the executors are on other machines.
-    """
-    if not runs_on_this_machine(spark):
-        raise InvalidInputError(
-            f"{setting} is needed on a cluster: a place that the driver and all executors can "
-            "write to"
-        )
-    now = str(Path(folder, time.strftime("%Y%m%d-%H%M%S")))
-    with _naming:
-        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
-        # What is there is of another process that began in this second, or of before a clock was
-        # put back: a run would go on with it.
-        name = next(name for name in names if name not in _named and not os.path.lexists(name))
-        _named.add(name)
-    return name
-
-
-def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
-    """Check it as far as the columns tell.
-
-    Args:
-        source: the model.
-        inputs: its feature columns.
-        transforms: columns that are given a transform.
-
-    Raises:
-        InvalidInputError: no SavedModel can be made of models of this engine.
-        ModelError: a column cannot be an input of one.
-    """
-    transformed = [name for name in inputs.columns if name in transforms]
-    engine = engine_named(source.engine)
-    if SAVED_MODEL not in engine.export_formats:
-        raise InvalidInputError(
-            "CheckpointOptions(saved_model=True) is for Keras models, but a "
-            f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
-            "model in another format: TorchTransformer.export, for a PyTorch module"
-        )
-    engine.check_export(SAVED_MODEL, inputs.columns, transformed)
-
-
 # Where Horovod is to write a timeline.
 _TIMELINE = "HOROVOD_TIMELINE"
 
@@ -439,3 +341,100 @@ def _recorded_data(config: TrainingConfig) -> dict[str, Any]:
         "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
         "transforms": sorted(options.transforms),
     }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker tells: the names, or the traceback of why there are none."""
+
+    names: ModelNames | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Builds the model in one of Spark's Python workers and tells its names."""
+
+    source: bytes = field(repr=False)
+
+    def __call__(self) -> str:
+        try:
+            source: ModelSource = cloudpickle.loads(self.source)
+            return to_json(Answer(engine_named(source.engine).names(source)))
+        except Exception as error:  # the function that builds it is the user's
+            return to_json(Answer(problem=describe_exception(error)[2]))
+
+
+def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
+    """Build the model once, in one of Spark's Python workers, and return its names.
+
+    Raises:
+        ModelError: it cannot be built; with the traceback.
+        EnvironmentProblem: Spark's Python lacks something.
+        LaunchError: Spark could not run the job.
+    """
+    try:
+        text = ask_worker(spark, _Names(dumps(source)))
+    except Exception as error:
+        raise explain_spark_error(error) from error
+    answer = parse_plain(text, Answer)
+    if answer.names is None:
+        raise ModelError(
+            "feature_cols is not given, and the model, whose inputs may be named like columns, "
+            f"could not be built:\n{answer.problem.rstrip()}"
+        )
+    return answer.names
+
+
+# Those of this process: several threads may begin a run in one second.
+_named: set[str] = set()
+_naming = threading.Lock()
+
+
+def default_place(spark: Any, setting: str, folder: str) -> str:
+    """Return where something goes that was given no place: named after the time, once each.
+
+    Args:
+        spark: the session, of a ``local`` master.
+        setting: what names the place.
+        folder: where it is to be.
+
+    Raises:
+        InvalidInputError: the executors are on other machines.
+    """
+    if not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            f"{setting} is needed on a cluster: a place that the driver and all executors can "
+            "write to"
+        )
+    now = str(Path(folder, time.strftime("%Y%m%d-%H%M%S")))
+    with _naming:
+        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
+        # What is there is of another process that began in this second, or of before a clock was
+        # put back: a run would go on with it.
+        name = next(name for name in names if name not in _named and not os.path.lexists(name))
+        _named.add(name)
+    return name
+
+
+def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
+    """Check it as far as the columns tell.
+
+    Args:
+        source: the model.
+        inputs: its feature columns.
+        transforms: columns that are given a transform.
+
+    Raises:
+        InvalidInputError: no SavedModel can be made of models of this engine.
+        ModelError: a column cannot be an input of one.
+    """
+    transformed = [name for name in inputs.columns if name in transforms]
+    engine = engine_named(source.engine)
+    if SAVED_MODEL not in engine.export_formats:
+        raise InvalidInputError(
+            "CheckpointOptions(saved_model=True) is for Keras models, but a "
+            f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
+            "model in another format: TorchTransformer.export, for a PyTorch module"
+        )
+    engine.check_export(SAVED_MODEL, inputs.columns, transformed)

@@ -54,8 +54,8 @@ def test_few_copies_are_made_of_a_model(rows: int, tmp_path: Path) -> None:
     assert again["copies"]["load"] < 0.5
     assert again["copies"]["transform"] < 0.5
     assert again["copies"]["getModel"] < 1.5
-    # Two copies of the model, one of which reading leaves behind, beside TensorFlow's 250 MB.
-    assert 1 <= again["copies"]["worker"] < 2.2 + 300e6 / (4 * rows * WIDTH)
+    # Beside the model there is TensorFlow, which takes some 250 MB.
+    assert 1 <= again["copies"]["worker"] < 1.2 + 300e6 / (4 * rows * WIDTH)
     # Through Spark Connect, too, whose messages hold no such model.
     distant = run("connect", rows, tmp_path / "stage")
     assert distant["found"] == distant["wanted"] == told["wanted"]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
+    # What stays holds neither the recipe nor its parts, which have the model's bytes.
     parts: KerasParts = recipe.own
+    state, outputs = parts.state, recipe.outputs
     with fresh_keras_state():
         model, bind = make_model(recipe)
 
@@ -43,9 +45,9 @@ def load_model(recipe: Recipe) -> Model:
         return tf.nest.map_structure(tf.convert_to_tensor, bind(values))
 
     def compute(inputs: Nest) -> list[np.ndarray]:
-        with using_keras_state(parts.state):
+        with using_keras_state(state):
             given = forward(inputs)
-        return [pick(given, output.path).numpy() for output in recipe.outputs]
+        return [pick(given, output.path).numpy() for output in outputs]
 
     return Model(prepare, compute)
 

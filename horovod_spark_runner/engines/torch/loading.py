@@ -87,6 +87,7 @@ def device_of(module: nn.Module) -> torch.device:
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     called = make_predicting(recipe, own_device())
+    outputs = recipe.outputs  # what stays does not hold the recipe, which has the model's bytes
     guard = _InputsGuard()
 
     def prepare(values: dict[str, np.ndarray]) -> list[Tensor]:
@@ -95,8 +96,8 @@ def load_model(recipe: Recipe) -> Model:
     def compute(inputs: list[Tensor]) -> list[np.ndarray]:
         given = guard.own(inputs) if called.device.type == "cpu" else inputs
         with torch.inference_mode():
-            outputs = called(given)
-            found = [to_numpy(pick(outputs, output.path)) for output in recipe.outputs]
+            results = called(given)
+            found = [to_numpy(pick(results, output.path)) for output in outputs]
         guard.look(called.module, given)
         return found
 
