@@ -110,7 +110,7 @@ class TaggedJob(Generic[T]):
             return
         with contextlib.suppress(Exception):  # Spark may be stopped, which ends all tasks
             tracker = context._jsc.sc().statusTracker()
-            while time.monotonic() < end and _active_tasks(tracker, self._tag):
+            while time.monotonic() < end and _is_active(tracker, self._tag):
                 time.sleep(0.1)
 
     def _make_thread(self) -> threading.Thread:
@@ -142,12 +142,20 @@ class TaggedJob(Generic[T]):
         self._on_end()
 
 
-def _active_tasks(tracker: Any, tag: str) -> int:
-    """Return how many tasks of the jobs with a tag are running, by Spark's ``statusTracker``."""
-    count = 0
+def _is_active(tracker: Any, tag: str) -> bool:
+    """Return whether tasks of the jobs with a tag are running, by Spark's ``statusTracker``.
+
+    A stage's count of tasks is late until its job has ended: Spark's listener is asynchronous, and
+    writes the count with the stage's end at the latest.
+    """
     for job in tracker.getJobIdsForTag(tag):
         facts = tracker.getJobInfo(job)
-        for stage in facts.get().stageIds() if facts.isDefined() else ():
+        if not facts.isDefined():
+            continue
+        if facts.get().status().name() == "RUNNING":
+            return True
+        for stage in facts.get().stageIds():
             found = tracker.getStageInfo(stage)
-            count += found.get().numActiveTasks() if found.isDefined() else 0
-    return count
+            if found.isDefined() and found.get().numActiveTasks():
+                return True
+    return False
