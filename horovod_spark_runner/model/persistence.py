@@ -120,9 +120,14 @@ def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
     text = os.fspath(path)
     if context is None or not location.is_local or text.startswith("file:"):
         return location
-    default = str(context._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+    configuration = context._jsc.hadoopConfiguration()
+    default = str(configuration.get("fs.defaultFS") or "file:///")
     if default.startswith("file:"):
-        return location
+        if os.path.isabs(text):
+            return location
+        # Spark's JVM stays in the folder where it started; this process may have left it.
+        files = context._jvm.org.apache.hadoop.fs.FileSystem.get(configuration)
+        return Location(os.path.join(files.getWorkingDirectory().toUri().getPath(), text))
     if not text.startswith("/"):
         raise InvalidInputError(
             f"{text!r} is relative, and Spark's default file system is {default}; give a whole "

@@ -169,10 +169,13 @@ class Training:
         if self._restored is not None:
             info = self._restored[0]
             state = info.state
+            self._progress = Progress.of(info)
             if self._rank == 0:
                 directory = RunDirectory(self._spec.run_dir)
                 self._accounts.epochs = directory.read_accounts(len(info.history))
-            self._progress = Progress.of(info)
+                if self._progress.is_finished(self._spec.fit.epochs):
+                    # Storage may have been full after the last checkpoint.
+                    directory.write_metrics(info.history, self._accounts.epochs)
             self._shares.restore(state, self._progress)
         elif self._spec.warm_start is not None and self._rank == 0:
             self._trainee.load_initial_weights(self._spec.warm_start)

@@ -91,9 +91,9 @@ def assert_all_is_well(run_dir: Path, undisturbed: Path) -> None:
 
 def files_of(run_dir: Path) -> list[str]:
     """Return all that lies in a run directory: nothing that was half written stays there."""
-    # Event files are called after the time, the host and the process.
+    # Each attempt has an event file, called after the time, the host and the process.
     names = (str(path.relative_to(run_dir)) for path in run_dir.rglob("*"))
-    return sorted(name.partition("tfevents")[0] for name in names)
+    return sorted({name.partition("tfevents")[0] for name in names})
 
 
 @pytest.mark.timeout(1800)

@@ -662,10 +662,15 @@ def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
             TFTransformer.from_keras(given, columns)
 
 
-def test_paths_mean_what_spark_means(spark: Any, tmp_path: Path) -> None:
+def test_paths_mean_what_spark_means(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     before = configuration.get("fs.defaultFS")
     assert str(location_of(spark, "/a/b")) == "/a/b"
+    monkeypatch.chdir(tmp_path)  # Spark's JVM does not follow
+    folder = spark.sparkContext._jvm.java.lang.System.getProperty("user.dir")
+    assert str(location_of(spark, "b")) == f"{folder}/b"
     configuration.set("fs.defaultFS", "hdfs://name:8020")
     try:
         assert str(location_of(spark, "/a/b")) == "hdfs://name:8020/a/b"
