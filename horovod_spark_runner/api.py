@@ -11,7 +11,7 @@ from .config.data import DataOptions
 from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
 from .config.mlflow import MlflowOptions
-from .config.sync import WAYS, Sync
+from .config.sync import STRATEGIES, Sync
 from .config.training import (
     CheckpointOptions,
     InitialWeights,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         "restarts": [RestartOptions],
         "launch": [LaunchOptions],
         "mlflow": [MlflowOptions],
-        "sync": list(WAYS.values()),
+        "sync": list(STRATEGIES.values()),
     },
 )
 def run_training(

@@ -132,17 +132,17 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
         return plain, (plain(value),)
     if isinstance(value, keras.Variable):
         holders.note(value)
-    own_way = any(
+    has_reduce = any(
         getattr(cls, name) is not getattr(saveable, name, None)
         for name in ("__reduce__", "__reduce_ex__")
     )
-    if own_way or not isinstance(value, saveable):
+    if has_reduce or not isinstance(value, saveable):
         return NotImplemented
     if isinstance(value, (keras.Layer, keras.optimizers.Optimizer)):
         holders.note(value)
     if isinstance(value, keras.losses.Loss):
-        own = hasattr(value, "__getstate__")  # every object has it from Python 3.11 on
-        return new, (cls,), value.__getstate__() if own else vars(value)
+        has_state = hasattr(value, "__getstate__")  # every object has it from Python 3.11 on
+        return new, (cls,), value.__getstate__() if has_state else vars(value)
     return _reduce_saveable(value, keras)
 
 
@@ -213,8 +213,8 @@ def _compile_arguments(value: Any, keras: Any) -> Mapping[str, Any] | None:
     """Return a model's arguments of ``compile``; ``None`` where it does not compile Keras' way."""
     if not isinstance(value, keras.Model) or not value.compiled:
         return None
-    own = ("compile", "compile_from_config", "get_compile_config")
-    if any(getattr(type(value), name) is not getattr(keras.Model, name) for name in own):
+    methods = ("compile", "compile_from_config", "get_compile_config")
+    if any(getattr(type(value), name) is not getattr(keras.Model, name) for name in methods):
         return None
     config = dict(value._compile_config.config)
     del config["optimizer"]
@@ -310,7 +310,7 @@ def _differences(one: Any, two: Any, seen: dict[int, list[Any]], path: Path = ()
             return
         copies.append(two)
         # Others of Keras', such as dtype policies, have no state that could be shared.
-        if len(copies) > 1 and (_has_variables(one) or not _is_keras_own(type(one))):
+        if len(copies) > 1 and (_has_variables(one) or not _is_keras_code(type(one))):
             yield path, one
     others = _parts(two) or {}
     if isinstance(one, (list, tuple)) and len(parts) != len(others):
@@ -357,9 +357,9 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     }
 
 
-def _is_wrapped_method(value: Any, name: str, found: Any) -> bool:
+def _is_wrapped_method(value: Any, name: str, attribute: Any) -> bool:
     """Tell whether an attribute is one of the methods that Keras wraps."""
-    wrapped = getattr(found, "__wrapped__", None)
+    wrapped = getattr(attribute, "__wrapped__", None)
     return name in ("build", "quantize") and getattr(wrapped, "__self__", None) is value
 
 
@@ -435,18 +435,18 @@ def layers_of(value: Any) -> list[Any]:
 
 def code_of(value: Any) -> dict[str, list[Any]]:
     """Return functions and classes, but Keras' own classes, that an object is made of, by name."""
-    found: dict[str, list[Any]] = {}
+    code: dict[str, list[Any]] = {}
     for part in _walk(value):
         thing = part if inspect.isfunction(part) or isinstance(part, type) else type(part)
         if thing is part or hasattr(part, "get_config"):
-            named = found.setdefault(thing.__name__, [])
-            known = isinstance(thing, type) and _is_keras_own(thing)
-            if not known and all(other is not thing for other in named):
+            named = code.setdefault(thing.__name__, [])
+            excluded = isinstance(thing, type) and _is_keras_code(thing)
+            if not excluded and all(other is not thing for other in named):
                 named.append(thing)
-    return {name: things for name, things in found.items() if things}
+    return {name: things for name, things in code.items() if things}
 
 
-def _is_keras_own(thing: Any) -> bool:
+def _is_keras_code(thing: Any) -> bool:
     return str(thing.__module__).partition(".")[0] in {"keras", "tensorflow", "numpy", "builtins"}
 
 

@@ -162,9 +162,9 @@ class Dataset:
             *_column_names("labels", labels),
             *([] if weight is None else _column_names("weight", [weight])),
         ]
-        known = [column.name for column in self.manifest.columns]
-        if unknown := sorted(set(names) - set(known)):
-            raise InvalidInputError(f"no column {unknown[0]!r}; there are {known}")
+        available = [column.name for column in self.manifest.columns]
+        if unknown := sorted(set(names) - set(available)):
+            raise InvalidInputError(f"no column {unknown[0]!r}; there are {available}")
         first = check_count("first_epoch", first_epoch, minimum=0)
         blocks = functools.partial(self._full_blocks, names, share, order, first)
         columns = {name: self.manifest.column(name) for name in names}
@@ -245,13 +245,13 @@ class Dataset:
                             }
 
 
-def _column_names(argument: str, given: Any) -> list[str]:
+def _column_names(argument: str, value: Any) -> list[str]:
     """Return the columns an argument of `Dataset.tf_dataset` names."""
-    names = [given] if isinstance(given, str) else given
+    names = [value] if isinstance(value, str) else value
     listed = isinstance(names, Sequence) and len(names) > 0
     if not listed or not all(isinstance(name, str) for name in names):
         raise InvalidInputError(
-            f"{argument} must be a column name, or a list of some, got {brief(given)}; for the "
+            f"{argument} must be a column name, or a list of some, got {brief(value)}; for the "
             "arrays of chosen columns alone, see Dataset.epoch"
         )
     return list(names)

@@ -47,7 +47,7 @@ _UNPRINTABLE = re.compile(
 
 def printable(text: object) -> str:
     """Return ``text`` for a terminal: what it would obey, as Python escapes it."""
-    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], str(text))
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], str(text))
 
 
 def one_line(text: object) -> str:
@@ -206,9 +206,9 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def on_one_line(said: object, longest: int = 500) -> str:
+def on_one_line(text: object, longest: int = 500) -> str:
     """Return what an error of others says, for a message: its beginning, without colours."""
-    return " ".join(_COLOURS.sub("", str(said)).split())[:longest]
+    return " ".join(_COLOURS.sub("", str(text)).split())[:longest]
 
 
 def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:

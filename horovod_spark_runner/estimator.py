@@ -20,15 +20,15 @@ from .cluster.spark.session import check_running, is_case_sensitive, runs_on_thi
 from .config.estimator import options, sync_of
 from .config.importable import (
     by_import_name,
-    check_given,
-    given_here,
     inside,
     is_import_name,
+    mark_user_settings,
     misfit,
+    refuse_stored_names,
 )
 from .config.keywords import advice_on, meant_by
 from .config.prediction import PredictionSettings
-from .config.sync import WAYS
+from .config.sync import STRATEGIES
 from .config.training import FitOptions
 from .config.training_config import OPTIONS, TrainingConfig
 from .config.validators import ColumnNames
@@ -99,7 +99,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             else:
                 self._set(**{name: value})
                 param = self.getParam(name)
-                self._paramMap[param] = given_here(self._paramMap[param])
+                self._paramMap[param] = mark_user_settings(self._paramMap[param])
         return self
 
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:
@@ -152,7 +152,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         for one in paramMaps:
             check_own_params(self, one)
-        _tell_of_unnamed(paramMaps)
+        _warn_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         configs = [
@@ -196,14 +196,14 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         settings = prediction_settings(self)
         value = self.getOrDefault
         code = {name: value(name) for name in ("modelFn", "customObjects", "callbacks")}
-        check_given({**code, "data['transforms']": value("data").get("transforms")})
+        refuse_stored_names({**code, "data['transforms']": value("data").get("transforms")})
         resume_from = value("resumeFrom")
         features, labels = self._columns(dataset)
         if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, dataset.columns, settings, by_case=by_case)
-        given: dict[str, Any] = {
+        option_objects: dict[str, Any] = {
             name: None if value(name) is None else options(kind, name, value(name))
             for name, kind in OPTIONS.items()
         }
@@ -227,7 +227,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             check_outputs=_check_of_classes(settings),
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
             sync=sync_of("sync", value("sync")),
-            **given,
+            **option_objects,
         )
 
     def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:
@@ -266,18 +266,19 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
     def _build(self) -> Any:
         """Return what builds the model, with its arguments."""
-        given = self.getOrDefault("modelFn")
-        if given is None:
+        model_fn = self.getOrDefault("modelFn")
+        if model_fn is None:
             raise InvalidInputError(
                 "modelFn is not set; give a function that returns a compiled keras.Model or a "
                 "TorchModel, or the path of a .keras or .json file"
             )
-        function, arguments = _imported("modelFn", given), self.getOrDefault("modelArgs")
+        function, arguments = _imported("modelFn", model_fn), self.getOrDefault("modelArgs")
         if not arguments:
             return function
         if not callable(function):
             raise InvalidInputError(
-                f"modelArgs={brief(arguments)} are for a function, but modelFn={given!r} is a file"
+                f"modelArgs={brief(arguments)} are for a function, but modelFn={model_fn!r} is "
+                "a file"
             )
         wrong = misfit(function, **arguments)
         if wrong:
@@ -298,21 +299,23 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return Location(base).join(name)
 
     def _no_such(self, name: str) -> str:
-        known, meant = [one.name for one in self.params], meant_by(name)
+        names, meant = [one.name for one in self.params], meant_by(name)
         param = _MEANT.get(meant) or camel_case(meant)
         within = [one for one, kind in OPTIONS.items() if meant in kind.__dataclass_fields__]
-        ways = [way for way in WAYS.values() if meant in way.__dataclass_fields__]
-        near = difflib.get_close_matches(name, known, n=3)
+        strategies = [
+            strategy for strategy in STRATEGIES.values() if meant in strategy.__dataclass_fields__
+        ]
+        near = difflib.get_close_matches(name, names, n=3)
         if advice_on(name):
             advice = advice_on(name).replace("model_fn", "modelFn")
-        elif param in known:
+        elif param in names:
             advice = f"give {param}=…"
         elif within:
             advice = f"give {within[0]}={{{meant!r}: …}}"
-        elif ways:
-            advice = f"give sync={ways[0].__name__}({meant}=…)"
+        elif strategies:
+            advice = f"give sync={strategies[0].__name__}({meant}=…)"
         else:
-            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(known)}"
+            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(names)}"
         return f"HorovodEstimator has no Param {name!r}; {advice}"
 
 
@@ -357,7 +360,7 @@ def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | Non
     return functools.partial(check_classes, settings=settings, whole=True)
 
 
-def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:
+def _warn_of_unnamed(maps: Sequence[ParamMap]) -> None:
     """Warn of functions that keep a search over these maps from being saved, before it begins."""
     pairs = [pair for one in maps for pair in one.items()]
     unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}
@@ -371,5 +374,5 @@ def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:
         )
 
 
-def _imported(name: str, given: Any) -> Any:
-    return by_import_name(name, given) if is_import_name(given) else given
+def _imported(name: str, value: Any) -> Any:
+    return by_import_name(name, value) if is_import_name(value) else value

@@ -56,8 +56,8 @@ FRAMEWORKS = {
 
 def model_of(engine: str) -> str:
     """Return what a model of an engine, which may be anybody's, is called in messages."""
-    known = FRAMEWORKS.get(engine)
-    return f"model of the engine {engine!r}" if known is None else known.model
+    framework = FRAMEWORKS.get(engine)
+    return f"model of the engine {engine!r}" if framework is None else framework.model
 
 
 def transformer_of(engine: str) -> str:
@@ -68,15 +68,17 @@ def transformer_of(engine: str) -> str:
 def head_starts() -> dict[str, tuple[str, ...]]:
     """Return, by the package that a call mentions, what is worth importing before it is there."""
     return {
-        package: (*known.packages[: number + 1], known.horovod)
-        for known in FRAMEWORKS.values()
-        for number, package in enumerate(known.packages)
+        package: (*framework.packages[: number + 1], framework.horovod)
+        for framework in FRAMEWORKS.values()
+        for number, package in enumerate(framework.packages)
     }
 
 
 def frameworks_of(modules: Collection[str]) -> list[str]:
     """Return the engines of the frameworks that modules to be imported are of."""
-    given = {*modules, *(module.partition(".")[0] for module in modules)}
+    packages = {*modules, *(module.partition(".")[0] for module in modules)}
     return [
-        engine for engine, known in FRAMEWORKS.items() if given & {*known.packages, known.horovod}
+        engine
+        for engine, framework in FRAMEWORKS.items()
+        if packages & {*framework.packages, framework.horovod}
     ]

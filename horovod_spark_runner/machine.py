@@ -70,9 +70,9 @@ def environment_at_start() -> dict[str, str]:
     except OSError:
         return dict(os.environ)
     pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
-    told = {name: text for name, separator, text in pairs if name and separator}
+    environment = {name: text for name, separator, text in pairs if name and separator}
     # Programs that give themselves another title write it there.
-    return told if "PATH" in told or "PATH" not in os.environ else dict(os.environ)
+    return environment if "PATH" in environment or "PATH" not in os.environ else dict(os.environ)
 
 
 def exit_code_of(pid: int) -> int | None:

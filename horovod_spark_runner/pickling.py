@@ -118,9 +118,9 @@ class _Source:
 
 def _know_source(file: str, source: bytes) -> str:
     text = zlib.decompress(source).decode(errors="surrogatepass")
-    known = linecache.cache.get(file)
+    entry = linecache.cache.get(file)
     # What this process has read itself has a time, by which it knows when to read it again.
-    if text and (known is None or (len(known) > 1 and known[1] is None)):
+    if text and (entry is None or (len(entry) > 1 and entry[1] is None)):
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return file
 
@@ -141,7 +141,7 @@ def _is_by_value(function: Any) -> bool:
     for module in cloudpickle.list_registry_pickle_by_value():
         if name == module or name.startswith(f"{module}."):
             return True
-    found: Any = sys.modules[name]
+    target: Any = sys.modules[name]
     for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is not function
+        target = getattr(target, part, None)
+    return target is not function

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
 # Asked for once: sysconfig works them out anew each time, and there are thousands of modules.
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_OWN_PACKAGE = __name__.partition(".")[0]
+_THIS_PACKAGE = __name__.partition(".")[0]
 # Which modules are pickled by value is a setting of the whole process.
 _lock = threading.Lock()
 
@@ -42,7 +42,7 @@ def dumps(value: Any, holders: Holders | None = None) -> bytes:
         value: what to pickle.
         holders: of the Keras objects in what else is sent.
     """
-    with _lock, _own_modules_by_value():
+    with _lock, _caller_modules_by_value():
         return pickled(value, sources=True, holders=holders)
 
 
@@ -63,7 +63,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
             return len(apart) - 1
 
     buffer = io.BytesIO()
-    with _lock, _own_modules_by_value():
+    with _lock, _caller_modules_by_value():
         Leaving(buffer, sources=True).dump(value)
     return buffer.getvalue(), apart
 
@@ -79,12 +79,12 @@ def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _own_modules_by_value() -> Iterator[None]:
+def _caller_modules_by_value() -> Iterator[None]:
     already = cloudpickle.list_registry_pickle_by_value()
     modules = [
         module
         for name, module in list(sys.modules.items())
-        if _is_callers_own(name, module) and name not in already
+        if _is_callers_module(name, module) and name not in already
     ]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -95,9 +95,9 @@ def _own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_callers_own(name: str, module: ModuleType) -> bool:
+def _is_callers_module(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or name.partition(".")[0] in (_OWN_PACKAGE, "__main__"):
+    if not isinstance(file, str) or name.partition(".")[0] in (_THIS_PACKAGE, "__main__"):
         return False
     return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
@@ -164,11 +164,13 @@ def find_culprit(value: Any, depth: int = 4) -> str | None:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if inspect.isfunction(value):
         label = f"function {value.__qualname__}"
-        captured, known = inspect.getclosurevars(value).nonlocals, value.__globals__
-        named = [name for name in dict.fromkeys(_names_in(value.__code__)) if name in known]
+        captured, module_globals = inspect.getclosurevars(value).nonlocals, value.__globals__
+        named = [
+            name for name in dict.fromkeys(_names_in(value.__code__)) if name in module_globals
+        ]
         return [
             *((f"variable {n!r} captured by {label}", v) for n, v in captured.items()),
-            *((f"global {n!r} used by {label}", known[n]) for n in named),
+            *((f"global {n!r} used by {label}", module_globals[n]) for n in named),
             *((f"a default of {label}", v) for v in value.__defaults__ or ()),
         ]
     if inspect.ismethod(value):
@@ -178,12 +180,12 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"element {i}", v) for i, v in enumerate(value)]
     # What is pickled in a way of its own is not its attributes.
-    own_way = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
-    if own_way or type(value).__module__.startswith("pyspark."):
+    has_reduce = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if has_reduce or type(value).__module__.startswith("pyspark."):
         return []
     if inspect.isclass(value):
-        own = [(n, v) for n, v in vars(value).items() if inspect.isfunction(v) or n[0] != "_"]
-        return [(f"{n!r} of class {value.__qualname__}", v) for n, v in own]
+        members = [(n, v) for n, v in vars(value).items() if inspect.isfunction(v) or n[0] != "_"]
+        return [(f"{n!r} of class {value.__qualname__}", v) for n, v in members]
     if isinstance(getattr(value, "__dict__", None), dict):
         owner = type(value).__qualname__
         attributes = [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]

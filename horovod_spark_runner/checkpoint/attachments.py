@@ -20,7 +20,7 @@ _ELSEWHERE = "; the run directory must be a place that the driver and all execut
 
 
 @dataclass(frozen=True)
-class HandedFile:
+class AttachedFile:
     """Contents that lie in the run directory while a call trains.
 
     Attributes:
@@ -53,20 +53,20 @@ class HandedFile:
 
 
 # What a call carries of contents: themselves, or where they are.
-Carried: TypeAlias = "Contents | HandedFile"
+Carried: TypeAlias = "Contents | AttachedFile"
 
 
 def contents_of(carried: Carried) -> Contents:
     """Return what a call carries, or says where it is.
 
     Raises:
-        CheckpointError: see `HandedFile.contents`.
+        CheckpointError: see `AttachedFile.contents`.
     """
-    return carried.contents() if isinstance(carried, HandedFile) else carried
+    return carried.contents() if isinstance(carried, AttachedFile) else carried
 
 
-class HandOver:
-    """Leaves large contents in a run directory; see `handing_over`.
+class AttachmentWriter:
+    """Leaves large contents in a run directory; see `open_attachments`.
 
     Args:
         folder: where to.
@@ -82,34 +82,34 @@ class HandOver:
         Raises:
             CheckpointError: the run directory does not take them.
         """
-        if isinstance(carried, HandedFile) or carried.size <= SMALL_BYTES:
+        if isinstance(carried, AttachedFile) or carried.size <= SMALL_BYTES:
             return carried
         place = self._folder.join(f"{self._count:04}")
         self._count += 1
         try:
             self._folder.make_folder()
-            found = write_summed(place.write_by, lambda sink: sink.write_all(carried))
+            checksum = write_summed(place.write_by, lambda sink: sink.write_all(carried))
         except OSError as error:
             raise CheckpointError(
                 f"{place}: the run directory does not take the {carried.size:,} bytes that the "
                 f"ranks are to begin with: {error}"
             ) from error
-        return HandedFile(place, found, carried.size)
+        return AttachedFile(place, checksum, carried.size)
 
 
 @contextlib.contextmanager
-def handing_over(directory: RunDirectory) -> Iterator[HandOver]:
+def open_attachments(directory: RunDirectory) -> Iterator[AttachmentWriter]:
     """Hand large contents to the ranks of a call, whose lock is held; at the end they go."""
     with contextlib.suppress(OSError):  # what a killed call has left
-        directory.handed.delete_folder()
+        directory.attachments.delete_folder()
     # Its own: a call that has lost the lock leaves alone what the next one hands over.
-    folder = directory.handed.join(uuid.uuid4().hex[:8])
+    folder = directory.attachments.join(uuid.uuid4().hex[:8])
     try:
-        yield HandOver(folder)
+        yield AttachmentWriter(folder)
     finally:
         try:
             folder.delete_folder()
-            if not directory.handed.list():
-                directory.handed.delete_folder()
+            if not directory.attachments.list():
+                directory.attachments.delete_folder()
         except OSError as error:
             logger.warning("%s could not be deleted: %s", folder, error)

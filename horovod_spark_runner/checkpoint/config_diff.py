@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..config.sync import WAYS, AsyncServer
+from ..config.sync import STRATEGIES, AsyncServer
 from ..config.training import FitOptions
 from ..errors import RunDirectoryError
 from ..frameworks import model_of
@@ -91,8 +91,8 @@ def trained_otherwise(
                 "same, then change it"
             )
             return refusal, []
-    told = [text for name, text in changed.items() if name in warned]
-    return None, [f"{text}: what is left is trained with the new one" for text in told]
+    texts = [text for name, text in changed.items() if name in warned]
+    return None, [f"{text}: what is left is trained with the new one" for text in texts]
 
 
 def optimized_otherwise(
@@ -131,8 +131,8 @@ def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict
 
 def other_model(then: Mapping[str, object], now: Mapping[str, object]) -> str | None:
     """Return how two descriptions of a model differ, ``None`` if they do not."""
-    found = [otherwise(path, *pair) for path, *pair in differ(then, now)]
-    return joined(found) if found else None
+    changes = [otherwise(path, *pair) for path, *pair in differ(then, now)]
+    return joined(changes) if changes else None
 
 
 def otherwise(what: str, then: object, now: object) -> str:
@@ -186,28 +186,29 @@ def settings_to_go_on_with(
     Raises:
         RunDirectoryError: what is left of the checkpoint's epoch is for ``AsyncServer`` only.
     """
-    if WAYS[str(sync["sync"])] is not AsyncServer:
+    if STRATEGIES[str(sync["sync"])] is not AsyncServer:
         check_not_taken(info.state, info.epoch)
-    begun = info.settings.get("fit", {})
-    kept = {
-        name: begun[name]
+    original = info.settings.get("fit", {})
+    restored = {
+        name: original[name]
         for name in ("lr_scaling", "warmup_epochs")
-        if name in begun and begun[name] != getattr(fit, name)
+        if name in original and original[name] != getattr(fit, name)
     }
     warnings = [
         otherwise(name, value, getattr(fit, name)) + ": a resumed run keeps what it was begun with"
-        for name, value in kept.items()
+        for name, value in restored.items()
     ]
-    held = replace(fit, **kept)
+    settings = replace(fit, **restored)
     if not is_over(info, fit.epochs):
         warnings += _new_ones(info, fit, fit.batch_size * workers, data, sync)
         splits = isinstance(data["validation"], float)
-        warnings += _without_effect(info, held, workers, splits=splits)
+        warnings += _without_effect(info, settings, workers, splits=splits)
     recorded = info.settings.get("initial_weights", _ABSENT)
     if start is not None and start != recorded:
-        begun_with = "" if recorded is _ABSENT else f"; the run was begun with {recorded!r}"
+        original_start = "" if recorded is _ABSENT else f"; the run was begun with {recorded!r}"
         warnings.append(
-            f"initial_weights={start!r} is ignored: the run goes on from its checkpoint{begun_with}"
+            f"initial_weights={start!r} is ignored: the run resumes from its checkpoint"
+            f"{original_start}"
         )
     if is_over(info, fit.epochs):
         why = f"the run has trained {info.epoch}, and epochs={fit.epochs}"
@@ -219,7 +220,7 @@ def settings_to_go_on_with(
             f"nothing is left to train: {why}. The model stays as it is, whatever else has changed "
             f"in the call; give a new run_dir to train anew, or {more}"
         )
-    return held, start if recorded is _ABSENT else recorded, warnings
+    return settings, start if recorded is _ABSENT else recorded, warnings
 
 
 def is_over(info: CheckpointInfo, epochs: int) -> bool:
@@ -355,26 +356,26 @@ def check_same_data(
     ]
     if info.data_fingerprint == fingerprint and not roles:
         return
-    begun, asked = info.settings.get("data", {}), settings["data"]
+    then, now = info.settings.get("data", {}), settings["data"]
     split = [
-        since(name, begun[name], asked[name])
+        since(name, then[name], now[name])
         for name in _SPLIT
-        if name in begun and begun[name] != asked[name]
+        if name in then and then[name] != now[name]
     ]
     seed = info.order.get("seed", settings["fit"]["seed"])
-    if asked["validation"] is not None and seed != settings["fit"]["seed"]:
+    if now["validation"] is not None and seed != settings["fit"]["seed"]:
         split.append(since("seed", seed, settings["fit"]["seed"]))
     if split:
         split[-1] += " (the split into training and validation rows follows from it)"
     others = [
-        otherwise(name, begun[name], asked[name])
+        otherwise(name, then[name], now[name])
         for name in _KINDS
-        if name in begun and begun[name] != asked[name]
+        if name in then and then[name] != now[name]
     ]
-    found = [*roles, *split, *others]
-    told = "; ".join(found) or "the arguments are the same, but the rows have changed"
+    changes = [*roles, *split, *others]
+    reason = "; ".join(changes) or "the arguments are the same, but the rows have changed"
     raise RunDirectoryError(
-        f"run_dir {where} holds a run on other data: {told} (fingerprint of the training rows "
+        f"run_dir {where} holds a run on other data: {reason} (fingerprint of the training rows "
         f"{info.data_fingerprint}, now {fingerprint}). Go on with the same data, or give another "
         "run_dir to train anew"
     )

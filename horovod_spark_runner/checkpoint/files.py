@@ -151,9 +151,9 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
                 delete_quietly(directory.checkpoint(step))
             except OSError as error:  # it may be whole, and the best
                 logger.warning("checkpoint %s stays: %s", directory.checkpoint(step), error)
-    kept = {*list(whole)[: options.keep]}
+    retained = {*list(whole)[: options.keep]}
     best = best_step(whole, options)
-    for step in whole.keys() - kept - {best}:
+    for step in whole.keys() - retained - {best}:
         delete_quietly(directory.checkpoint(step))
     for left in directory.checkpoints.list():
         if left.name.startswith(".step-"):  # of a writer that was killed
@@ -241,8 +241,8 @@ def newest_checkpoint(
         RunDirectoryError: there are checkpoints, but none can be resumed from.
         CheckpointError: the storage fails, again and again.
     """
-    found = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
-    return None if found is None else found[:2]
+    newest = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
+    return None if newest is None else newest[:2]
 
 
 def read_steps(directory: RunDirectory) -> tuple[int, ...]:
@@ -251,8 +251,8 @@ def read_steps(directory: RunDirectory) -> tuple[int, ...]:
     Raises:
         CheckpointError: the storage fails, again and again.
     """
-    told = f"{directory.checkpoints} cannot be read"
-    return tuple(patiently(directory.checkpoint_steps, told))
+    problem = f"{directory.checkpoints} cannot be read"
+    return tuple(patiently(directory.checkpoint_steps, problem))
 
 
 def newest_readable(

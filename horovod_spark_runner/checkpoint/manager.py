@@ -104,10 +104,10 @@ class CheckpointManager:
             saved = split_states(info.rank_states, files[RANKS_FILE])
             size = self._world.Get_size()
             states = [state_for(saved, rank, size) for rank in range(size)]
-        found, own = self._world.bcast(info), self._of_any_size().scatter(states)
-        assert found is not None
-        self._variables.build_optimizers(found.model.get("trained_by", ()))
-        return found, own
+        shared, state = self._world.bcast(info), self._of_any_size().scatter(states)
+        assert shared is not None
+        self._variables.build_optimizers(shared.model.get("trained_by", ()))
+        return shared, state
 
     def _of_any_size(self) -> MPI.Comm:
         """Return the communicator for objects that may have 2 GiB and more, all ranks' together."""
@@ -116,16 +116,16 @@ class CheckpointManager:
         return pkl5.Intracomm(self._world)
 
     def _read(self, newest: int) -> tuple[Location, CheckpointInfo, dict[str, Arrays]]:
-        found = newest_readable(
+        checkpoint = newest_readable(
             self._directory, load_checkpoint, self._spec.run_id, newest=newest, say=notify
         )
-        if found is None:
+        if checkpoint is None:
             raise RunDirectoryError(
                 f"checkpoint {self._directory.checkpoint(newest)} is gone, which the run was to go "
                 "on from"
             )
-        send(Resumed(found[1].step))
-        return found
+        send(Resumed(checkpoint[1].step))
+        return checkpoint
 
     def _check_model(self, folder: Location, info: CheckpointInfo) -> Sequence[str]:
         """Compare the model with that of the run; return how settings of optimizers differ."""
@@ -206,14 +206,14 @@ class CheckpointManager:
         Raises:
             CheckpointError: an earlier one could not be written.
         """
-        own = capture_rank(
+        captured = capture_rank(
             self._trainee,
             hooks,
             self._synchroniser,
             rank=self._rank,
             in_epoch=progress.epoch_step > 0,
         )
-        states = self._of_any_size().gather(own)
+        states = self._of_any_size().gather(captured)
         self._last = time.monotonic()
         if states is None:
             return

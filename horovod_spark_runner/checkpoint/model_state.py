@@ -170,20 +170,20 @@ class TrainingVariables(ABC):
         Raises:
             RunDirectoryError: they are not; the first difference is shown.
         """
-        own, theirs = self.describe(), [Described(*entry) for entry in described]
+        current, saved = self.describe(), [Described(*entry) for entry in described]
         differ = next(
             (
                 index
-                for index, (ours, other) in enumerate(zip(own, theirs, strict=False))
-                if ours.kind != other.kind
+                for index, (one, other) in enumerate(zip(current, saved, strict=False))
+                if one.kind != other.kind
             ),
-            None if len(own) == len(theirs) else min(len(own), len(theirs)),
+            None if len(current) == len(saved) else min(len(current), len(saved)),
         )
         if differ is None:
             return
         shown = [
             entries[differ].show() if differ < len(entries) else "no further variable"
-            for entries in (theirs, own)
+            for entries in (saved, current)
         ]
         why = f" ({'; '.join(changes)})" if changes else ""
         raise RunDirectoryError(_other_model(where, shown[0], shown[1] + why))
@@ -206,7 +206,7 @@ def _copied(value: np.ndarray, room: np.ndarray | None) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def kept(variables: TrainingVariables) -> Iterator[None]:
+def preserve_shared(variables: TrainingVariables) -> Iterator[None]:
     """Let shared variables come out of a step as they were.
 
     All but whole numbers: the steps that an optimizer counts are those of all ranks.

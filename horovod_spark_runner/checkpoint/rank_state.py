@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..training.trainee import Hooks, Trainee
 
 # Generators of Python and NumPy, which begin alike on all ranks.
-ALIKE = ("python", "numpy")
+COMMON_GENERATORS = ("python", "numpy")
 
 # How a metric's variable becomes that of fewer or more ranks, if it is an array that may be joined.
 JOIN = "join"
@@ -71,7 +71,7 @@ def capture_rank(
         "metric": numbered(trainee.metric_variables()) if in_epoch else {},
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
-        "variable": {} if rank == 0 else _own_variables(trainee, synchroniser),
+        "variable": {} if rank == 0 else _unshared_variables(trainee, synchroniser),
         # Large ones (best weights) are the same on all ranks.
         "callback": {
             name: array
@@ -89,7 +89,7 @@ def capture_rank(
     return RankState(values, arrays)
 
 
-def _own_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
+def _unshared_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
     """Return what is not as on rank 0: optimizers, where ranks share weights only."""
     if synchroniser.alike is Alike.EVERYTHING:
         return {}
@@ -107,8 +107,8 @@ def restore_rank(
     """
     apart = synchroniser.alike is not Alike.EVERYTHING
     if apart:  # a weight that no row of this rank has used may have no moments here
-        kept = state.values.get("trained_by", ())
-        trainee.variables.build_optimizers([weights or [] for weights in kept])
+        trained_by = state.values.get("trained_by", ())
+        trainee.variables.build_optimizers([weights or [] for weights in trained_by])
     hooks.restore(state.values["callbacks"], state.group("callback"))
     variables = state.group("variable")
     if apart:
@@ -118,12 +118,12 @@ def restore_rank(
     assign(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:
-        own = trainee.metric_variables()
+        metric_variables = trainee.metric_variables()
         merges = trainee.metric_merges()
-        given = [metrics[name].shape for name in sorted(metrics)]
-        fits = len(own) == len(given) and all(
+        shapes = [metrics[name].shape for name in sorted(metrics)]
+        fits = len(metric_variables) == len(shapes) and all(
             merge == JOIN or tuple(variable.shape) == shape
-            for variable, merge, shape in zip(own, merges, given, strict=True)
+            for variable, merge, shape in zip(metric_variables, merges, shapes, strict=True)
         )
         if not fits:
             raise RunDirectoryError(
@@ -132,7 +132,7 @@ def restore_rank(
                 f"{_listed(trainee.metric_names())}); compile it with the same "
                 "ones, and change them when that epoch is over"
             )
-        assign(own, metrics)
+        assign(metric_variables, metrics)
     synchroniser.restore(state.group("sync"))
     restore_random(state.values["random"], state.group("random"), trainee.generators())
 
@@ -152,8 +152,8 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     added up on rank 0.
     """
     first = states[0]
-    own = states[rank] if rank < len(states) else first
-    ours = own.arrays
+    source = states[rank] if rank < len(states) else first
+    ours = source.arrays
     if rank >= len(states):
         ours = {n: a for n, a in ours.items() if not n.startswith("sync/") and not _is_stream(n)}
     of_all = {n: a for n, a in first.arrays.items() if n.startswith("sync/shared/")}
@@ -171,13 +171,13 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
             for name, array in first.arrays.items():
                 if name.startswith("seed/"):
                     arrays[name] = separate_seed(array, rank)
-    return RankState(own.values, arrays)
+    return RankState(source.values, arrays)
 
 
 def _is_stream(name: str) -> bool:
     """Tell whether an array is a generator of which each rank has a stream of its own."""
     group, _, generator = name.partition("/")
-    return group == "random" and generator not in ALIKE
+    return group == "random" and generator not in COMMON_GENERATORS
 
 
 def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
@@ -222,11 +222,11 @@ def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
         variable.assign(arrays[f"{number:05d}"])
 
 
-def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
+def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
     """Return the state of all global generators of this process.
 
     Args:
-        own: the states of the framework's own, by name.
+        framework_states: the states of the framework's own, by name.
     """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -235,11 +235,13 @@ def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]
         "numpy": [kind, int(position), int(has_gauss), float(cached)],
     }
     arrays = {"python": np.array(words, np.uint32), "numpy": np.array(keys)}
-    arrays.update({name: np.array(variable.numpy()) for name, variable in own.items()})
+    arrays.update({name: np.array(variable.numpy()) for name, variable in framework_states.items()})
     return state, arrays
 
 
-def restore_random(state: dict[str, Any], arrays: Arrays, own: Mapping[str, Variable]) -> None:
+def restore_random(
+    state: dict[str, Any], arrays: Arrays, framework_states: Mapping[str, Variable]
+) -> None:
     """Put all global generators into a state that `capture_random` returned.
 
     Those of the framework that are not in it stay as they are.
@@ -248,6 +250,6 @@ def restore_random(state: dict[str, Any], arrays: Arrays, own: Mapping[str, Vari
     random.setstate((version, tuple(int(word) for word in arrays["python"]), gauss))
     kind, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, arrays["numpy"], position, has_gauss, cached))
-    for name, variable in own.items():
+    for name, variable in framework_states.items():
         if name in arrays:
             variable.assign(arrays[name])

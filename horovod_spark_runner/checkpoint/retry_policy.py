@@ -58,7 +58,7 @@ _SURROUNDINGS = (
     # Storage, networks and devices say so; files that are not there have types of their own.
     "OSError",
     "horovod_spark_runner.storage.patience.HungError",
-    *(name for known in FRAMEWORKS.values() for name in known.surroundings),
+    *(name for framework in FRAMEWORKS.values() for name in framework.surroundings),
 )
 
 

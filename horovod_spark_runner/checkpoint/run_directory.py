@@ -54,7 +54,7 @@ Account: TypeAlias = "Mapping[str, Any] | None"
 Say: TypeAlias = Callable[[str], object]
 # What the line of an epoch tells besides its metrics, and where metrics lie that are called so.
 _NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
-_OWN = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
+_RESERVED = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
 # writes it all the time.
@@ -154,7 +154,7 @@ class RunDirectory:
         return self.location.join("saved_model")
 
     @property
-    def handed(self) -> Location:
+    def attachments(self) -> Location:
         return self.location.join("handed")
 
     @property
@@ -238,9 +238,9 @@ class RunDirectory:
             line: dict[str, object] = {_NUMBER: number}
             if account is not None:
                 line[_ACCOUNT] = account
-            if namesakes := {name: value for name, value in logs.items() if name in _OWN}:
+            if namesakes := {name: value for name, value in logs.items() if name in _RESERVED}:
                 line[_NAMESAKES] = namesakes
-            line |= {name: value for name, value in logs.items() if name not in _OWN}
+            line |= {name: value for name, value in logs.items() if name not in _RESERVED}
             lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
@@ -266,8 +266,8 @@ class RunDirectory:
                 epoch = load_json(line)
                 if epoch.get(_NUMBER) != number - 1:
                     raise ValueError(f"its number is {epoch.get(_NUMBER)!r} and not {number - 1}")
-                told = {name: value for name, value in epoch.items() if name not in _OWN}
-                epochs.append(told | epoch.get(_NAMESAKES, {}))
+                logs = {name: value for name, value in epoch.items() if name not in _RESERVED}
+                epochs.append(logs | epoch.get(_NAMESAKES, {}))
             except (ValueError, AttributeError, TypeError) as error:
                 if number == len(lines) and not text.endswith("\n"):
                     say(f"metrics.jsonl is cut short in line {number}, which is left out.")
@@ -279,7 +279,7 @@ class RunDirectory:
 
     def read_accounts(self, epochs: int, say: Say = _nobody) -> list[Account]:
         """Return where the time of each of the first so many epochs went, where that is known."""
-        found: list[Account] = []
+        accounts: list[Account] = []
         damaged = []
         try:
             for number, line in enumerate(self.metrics.read_text().splitlines()[:epochs], 1):
@@ -287,13 +287,13 @@ class RunDirectory:
                 if account is not None and not is_account(account):
                     damaged.append(str(number))
                     account = None
-                found.append(account)
+                accounts.append(account)
         except (OSError, ValueError, AttributeError):  # a record for people
             pass
         if damaged:
             lines = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
             say(f"metrics.jsonl is damaged: where the time went is left out of line {lines}.")
-        return found + [None] * (epochs - len(found))
+        return accounts + [None] * (epochs - len(accounts))
 
     def read_config(self, say: Say = _nobody) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
@@ -343,25 +343,25 @@ def _lines(file: Location) -> list[dict[str, Any]]:
 
 def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]:
     try:
-        found = _lines(file)
+        records = _lines(file)
     except (OSError, ValueError) as error:
         say(f"{file.name} cannot be read, and is left out: {error}.")
         return []
-    damaged = [number for number, each in enumerate(found, 1) if not is_whole(each)]
+    damaged = [number for number, each in enumerate(records, 1) if not is_whole(each)]
     if damaged:
         say(f"{file.name} is damaged in line {damaged[0]}, and is left out.")
-    return [] if damaged else found
+    return [] if damaged else records
 
 
 def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
     try:
-        found = load_json(file.read_text())
+        value = load_json(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         say(f"{file.name} cannot be read, and is left out: {error}.")
         return None
-    if is_whole(found):
-        return found
+    if is_whole(value):
+        return value
     say(f"{file.name} is damaged, and is left out.")
     return None

@@ -1,4 +1,4 @@
-"""Settings of how gradients are made smaller on their way between ranks."""
+"""Settings of gradient compression."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .validators import Kind, count, number, number_above_zero, optional
 
 # What makes each number shorter, and forgets what is left of it.
 Narrow = Literal["none", "fp16", "bf16"]
-# What names the way in a dictionary of its settings.
-WAY = "way"
+# Key of the kind of compression or strategy in a dictionary of its settings.
+KIND_KEY = "way"
 # Thresholds that may move, and are still numbers of float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
@@ -159,30 +159,35 @@ def _check_compression(name: str, value: object) -> Compression:
         made: Compression = _from_fields(name, value)
         return made
     words = ", ".join(get_args(Narrow))
-    ways = [f"{cls.__name__}(…)" for cls in COMPRESSIONS.values()]
+    choices = [f"{cls.__name__}(…)" for cls in COMPRESSIONS.values()]
     raise InvalidInputError(
-        f"{name} must be one of {words}, {', '.join(ways[:-1])} and {ways[-1]}, got {brief(value)}"
+        f"{name} must be one of {words}, {', '.join(choices[:-1])} and {choices[-1]}, got "
+        f"{brief(value)}"
     )
 
 
-def _from_fields(name: str, given: Mapping[str, Any]) -> Any:
-    """Return the compression that a dictionary says."""
-    way = given.get(WAY)
-    if not isinstance(way, str) or way not in COMPRESSIONS:
+def _from_fields(name: str, fields: Mapping[str, Any]) -> Any:
+    """Return the compression that a dictionary describes."""
+    kind = fields.get(KIND_KEY)
+    if not isinstance(kind, str) or kind not in COMPRESSIONS:
         raise InvalidInputError(
-            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got {brief(way)}"
+            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got "
+            f"{brief(kind)}"
         )
-    own = {key: value for key, value in given.items() if key != WAY}
-    return made_of(COMPRESSIONS[way], name, own)
+    settings = {key: value for key, value in fields.items() if key != KIND_KEY}
+    return made_of(COMPRESSIONS[kind], name, settings)
 
 
 def as_json(compression: Compression) -> object:
     """Return a compression as JSON takes it, and as the setting takes it again."""
     if isinstance(compression, str):
         return compression
-    way = next(name for name, cls in COMPRESSIONS.items() if type(compression) is cls)
+    kind = next(name for name, cls in COMPRESSIONS.items() if type(compression) is cls)
     values = asdict(compression)
-    return {WAY: way, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+    return {
+        KIND_KEY: kind,
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()},
+    }
 
 
 COMPRESSION: Kind[Compression] = Kind(

@@ -34,15 +34,15 @@ Transform = Callable[[np.ndarray, np.random.Generator | None], Any]
 
 
 def _check_shape(column: str, shape: Any) -> tuple[int, ...]:
-    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
-    sizes = [whole_number(size) for size in given]
-    known = [size for size in sizes if size is not None and size > 0]
-    if isinstance(shape, str) or len(known) < len(sizes):
+    entries = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
+    sizes = [whole_number(size) for size in entries]
+    positive = [size for size in sizes if size is not None and size > 0]
+    if isinstance(shape, str) or len(positive) < len(sizes):
         raise DataError(
             f"shapes gives column {column!r} the shape {brief(shape)}; it must consist of whole "
             "numbers of at least 1, such as (8, 8, 1), and leave out the rows"
         )
-    return tuple(known)
+    return tuple(positive)
 
 
 def _check_dtype(column: str, dtype: Any) -> str:

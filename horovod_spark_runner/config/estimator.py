@@ -10,27 +10,27 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .compression import WAY
+from .compression import KIND_KEY
 from .data import DataOptions
 from .fields import (
     Settings,
-    check_known,
+    check_setting_names,
     default_of,
     from_table,
     made_of,
     setting,
 )
-from .importable import GivenHere, by_import_name, is_import_name
+from .importable import UserSettings, by_import_name, is_import_name
 from .launch import LaunchOptions, MpiOptions
 from .mlflow import MlflowOptions
 from .sync import (
-    WAYS,
+    STRATEGIES,
     Allreduce,
     Sync,
     check_sync,
-    class_of_way,
     plain_settings,
-    way_of,
+    strategy_class,
+    strategy_name,
 )
 from .training import CheckpointOptions, RestartOptions
 from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
@@ -109,102 +109,111 @@ def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
     """Return the kind of dictionaries of some settings of a class, or objects of it."""
 
     def check(name: str, value: object) -> dict[str, Any]:
-        given = _given(name, value, cls)
+        values = _as_dictionary(name, value, cls)
         # Functions by name are imported where they are needed.
-        made = _make(cls, name, {**given, **_only_functions(given)})
-        return {one: _plain(name, given[one], getattr(made, one)) for one in given}
+        made = _make(cls, name, {**values, **_only_functions(values)})
+        return {one: _plain(name, values[one], getattr(made, one)) for one in values}
 
     return Kind(f"dictionary of settings of `{cls.__name__}`", check)
 
 
-def _given(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
-    known = {one.name: one for one in fields(cls)}
+def _as_dictionary(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
+    settings = {one.name: one for one in fields(cls)}
     if type(value) is cls:
-        values = {one: getattr(value, one) for one in known}
-        return {one: values[one] for one in known if values[one] != default_of(known[one])}
+        values = {one: getattr(value, one) for one in settings}
+        return {one: values[one] for one in settings if values[one] != default_of(settings[one])}
     if not isinstance(value, Mapping):
         raise InvalidInputError(
             f"{name} must be {cls.__name__}(…) or a dictionary of its settings, got an object of "
             f"type {type(value).__name__}"
         )
-    check_known(cls, name, value)
+    check_setting_names(cls, name, value)
     return dict(value)
 
 
-def _only_functions(given: Mapping[str, Any]) -> dict[str, Any]:
-    transforms = given.get("transforms")
+def _only_functions(values: Mapping[str, Any]) -> dict[str, Any]:
+    transforms = values.get("transforms")
     if not isinstance(transforms, Mapping):
         return {}
     return {"transforms": {c: one for c, one in transforms.items() if not is_import_name(one)}}
 
 
-def _make(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Settings:
-    nested = given.get("mpi")
+def _make(cls: type[Settings], name: str, values: Mapping[str, Any]) -> Settings:
+    nested = values.get("mpi")
     if isinstance(nested, Mapping):
-        given = {
-            **given,
-            "mpi": _make(MpiOptions, "mpi", _given(f"{name}['mpi']", nested, MpiOptions)),
+        values = {
+            **values,
+            "mpi": _make(MpiOptions, "mpi", _as_dictionary(f"{name}['mpi']", nested, MpiOptions)),
         }
-    return cls(**given)
+    return cls(**values)
 
 
-def _plain(name: str, given: Any, checked: Any) -> Any:
+def _plain(name: str, value: Any, checked: Any) -> Any:
     if isinstance(checked, Settings):
-        return _given(name, checked, type(checked))
+        return _as_dictionary(name, checked, type(checked))
     if isinstance(checked, os.PathLike):
         return os.fspath(checked)
     if isinstance(checked, Mapping):
-        return {**given, **{key: _plain(name, given, one) for key, one in checked.items()}}
+        return {**value, **{key: _plain(name, value, one) for key, one in checked.items()}}
     return list(checked) if isinstance(checked, tuple) else checked
 
 
-def _check_way(name: str, value: object) -> dict[str, Any]:
+def _check_strategy(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        way = check_sync(name, value)
-        plain = plain_settings(way)
-        return {WAY: way_of(way), **{one: plain[one] for one in _given(name, way, type(way))}}
+        strategy = check_sync(name, value)
+        plain = plain_settings(strategy)
+        return {
+            KIND_KEY: strategy_name(strategy),
+            **{one: plain[one] for one in _as_dictionary(name, strategy, type(strategy))},
+        }
     sync_of(name, value)
     return dict(value)
 
 
 _SYNC: Kind[Mapping[str, Any]] = Kind(
-    "dictionary of a way of synchronising and its settings", _check_way
+    "dictionary of a way of synchronising and its settings", _check_strategy
 )
 
 
-def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
+def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
     """Return the way of synchronising that a dictionary says.
 
     Args:
         name: the Param, for messages.
-        given: settings, and which way they are of as ``way``.
+        values: settings, and which way they are of as ``way``.
 
     Raises:
         InvalidInputError: there is no such way or setting, or a setting cannot be right.
     """
-    cls = class_of_way(name, given)
-    others = [way for way, each in WAYS.items() if set(given) <= {one.name for one in fields(each)}]
-    if WAY not in given and others and way_of(Allreduce()) not in others:
+    cls = strategy_class(name, values)
+    others = [
+        strategy
+        for strategy, each in STRATEGIES.items()
+        if set(values) <= {one.name for one in fields(each)}
+    ]
+    if KIND_KEY not in values and others and strategy_name(Allreduce()) not in others:
         raise InvalidInputError(
-            f"{name}={brief(given)} does not say which way it is of; give {WAY!r}, one of "
+            f"{name}={brief(values)} does not say which way it is of; give {KIND_KEY!r}, one of "
             f"{', '.join(map(repr, others))}"
         )
-    return made_of(cls, name, {one: value for one, value in given.items() if one != WAY})
+    return made_of(
+        cls, name, {one: each_value for one, each_value in values.items() if one != KIND_KEY}
+    )
 
 
-def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:
+def options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
     """Return the options that a Param's dictionary says, with its functions imported.
 
     Args:
         cls: their class.
         name: the Param, for messages.
-        given: its value.
+        value: its value.
 
     Raises:
         InvalidInputError: a function cannot be imported; or storage says what ranks are run with.
     """
-    values = dict(given)
-    if not isinstance(given, GivenHere):
+    values = dict(value)
+    if not isinstance(value, UserSettings):
         mpi = values.get("mpi") or {}
         runs_code = [*values.get("env", ()), *mpi.get("parameters", ())]
         if runs_code:

@@ -98,39 +98,39 @@ def from_table(cls: type[S]) -> type[S]:
     return cls
 
 
-def derive(cls: type[S], given: Settings, **others: Any) -> S:
-    """Return settings of class ``cls``: what it shares with ``given``, and ``others``."""
-    shared = {one.name for one in fields(cls)} & {one.name for one in fields(given)}
-    return cls(**{**{name: getattr(given, name) for name in shared}, **others})
+def derive(cls: type[S], settings: Settings, **others: Any) -> S:
+    """Return settings of class ``cls``: what it shares with ``settings``, and ``others``."""
+    shared = {one.name for one in fields(cls)} & {one.name for one in fields(settings)}
+    return cls(**{**{name: getattr(settings, name) for name in shared}, **others})
 
 
-def check_known(cls: type[Settings], name: str, given: Mapping[str, Any]) -> None:
+def check_setting_names(cls: type[Settings], name: str, values: Mapping[str, Any]) -> None:
     """Check that a dictionary names settings of a class only.
 
     Raises:
         InvalidInputError: it does not.
     """
-    known = [one.name for one in fields(cls)]
-    unknown = [one for one in given if one not in known]
+    names = [one.name for one in fields(cls)]
+    unknown = [one for one in values if one not in names]
     if unknown:
         raise InvalidInputError(
-            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
         )
 
 
-def made_of(cls: type[S], name: str, given: Mapping[str, Any]) -> S:
+def made_of(cls: type[S], name: str, values: Mapping[str, Any]) -> S:
     """Return the settings of a class that a dictionary says.
 
     Args:
         cls: the class.
         name: what the dictionary is, for messages.
-        given: the dictionary.
+        values: the dictionary.
 
     Raises:
         InvalidInputError: it names others, lacks one, or one cannot be right.
     """
-    check_known(cls, name, given)
+    check_setting_names(cls, name, values)
     for one in fields(cls):
-        if one.name not in given and default_of(one) is MISSING:
-            raise InvalidInputError(f"{name}={brief(given)} lacks {one.name!r}: {text_of(one)}")
-    return cls(**given)
+        if one.name not in values and default_of(one) is MISSING:
+            raise InvalidInputError(f"{name}={brief(values)} lacks {one.name!r}: {text_of(one)}")
+    return cls(**values)

@@ -35,7 +35,7 @@ class CodeName(str):
         return CodeName, (str(self), self.thing)
 
 
-class GivenHere(dict[str, Any]):
+class UserSettings(dict[str, Any]):
     """Settings that the user's own code gave, not storage."""
 
 
@@ -64,10 +64,10 @@ def name_here(thing: Any) -> str | None:
     if not is_import_name(name):
         return None
     try:
-        found = by_import_name("it", CodeName(name))
+        imported = by_import_name("it", CodeName(name))
     except InvalidInputError:
         return None
-    return name if found is thing else None
+    return name if imported is thing else None
 
 
 def by_import_name(name: str, text: str) -> Any:
@@ -81,24 +81,24 @@ def by_import_name(name: str, text: str) -> Any:
         InvalidInputError: there is no such module, or nothing of that name in it; or the name comes
             from storage: whoever wrote it there would say what is called here.
     """
-    check_given({name: text})
+    refuse_stored_names({name: text})
     if (thing := getattr(text, "thing", None)) is not None:
         return thing
     module, _, path = text.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise InvalidInputError(
             f"{name}={text!r} cannot be imported here ({error}); "
             + ("define it in this script or notebook" if is_of_script(text) else _ON_PATH)
             + ", or give the function itself"
         ) from error
-    return found
+    return target
 
 
-def check_given(settings: Mapping[str, Any]) -> None:
+def refuse_stored_names(settings: Mapping[str, Any]) -> None:
     """Check that no import name in settings comes from storage.
 
     Args:
@@ -113,12 +113,12 @@ def check_given(settings: Mapping[str, Any]) -> None:
         ]
         for name, value in settings.items()
     }
-    found = {name: names for name, names in stored.items() if names}
-    if found:
-        setters = (name.partition("[")[0] for name in found)
+    refused = {name: names for name, names in stored.items() if names}
+    if refused:
+        setters = (name.partition("[")[0] for name in refused)
         again = ", ".join(f"set{one[:1].upper()}{one[1:]}(…)" for one in dict.fromkeys(setters))
         raise InvalidInputError(
-            ", ".join(f"{name}={', '.join(map(repr, names))}" for name, names in found.items())
+            ", ".join(f"{name}={', '.join(map(repr, names))}" for name, names in refused.items())
             + " comes from storage, or a plain map as storage may hold, which does not say what "
             f"code is run: give each function itself, or its name once more, by {again} or a "
             "ParamGridBuilder"
@@ -135,20 +135,20 @@ def named(value: Any) -> Any:
     return each_inside(value, name)
 
 
-def given_here(value: Any) -> Any:
+def mark_user_settings(value: Any) -> Any:
     """Return a copy of ``value`` as the user's own code gave it, with the import names in it."""
 
     def mark(one: Any) -> Any:
         return CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
 
     copied = each_inside(value, mark)
-    return GivenHere(copied) if isinstance(copied, dict) else copied
+    return UserSettings(copied) if isinstance(copied, dict) else copied
 
 
-def as_given(value: Any, checked: Any) -> Any:
+def copy_user_mark(value: Any, checked: Any) -> Any:
     """Return a copy of what was made of ``value``, which is as much the user's own as that is."""
     copied = each_inside(checked, lambda one: one)
-    return GivenHere(copied) if isinstance(value, GivenHere) else copied
+    return UserSettings(copied) if isinstance(value, UserSettings) else copied
 
 
 def from_storage(value: Any) -> Any:
@@ -161,7 +161,7 @@ def each_inside(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return ``value`` with what is in its dictionaries, lists and tuples changed."""
     if isinstance(value, Mapping):
         changed = {key: each_inside(one, change) for key, one in value.items()}
-        return GivenHere(changed) if isinstance(value, GivenHere) else changed
+        return UserSettings(changed) if isinstance(value, UserSettings) else changed
     if type(value) in (list, tuple):
         return type(value)(each_inside(one, change) for one in value)
     return change(value)
@@ -178,7 +178,7 @@ def inside(value: Any) -> Iterator[Any]:
         yield value
 
 
-def misfit(function: Callable[..., Any], *given: Any, **by_name: Any) -> str:
+def misfit(function: Callable[..., Any], *positional: Any, **by_name: Any) -> str:
     """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
 
     Some functions written in C do not tell what they take; these may be called.
@@ -188,7 +188,7 @@ def misfit(function: Callable[..., Any], *given: Any, **by_name: Any) -> str:
     except (TypeError, ValueError):
         return ""
     try:
-        signature.bind(*given, **by_name)
+        signature.bind(*positional, **by_name)
     except TypeError as error:
         return f"it takes {signature}: {error}"
     return ""

@@ -58,7 +58,7 @@ def check_keywords(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        parameters = [name for name in inspect.signature(function).parameters if name != "self"]
         if options is not None:
             inner = {
                 one.name: f"{argument}={cls.__name__}({one.name}=…)"
@@ -66,16 +66,16 @@ def check_keywords(
                 for cls in reversed(classes)  # the first one with the setting counts
                 for one in fields(cls)
             }
-            _CALLS[call] = {**inner, **{name: f"{name}=…" for name in known}}
+            _CALLS[call] = {**inner, **{name: f"{name}=…" for name in parameters}}
 
         @functools.wraps(function)
-        def checked(*args: P.args, **given: P.kwargs) -> R:
-            for name in given:
-                if name not in known:
+        def checked(*args: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords:
+                if name not in parameters:
                     raise InvalidInputError(
-                        f"{call} has no argument {name!r}; {_advice(call, name, known)}"
+                        f"{call} has no argument {name!r}; {_advice(call, name, parameters)}"
                     )
-            return function(*args, **given)
+            return function(*args, **keywords)
 
         return checked
 
@@ -92,14 +92,14 @@ def meant_by(name: str) -> str:
     return _KEYWORDS.get(name, name)
 
 
-def _advice(call: str, name: str, known: Sequence[str]) -> str:
+def _advice(call: str, name: str, parameters: Sequence[str]) -> str:
     if advice := advice_on(name):
         return advice
     meant = meant_by(name)
-    if meant in known:
+    if meant in parameters:
         return f"give {meant}=…"
     for place in sorted(_CALLS, key=lambda one: one != call):
         if how := _CALLS[place].get(meant):
             return f"give {how}" if place == call else f"{place} takes it: {how}"
-    close = difflib.get_close_matches(name, known, 1)
-    return f"is {close[0]!r} meant?" if close else "it has " + ", ".join(known)
+    close = difflib.get_close_matches(name, parameters, 1)
+    return f"is {close[0]!r} meant?" if close else "it has " + ", ".join(parameters)

@@ -19,38 +19,38 @@ OutputForm = Literal["array", "vector", "struct"]
 HandleInvalid = Literal["error", "skip", "keep"]
 
 
-def check_prediction_col(name: str, given: object) -> PredictionCol:
+def check_prediction_col(name: str, value: object) -> PredictionCol:
     """Return names of the columns to add, as far as can be checked before the outputs are known.
 
     Raises:
         InvalidInputError: it is neither a name, nor several.
     """
-    if given is None or (isinstance(given, str) and given):
-        return given
-    several = isinstance(given, (Mapping, Sequence)) and not isinstance(given, (str, bytes))
-    names = list(given.values()) if isinstance(given, Mapping) else given
+    if value is None or (isinstance(value, str) and value):
+        return value
+    several = isinstance(value, (Mapping, Sequence)) and not isinstance(value, (str, bytes))
+    names = list(value.values()) if isinstance(value, Mapping) else value
     if not several or not names or not _are_names(names):
         raise InvalidInputError(
             f"{name} must be a column's name (for several outputs, what their columns begin with), "
             "a dictionary from output to column, or a list of columns in the outputs' order, got "
-            f"{brief(given)}"
+            f"{brief(value)}"
         )
-    return dict(given) if isinstance(given, Mapping) else list(given)  # type: ignore[call-overload]
+    return dict(value) if isinstance(value, Mapping) else list(value)  # type: ignore[call-overload]
 
 
-def _check_class_col(name: str, given: object) -> ClassCol:
-    if given is None or (isinstance(given, str) and given):
-        return given
-    if isinstance(given, Mapping) and given and _are_names([*given, *given.values()]):
-        return dict(given)
+def _check_class_col(name: str, value: object) -> ClassCol:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    if isinstance(value, Mapping) and value and _are_names([*value, *value.values()]):
+        return dict(value)
     raise InvalidInputError(
         f"{name} must be a column's name or, for several outputs, a dictionary from output to "
-        f"column, got {brief(given)}"
+        f"column, got {brief(value)}"
     )
 
 
-def _are_names(given: object) -> bool:
-    return isinstance(given, Sequence) and all(isinstance(name, str) and name for name in given)
+def _are_names(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(name, str) and name for name in value)
 
 
 @from_table
@@ -129,31 +129,35 @@ class PredictionSettings(Settings):
 DEFAULT = "prediction"
 
 
-def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
+def added_columns(outputs: Sequence[str], prediction_col: PredictionCol) -> list[str]:
     """Return the name of each output's column.
 
     Args:
         outputs: names of the outputs.
-        given: the columns asked for.
+        prediction_col: the columns asked for.
 
     Raises:
         InvalidInputError: it does not fit the outputs.
     """
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in outputs]
+    if isinstance(prediction_col, Mapping):
+        unknown = [name for name in prediction_col if name not in outputs]
         if unknown:
             raise InvalidInputError(
                 f"prediction_col names the output {quote_all(unknown)}; the model's outputs are "
                 + quote_all(outputs)
             )
-        return [given.get(name, name) for name in outputs]
-    if isinstance(given, str):
-        return [given] if len(outputs) == 1 else [f"{given}_{name}" for name in outputs]
-    if given is None:
+        return [prediction_col.get(name, name) for name in outputs]
+    if isinstance(prediction_col, str):
+        return (
+            [prediction_col]
+            if len(outputs) == 1
+            else [f"{prediction_col}_{name}" for name in outputs]
+        )
+    if prediction_col is None:
         return [DEFAULT] if len(outputs) == 1 else list(outputs)
-    if len(given) != len(outputs):
+    if len(prediction_col) != len(outputs):
         raise InvalidInputError(
-            f"prediction_col gives {len(given)} columns, but the model's outputs are "
+            f"prediction_col gives {len(prediction_col)} columns, but the model's outputs are "
             + quote_all(outputs)
         )
-    return list(given)
+    return list(prediction_col)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .compression import COMPRESSION, MOMENTUM, WAY, Compression, as_json
+from .compression import COMPRESSION, KIND_KEY, MOMENTUM, Compression, as_json
 from .fields import Settings, from_table, required, setting
 from .validators import FLAG, count, number_above_zero, optional
 
@@ -111,7 +111,7 @@ class AsyncServer(Settings):
 
 Sync = Allreduce | LocalSGD | DiLoCo | AsyncServer
 # By the names they have in dictionaries and in what a run records.
-WAYS: dict[str, type[Sync]] = {
+STRATEGIES: dict[str, type[Sync]] = {
     "allreduce": Allreduce,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
@@ -127,12 +127,12 @@ def check_sync(name: str, value: object) -> Sync:
     """
     if value is None:
         return Allreduce()
-    for cls in WAYS.values():
+    for cls in STRATEGIES.values():
         if type(value) is cls:
             return value
-    ways = [f"{cls.__name__}(…)" for cls in WAYS.values()]
+    choices = [f"{cls.__name__}(…)" for cls in STRATEGIES.values()]
     raise InvalidInputError(
-        f"{name} must be {', '.join(ways[:-1])} or {ways[-1]}, got an object of type "
+        f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got an object of type "
         f"{type(value).__name__}"
     )
 
@@ -152,7 +152,7 @@ def check_servers(sync: Sync, workers: int) -> None:
 
 def recorded_sync(sync: Sync) -> dict[str, Any]:
     """Return what a run records of its way of synchronising, as JSON."""
-    return {"sync": way_of(sync), **plain_settings(sync)}
+    return {"sync": strategy_name(sync), **plain_settings(sync)}
 
 
 def plain_settings(sync: Sync) -> dict[str, Any]:
@@ -162,24 +162,25 @@ def plain_settings(sync: Sync) -> dict[str, Any]:
     return asdict(sync)
 
 
-def way_of(sync: Sync) -> str:
+def strategy_name(sync: Sync) -> str:
     """Return the name of a way of synchronising."""
-    return next(name for name, cls in WAYS.items() if type(sync) is cls)
+    return next(name for name, cls in STRATEGIES.items() if type(sync) is cls)
 
 
-def class_of_way(name: str, given: Mapping[str, Any]) -> type[Sync]:
+def strategy_class(name: str, values: Mapping[str, Any]) -> type[Sync]:
     """Return the class of a dictionary of settings, by its entry ``way``.
 
     Args:
         name: what it is, for the message.
-        given: the dictionary.
+        values: the dictionary.
 
     Raises:
         InvalidInputError: there is no such way.
     """
-    way = given.get(WAY, "allreduce")
-    if not isinstance(way, str) or way not in WAYS:
+    kind = values.get(KIND_KEY, "allreduce")
+    if not isinstance(kind, str) or kind not in STRATEGIES:
         raise InvalidInputError(
-            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, WAYS))}, got {brief(way)}"
+            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, STRATEGIES))}, got "
+            f"{brief(kind)}"
         )
-    return WAYS[way]
+    return STRATEGIES[kind]

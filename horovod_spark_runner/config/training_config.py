@@ -80,9 +80,9 @@ class TrainingConfig:
         Raises:
             InvalidInputError: an argument is invalid.
         """
-        own = {name: value for name, value in arguments.items() if name not in _FIT}
+        others = {name: value for name, value in arguments.items() if name not in _FIT}
         fit = {name: arguments[name] for name in _FIT if name in arguments}
-        return cls(fit=FitOptions(**fit), **own)
+        return cls(fit=FitOptions(**fit), **others)
 
     def __post_init__(self) -> None:
         if self.run_dir == "":

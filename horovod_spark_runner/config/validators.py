@@ -153,15 +153,15 @@ def check_columns(name: str, value: object, *, may_lack: bool = False) -> Column
     return {key: _check_slot(name, one, may_lack) for key, one in value.items()}
 
 
-def _check_slot(name: str, given: object, may_lack: bool) -> str | list[str] | None:
+def _check_slot(name: str, value: object, may_lack: bool) -> str | list[str] | None:
     """Return the columns of one input or output."""
-    if isinstance(given, str) or (given is None and may_lack):
-        return given
-    if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
-        return list(given)
+    if isinstance(value, str) or (value is None and may_lack):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(n, str) for n in value):
+        return list(value)
     raise InvalidInputError(
         f"{name} must hold column names, or lists of those that are joined into one, got "
-        f"{brief(given)}"
+        f"{brief(value)}"
     )
 
 

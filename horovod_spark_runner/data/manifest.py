@@ -184,10 +184,11 @@ class Manifest:
         fields = unsealed(text)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError("a dataset manifest of another format")
-        found = read_fields(fields, cls)
-        files = len([check_name(name) for name in found.files])
-        if {files} != {len(found.file_sizes), len(found.footers) or files} or not all(
-            0 <= group.file < files and group.rows >= 0 <= group.size for group in found.row_groups
+        manifest = read_fields(fields, cls)
+        files = len([check_name(name) for name in manifest.files])
+        if {files} != {len(manifest.file_sizes), len(manifest.footers) or files} or not all(
+            0 <= group.file < files and group.rows >= 0 <= group.size
+            for group in manifest.row_groups
         ):
             raise ValueError("its files, their sizes and their row groups do not fit together")
-        return found
+        return manifest

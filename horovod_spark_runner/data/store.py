@@ -112,7 +112,7 @@ def delete_dataset(manifest: Manifest, *, quietly: bool = False) -> None:
 
 def list_datasets(folder: Location) -> list[StoredDataset]:
     """Return the datasets in ``folder``, complete or not, the longest unused first."""
-    found = []
+    datasets = []
     for place in folder.list():
         if _NAME.fullmatch(place.name):
             try:
@@ -125,8 +125,8 @@ def list_datasets(folder: Location) -> list[StoredDataset]:
             except OSError as error:  # it may be whole: nobody's to delete
                 logger.warning("%s is passed over: %s", place, error)
                 continue
-            found.append(StoredDataset(place, size, used, manifest))
-    return sorted(found, key=lambda dataset: dataset.used)
+            datasets.append(StoredDataset(place, size, used, manifest))
+    return sorted(datasets, key=lambda dataset: dataset.used)
 
 
 def clear_datasets(folder: Location, older_than: float, now: float) -> list[StoredDataset]:

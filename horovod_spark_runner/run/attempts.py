@@ -67,8 +67,8 @@ class StepObserver:
     def __post_init__(self) -> None:
         self.last_step = self.first_step
 
-    def on_message(self, told: Told) -> None:
-        match told.message:
+    def on_message(self, envelope: Told) -> None:
+        match envelope.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step) as progress:
@@ -77,9 +77,9 @@ class StepObserver:
                 if progress.step == progress.steps:
                     for follower in self.followers:
                         follower.epoch(progress)
-            case Started() if told.rank == 0:
+            case Started() if envelope.rank == 0:
                 self.console.say("building the model")
-        self.console.on_message(told)
+        self.console.on_message(envelope)
 
     def look(self) -> None:
         self.console.look()
@@ -150,7 +150,7 @@ class Attempts:
             except HorovodSparkError as error:
                 decision = decide(self.done, self.restarts, time.time())
                 if decision.restart_at is None:
-                    raise self._told(error) from error.__cause__
+                    raise self._add_attempts(error) from error.__cause__
                 logger.warning("%s: %s", decision.reason, _first_line(error))
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
@@ -246,7 +246,7 @@ class Attempts:
         except OSError as error:  # a record for people; the run does not depend on it
             logger.warning("%s could not be written: %s", self.directory.attempts, error)
 
-    def _told(self, error: HorovodSparkError) -> HorovodSparkError:
+    def _add_attempts(self, error: HorovodSparkError) -> HorovodSparkError:
         """Add what was tried to the message."""
         if len(self.done) > 1 and isinstance(error, RunFailedError):
             tried = "\n".join(describe_attempts(self.done))

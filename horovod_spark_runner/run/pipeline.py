@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..checkpoint.attachments import HandOver, handing_over
+from ..checkpoint.attachments import AttachmentWriter, open_attachments
 from ..checkpoint.config_diff import check_same_data
 from ..checkpoint.resume import describe_interruption
 from ..checkpoint.retry_policy import Attempt
@@ -57,20 +57,20 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def prepare_data(run: ResolvedRun, own: Location) -> Iterator[Prepared]:
+def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
     """Materialize the data of a training, and tell how far that is; see `prepared`.
 
     Args:
         run: the training.
-        own: where they go if there is no cache directory.
+        run_folder: where they go if there is no cache directory.
     """
     config = run.config
-    rows = prepared(run.df, run.roles, config.data, config.validation, own, run.fit.seed)
+    rows = prepared(run.df, run.roles, config.data, config.validation, run_folder, run.fit.seed)
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
-    with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as stack:
         with told_of(session_of(run.df), console.say, expected):
-            data = kept.enter_context(rows)
+            data = stack.enter_context(rows)
         yield data
 
 
@@ -166,7 +166,7 @@ def train_ranks(
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
     rows = prepare()
-    with directory.lease() as lease, rows as data, handing_over(directory) as hand:
+    with directory.lease() as lease, rows as data, open_attachments(directory) as hand:
         materialized = time.monotonic()
         run.console.say(_describe(data, materialized - began))
         run = resolve_again(run)
@@ -199,7 +199,7 @@ def train_ranks(
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            result = attempts.run(_hand_over(training_spec(run, data, run_id), hand))
+            result = attempts.run(_attach_files(training_spec(run, data, run_id), hand))
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
@@ -215,7 +215,7 @@ def train_ranks(
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
-def _hand_over(spec: TrainingSpec, hand: HandOver) -> TrainingSpec:
+def _attach_files(spec: TrainingSpec, hand: AttachmentWriter) -> TrainingSpec:
     """Return a spec whose large contents the ranks read from the run directory."""
     model, start = spec.model, spec.warm_start
     if model.file is not None and not isinstance(model.file, str):
@@ -265,11 +265,11 @@ def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec
 
 def _run_id(run: ResolvedRun) -> str:
     """Return the identity that this run's checkpoints carry, kept in the run directory."""
-    known = run.directory.run_id()
-    if known is None:
-        known = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
-        run.directory.write_run_id(known)
-    return known
+    run_id = run.directory.run_id()
+    if run_id is None:
+        run_id = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
+        run.directory.write_run_id(run_id)
+    return run_id
 
 
 def _check_enough_rows(train: Manifest, num_workers: int) -> None:

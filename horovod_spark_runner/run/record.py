@@ -75,10 +75,10 @@ class CallRecord:
     def fail(self, error: BaseException) -> None:
         """Record a call that has failed, or was ended."""
         ending = type(error).__name__
-        said = (
+        message = (
             str(error).partition("\n")[0] if isinstance(error, HorovodSparkError) else repr(error)
         )
-        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=said)
+        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=message)
 
     def _add(self, ending: str, launching: dict[str, float], **facts: Any) -> None:
         seconds = {name: round(took, 4) for name, took in {**self._seconds, **launching}.items()}
@@ -107,10 +107,10 @@ class CallRecord:
 
 def versions() -> dict[str, str]:
     """Return the versions of what trains, as they are installed for the driver."""
-    found = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
+    installed = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -38,7 +38,7 @@ class SharedFit:
 
 
 def train_several(
-    df: DataFrame, configs: Sequence[TrainingConfig], own: Location
+    df: DataFrame, configs: Sequence[TrainingConfig], run_folder: Location
 ) -> list[SharedFit]:
     """Resolve all configurations, and return what trains each of them.
 
@@ -49,7 +49,7 @@ def train_several(
     Args:
         df: the rows.
         configs: the trainings.
-        own: folder for the datasets if there is no cache directory.
+        run_folder: folder for the datasets if there is no cache directory.
 
     Raises:
         InvalidInputError: a training cannot be carried out.
@@ -59,15 +59,15 @@ def train_several(
     runs = [resolve(df, config) for config in configs]
     groups: list[list[ResolvedRun]] = []
     for run in runs:
-        alike = next((group for group in groups if _share(group[0], run)), None)
-        if alike is None:
+        matching = next((group for group in groups if _share(group[0], run)), None)
+        if matching is None:
             groups.append([run])
         else:
-            alike.append(run)
+            matching.append(run)
     fits: dict[int, SharedFit] = {}
     for number, group in enumerate(groups):
         # Each in a folder of its own: what a killed writer left in one is deleted by the next.
-        folder = own if len(groups) == 1 else own.join(str(number))
+        folder = run_folder if len(groups) == 1 else run_folder.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
         for run in group:
             fits[id(run)] = SharedFit(run, shared)
@@ -94,16 +94,16 @@ def _key(run: ResolvedRun) -> str | None:
 
 @contextlib.contextmanager
 def _prepare(
-    group: Sequence[ResolvedRun], own: Location
+    group: Sequence[ResolvedRun], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     first = group[0]
     import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
-        with prepared_folds(first.df, first.roles, first.config.data, names, own) as folds:
+        with prepared_folds(first.df, first.roles, first.config.data, names, run_folder) as folds:
             yield folds
     else:
-        with prepare_data(first, own) as data:
+        with prepare_data(first, run_folder) as data:
             yield {_key(first): data}
 
 

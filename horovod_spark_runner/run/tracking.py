@@ -70,12 +70,12 @@ def check_tracking(options: MlflowOptions) -> Any:
     def ask() -> tuple[Any, str]:
         client = MlflowClient(options.tracking_uri)
         name = options.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             return client, str(client.create_experiment(name))
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise InvalidInputError(f"mlflow: the experiment {name!r} is deleted; restore it")
-        return client, str(found.experiment_id)
+        return client, str(experiment.experiment_id)
 
     return _answer(ask, options)
 
@@ -120,30 +120,30 @@ def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
     if isinstance(error, HorovodSparkError):
         raise error
     if error is not None:
-        told = _told(error, options)
-        raise InvalidInputError(f"mlflow: {where} cannot be used: {told}") from None
+        description = _describe_error(error, options)
+        raise InvalidInputError(f"mlflow: {where} cannot be used: {description}") from None
     return value  # type: ignore[no-any-return]
 
 
 def begin_tracking(
-    found: tuple[Any, str] | None,
+    connection: tuple[Any, str] | None,
     options: MlflowOptions | None,
     directory: RunDirectory,
     settings: Mapping[str, Any],
 ) -> Tracking | None:
     """Return the `Tracking` of a training; ``None`` where it is not asked for."""
-    if found is None or options is None:
+    if connection is None or options is None:
         return None
     # By the names they are given by.
     params = {**settings["fit"], **{name: v for name, v in settings.items() if name != "fit"}}
-    return Tracking(found, options, directory, params)
+    return Tracking(connection, options, directory, params)
 
 
 class Tracking:
     """One training in MLflow, in the run that an earlier part of it was logged to.
 
     Args:
-        found: what `check_tracking` has returned.
+        connection: what `check_tracking` has returned.
         options: what to log.
         directory: the run directory, which keeps the identity of MLflow's run.
         settings: what the training was asked for.
@@ -154,12 +154,12 @@ class Tracking:
 
     def __init__(
         self,
-        found: tuple[Any, str],
+        connection: tuple[Any, str],
         options: MlflowOptions,
         directory: RunDirectory,
         settings: Mapping[str, Any],
     ) -> None:
-        self._client, self._experiment = found
+        self._client, self._experiment = connection
         self._options = options
         self._directory = directory
         self._failed = False
@@ -190,17 +190,17 @@ class Tracking:
 
     def _earlier(self) -> Any | None:
         """Return MLflow's run of an earlier part; ``None`` if there is none in the experiment."""
-        known = self._directory.mlflow_run()
-        if known is None:
+        run_id = self._directory.mlflow_run()
+        if run_id is None:
             return None
         from mlflow.exceptions import MlflowException
 
         try:
-            run = self._client.get_run(known)
+            run = self._client.get_run(run_id)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            logger.warning("MLflow no longer has the run %s; another one is begun", known)
+            logger.warning("MLflow no longer has the run %s; another one is begun", run_id)
             return None
         same = run.info.experiment_id == self._experiment
         return run if same and run.info.lifecycle_stage == "active" else None
@@ -209,10 +209,10 @@ class Tracking:
         from mlflow.entities import Param, RunTag
 
         params, changed = [], []
-        known = run.data.params
+        logged = run.data.params
         for key, value in _flat("", settings):
             name, text = _name(key), without_secrets(str(value))[:_VALUE]
-            before = known.get(name)
+            before = logged.get(name)
             if before is None:
                 params.append(Param(name, text))
             elif before != text:  # MLflow changes no parameter
@@ -257,7 +257,7 @@ class Tracking:
                     self._failed = True
                     logger.warning(
                         "MLflow could not be told of the training, which goes on: %s",
-                        _told(error, self._options),
+                        _describe_error(error, self._options),
                     )
 
     # -- at its end ----------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Tracking:
                 self._client.log_artifacts(self.run_id, place, folder.name)
 
 
-def _told(error: Exception, options: MlflowOptions) -> str:
+def _describe_error(error: Exception, options: MlflowOptions) -> str:
     text = f"{type(error).__name__}: {on_one_line(error)}"
     uri = options.tracking_uri
     return text if uri is None else text.replace(uri, without_secrets(uri))

@@ -162,15 +162,15 @@ class Sink:
 
     Args:
         stream: takes the parts.
-        told: is called after each.
+        on_write: is called after each.
 
     Attributes:
         seen: is called with each part, if it is set.
     """
 
-    def __init__(self, stream: Any, told: Callable[[], object]) -> None:
+    def __init__(self, stream: Any, on_write: Callable[[], object]) -> None:
         self._stream = stream
-        self._told = told
+        self._on_write = on_write
         self.seen: Callable[[bytes | memoryview], object] | None = None
 
     def write(self, data: bytes | memoryview) -> int:
@@ -186,7 +186,7 @@ class Sink:
             self._stream.write(part)
             if self.seen is not None:
                 self.seen(part)
-            self._told()
+            self._on_write()
 
     def flush(self) -> None:
         """Do nothing: what has been written is the file once it is whole."""

@@ -200,8 +200,8 @@ class Location:
     def _infos(self, *, recursive: bool) -> Sequence[pafs.FileInfo]:
         def ask(filesystem: pafs.FileSystem, path: str) -> Sequence[pafs.FileInfo]:
             selector = pafs.FileSelector(path, recursive=recursive, allow_not_found=True)
-            found: Sequence[pafs.FileInfo] = filesystem.get_file_info(selector)
-            return found
+            infos: Sequence[pafs.FileInfo] = filesystem.get_file_info(selector)
+            return infos
 
         return self._ask(ask)
 

@@ -21,10 +21,10 @@ def check_not_half_a_url(text: str) -> None:
     Raises:
         InvalidInputError: ``text`` is such.
     """
-    found = _HALF_A_URL.match(text)
-    if found is None:
+    match = _HALF_A_URL.match(text)
+    if match is None:
         return
-    scheme, path = found.groups()
+    scheme, path = match.groups()
     if scheme == "dbfs":
         hint = f"on Databricks that is /dbfs/{path} to all processes"
     elif scheme in HDFS_SCHEMES:
@@ -71,13 +71,13 @@ def with_home(path: str) -> str:
     Raises:
         InvalidInputError: there is no such user.
     """
-    found = os.path.expanduser(path)
-    if path.startswith("~") and found == path:
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and expanded == path:
         user = path.partition("/")[0]
         raise InvalidInputError(
             f"{path}: {user} is no user's home; a folder of that name is ./{user}"
         )
-    return found
+    return expanded
 
 
 def what_is_lacking(scheme: str) -> str:

@@ -17,10 +17,10 @@ _BEGIN = '{"sha256": "%s", "content": '
 
 
 def sum_of(data: bytes | memoryview | Contents) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in data.parts() if isinstance(data, Contents) else (data,):
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def sealed(text: str) -> str:
@@ -50,7 +50,7 @@ def read_sums(value: object) -> dict[str, str]:
     """
     if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
         raise ValueError("it holds no sums of files")
-    return {check_name(name): wanted for name, wanted in value.items()}
+    return {check_name(name): digest for name, digest in value.items()}
 
 
 def write_summed(
@@ -65,14 +65,14 @@ def write_summed(
     Raises:
         OSError: it cannot be written.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
 
     def summing(sink: Sink) -> None:
-        sink.seen = found.update
+        sink.seen = digest.update
         fill(sink)
 
     write(summing)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def contents_checked(folder: Location, name: str, sums: Mapping[str, str]) -> Contents:
@@ -84,13 +84,13 @@ def contents_checked(folder: Location, name: str, sums: Mapping[str, str]) -> Co
         ValueError: it is missing or damaged.
         OSError: it cannot be read, or the folder for temporary files has no room for it.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        wanted = sums[name]
-        contents = folder.join(name).spool(found.update)
+        recorded = sums[name]
+        contents = folder.join(name).spool(digest.update)
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    _check_sum(name, found.hexdigest(), wanted)
+    _check_sum(name, digest.hexdigest(), recorded)
     return contents
 
 
@@ -101,13 +101,13 @@ def sum_checked(folder: Location, name: str, sums: Mapping[str, str]) -> None:
         ValueError: it is missing or damaged.
         OSError: it cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        wanted = sums[name]
-        folder.join(name).scan(found.update)
+        recorded = sums[name]
+        folder.join(name).scan(digest.update)
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    _check_sum(name, found.hexdigest(), wanted)
+    _check_sum(name, digest.hexdigest(), recorded)
 
 
 def checked(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
@@ -118,13 +118,13 @@ def checked(name: str, read: Callable[[str], Contents], sums: Mapping[str, str])
         OSError: it cannot be read.
     """
     try:
-        contents, wanted = read(name), sums[name]
+        contents, recorded = read(name), sums[name]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    _check_sum(name, sum_of(contents), wanted)
+    _check_sum(name, sum_of(contents), recorded)
     return contents
 
 
-def _check_sum(name: str, found: str, wanted: str) -> None:
-    if found != wanted:
+def _check_sum(name: str, actual: str, recorded: str) -> None:
+    if actual != recorded:
         raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")

@@ -16,7 +16,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..checkpoint.manager import CheckpointManager
-from ..checkpoint.model_state import broadcast, kept
+from ..checkpoint.model_state import broadcast, preserve_shared
 from ..checkpoint.rank_state import restore_rank
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.processes import SignalWatch
@@ -353,7 +353,7 @@ class Training:
                 self._trials.run(step, progress.step + 1, together=together)
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
-        with kept(self._variables) if idle else contextlib.nullcontext():
+        with preserve_shared(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end

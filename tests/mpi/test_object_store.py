@@ -101,10 +101,10 @@ def test_checkpoints_in_an_object_store(
     assert readable is not None
     assert readable[1].step == 20
     monkeypatch.setattr(attachments, "SMALL_BYTES", 2)
-    with attachments.handing_over(directory) as hand:
+    with attachments.open_attachments(directory) as hand:
         assert attachments.contents_of(hand(Contents(b"more"))).read() == b"more"
-        assert directory.handed.exists()
-    assert not directory.handed.exists()
+        assert directory.attachments.exists()
+    assert not directory.attachments.exists()
 
 
 @pytest.mark.thorough

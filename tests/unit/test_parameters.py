@@ -24,7 +24,7 @@ from horovod_spark_runner.config.estimator import EstimatorSettings
 from horovod_spark_runner.config.fields import Settings, default_of, kind_of, text_of
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
-from horovod_spark_runner.config.sync import WAYS
+from horovod_spark_runner.config.sync import STRATEGIES
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.params import PredictionParams, camel_case, said_of_param
 from horovod_spark_runner.training.strategies import SYNCHRONISERS
@@ -160,10 +160,10 @@ def test_flags_of_a_command_line(word: str, value: object) -> None:
 
 
 def test_a_way_of_synchronising_is_named_wherever_one_is_looked_up() -> None:
-    ways = list(WAYS.values())
-    assert list(SYNCHRONISERS) == ways
-    assert [cls for cls in OPTIONS if cls in ways] == ways
+    strategies = list(STRATEGIES.values())
+    assert list(SYNCHRONISERS) == strategies
+    assert [cls for cls in OPTIONS if cls in strategies] == strategies
     arguments = described_arguments(inspect.getdoc(run_training) or "")
-    for cls in ways:
+    for cls in strategies:
         assert cls.__name__ in horovod_spark_runner.__all__
         assert f"`{cls.__name__}`" in arguments["sync"]

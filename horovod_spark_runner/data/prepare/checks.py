@@ -103,18 +103,18 @@ def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> N
             if isinstance(value, list):
                 wanted = F.lit(np.ravel(value).tolist()).cast(f"array<{kind}>")
             condition &= stored.eqNullSafe(wanted)
-    found = locate(frame, condition)
-    if found.count:
-        others = f", the first of {found.count} alike" if found.count > 1 else ""
-        error.args = (f"{error}; in the DataFrame it is {found.describe()}{others}",)
+    matches = locate(frame, condition)
+    if matches.count:
+        others = f", the first of {matches.count} alike" if matches.count > 1 else ""
+        error.args = (f"{error}; in the DataFrame it is {matches.describe()}{others}",)
 
 
 def _shown_columns(frame: DataFrame) -> list[str]:
     """Return the columns by which a row is recognised: the first that hold one short value."""
     short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
     names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
-    known = [name.lower() for name in frame.columns]
-    return [name for name in names if known.count(name.lower()) == 1][:_SHOWN_COLUMNS]
+    lower_names = [name.lower() for name in frame.columns]
+    return [name for name in names if lower_names.count(name.lower()) == 1][:_SHOWN_COLUMNS]
 
 
 # Bytes of a value's beginning that tell what it is.
@@ -241,10 +241,10 @@ def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
     for number, source in enumerate(sources):
         if levels(source) > 1:
             for level in range(1, levels(source) + 1):
-                found = sizes(source, level)
+                lengths = sizes(source, level)
                 columns += [
-                    F.min(F.array_min(found)).alias(f"min{number}_{level}"),
-                    F.max(F.array_max(found)).alias(f"max{number}_{level}"),
+                    F.min(F.array_min(lengths)).alias(f"min{number}_{level}"),
+                    F.max(F.array_max(lengths)).alias(f"max{number}_{level}"),
                 ]
     return columns
 
@@ -283,28 +283,30 @@ def check_values(
         negative = facts.get(f"negative{number}", 0)
         if nulls != 0 or negative or not (footer.finite or allow_nan):
             for fault in _faults(source, allow_nan):
-                _raise_if_found(frame, source, fault)
-            _raise_if_known(source, nulls, negative, footer.infinite and not allow_nan)
+                _refuse_fault(frame, source, fault)
+            _refuse_recorded_faults(source, nulls, negative, footer.infinite and not allow_nan)
     return {
         source.name: _layout(number, source, facts, frame) for number, source in enumerate(sources)
     }
 
 
-def _raise_if_known(source: Source, nulls: int | None, negative: int, infinite: bool) -> None:
+def _refuse_recorded_faults(
+    source: Source, nulls: int | None, negative: int, infinite: bool
+) -> None:
     """Refuse faults that were written, of which the rows show none when they are computed again."""
     empty = ", null elements or empty arrays" if source.kind == "array" else ""
     # What does not fit was written as null among integers, as infinite among real numbers.
     unfit = f", or too large for {source.dtype}"
     real = source.dtype.startswith("float")
     whole = not (real or source.is_text or source.kind == "binary")
-    found = [
+    faults = [
         *([f"{nulls} values that are null{empty}{unfit if whole else ''}"] if nulls else []),
         *([f"{negative} negative sample weights"] if negative else []),
         *([f"values that are NaN or infinite{unfit if real else ''}"] if infinite else []),
     ]
-    if found:
+    if faults:
         raise DataError(
-            f"column {source.name!r} had {' and '.join(found)} when the rows were written, but "
+            f"column {source.name!r} had {' and '.join(faults)} when the rows were written, but "
             f"none when they were computed again to find them; {_UNSTEADY}"
         )
 
@@ -341,7 +343,7 @@ def _encoding(
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
-            _raise_if_found(frame, source, fault)
+            _refuse_fault(frame, source, fault)
             raise DataError(
                 f"column {source.name!r} had {rows - count} values that are no {TITLES[encoding]} "
                 f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
@@ -478,13 +480,13 @@ def _ragged(
     unit = "bytes" if source.kind == "binary" else "elements"
     where = ""
     if frame is not None:
-        found = _byte_size(source) if source.kind == "binary" else sizes(source, level)
-        first = frame.select(found).first()
+        lengths = _byte_size(source) if source.kind == "binary" else sizes(source, level)
+        first = frame.select(lengths).first()
         head = first[0] if first is not None else [low]
         if min(head) != max(head):
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
-            other = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            other = locate(frame, F.exists(lengths, lambda size: size != F.lit(head[0])))
             where = f"; row 0 has {head[0]}, {other.describe()} does not"
             if not other.count:
                 where = f" when written, and {head[0]} when computed again; {_UNSTEADY}"
@@ -494,7 +496,7 @@ def _ragged(
     )
 
 
-def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
+def _refuse_fault(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
     if frame is None:
         raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
     faulty = locate(frame, fault.condition(source))

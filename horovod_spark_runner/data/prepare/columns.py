@@ -96,10 +96,10 @@ def sources_of(
         DataError: a column's type cannot be trained on, or not in its part or the dtype asked for.
     """
     check_roles(roles, frame.columns, case_sensitive=is_case_sensitive(frame.sparkSession))
-    asked = dict(dtypes or {})
-    check_named("dtypes", asked, roles)
+    requested = dict(dtypes or {})
+    check_named("dtypes", requested, roles)
     types = {field.name: field.dataType for field in frame.schema.fields}
-    sources = tuple(_source(name, types[name], asked.get(name)) for name in roles.columns)
+    sources = tuple(_source(name, types[name], requested.get(name)) for name in roles.columns)
     for source in sources:
         steps = source.kind == "array" and source.depth == 1
         numbers = not source.is_text and (source.kind == "scalar" or steps)
@@ -134,58 +134,58 @@ def sources_of_features(frame: DataFrame, names: Sequence[str]) -> tuple[Source,
     return tuple(_source(name, types[name], None) for name in names)
 
 
-def _source(name: str, data_type: DataType, asked: str | None) -> Source:
+def _source(name: str, data_type: DataType, requested: str | None) -> Source:
     from pyspark.ml.linalg import VectorUDT
     from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
     from pyspark.sql.types import ArrayType, BinaryType
 
     if isinstance(data_type, BinaryType):
-        return Source(name, "binary", "binary", _asked(name, asked, "", _BYTES_DTYPES))
+        return Source(name, "binary", "binary", _choose_dtype(name, requested, "", _BYTES_DTYPES))
     if isinstance(data_type, (VectorUDT, OldVectorUDT)):
-        return Source(name, "vector", "double", _real(name, asked))
+        return Source(name, "vector", "double", _real(name, requested))
     depth, element = 0, data_type
     while isinstance(element, ArrayType):
         depth, element = depth + 1, element.elementType
-    given = element.typeName()
+    element_type = element.typeName()
     kind = "array" if depth else "scalar"
-    if given in _TEXT_TYPES:
-        if asked not in (None, TEXT):
+    if element_type in _TEXT_TYPES:
+        if requested not in (None, TEXT):
             raise DataError(
-                f"dtypes gives column {name!r} the type {asked!r}, but it holds strings, which can "
-                f"only stay strings; {_INDEX}"
+                f"dtypes gives column {name!r} the type {requested!r}, but it holds strings, which "
+                f"can only stay strings; {_INDEX}"
             )
         return Source(name, kind, TEXT, TEXT, depth)
-    if given not in _DEFAULT_DTYPES:
-        advice = _ADVICE.get(given, "turn it into numbers or arrays of numbers")
+    if element_type not in _DEFAULT_DTYPES:
+        advice = _ADVICE.get(element_type, "turn it into numbers or arrays of numbers")
         raise DataError(
             f"column {name!r} is of type {data_type.simpleString()}, which cannot be trained on; "
             + advice
         )
-    if given in _REAL_TYPES:
-        dtype = _real(name, asked)
+    if element_type in _REAL_TYPES:
+        dtype = _real(name, requested)
     else:
-        dtype = _asked(name, asked, _DEFAULT_DTYPES[given], tuple(SPARK_TYPES))
-    return Source(name, kind, given, dtype, depth)
+        dtype = _choose_dtype(name, requested, _DEFAULT_DTYPES[element_type], tuple(SPARK_TYPES))
+    return Source(name, kind, element_type, dtype, depth)
 
 
-def _real(name: str, asked: str | None) -> str:
-    if asked in SPARK_TYPES and not asked.startswith("float"):
+def _real(name: str, requested: str | None) -> str:
+    if requested in SPARK_TYPES and not requested.startswith("float"):
         raise DataError(
-            f"dtypes gives column {name!r} the type {asked}, but it holds real numbers: round and "
-            "cast them first if that is what is meant"
+            f"dtypes gives column {name!r} the type {requested}, but it holds real numbers: round "
+            "and cast them first if that is what is meant"
         )
-    return _asked(name, asked, "float32", ("float32", "float64"))
+    return _choose_dtype(name, requested, "float32", ("float32", "float64"))
 
 
-def _asked(name: str, asked: str | None, default: str, choices: Sequence[str]) -> str:
-    if asked is None:
+def _choose_dtype(name: str, requested: str | None, default: str, choices: Sequence[str]) -> str:
+    if requested is None:
         return default
-    if asked not in choices:
+    if requested not in choices:
         raise DataError(
-            f"dtypes gives column {name!r} the type {asked!r}; it must be one of "
+            f"dtypes gives column {name!r} the type {requested!r}; it must be one of "
             + ", ".join(choices)
         )
-    return asked
+    return requested
 
 
 def expression(source: Source) -> SparkColumn:

@@ -82,15 +82,15 @@ def frame_of(data: Any) -> DataFrame:
 
     place, spark = Location(data), active_session()
     check_spark_reaches(spark, place)
-    found = parquet_files(place)
-    if found.log != STREAM_LOG:  # which Spark reads
-        found.check_all_count("read the table with Spark, and train on the DataFrame")
-        if not found.files:
+    files = parquet_files(place)
+    if files.log != STREAM_LOG:  # which Spark reads
+        files.check_all_count("read the table with Spark, and train on the DataFrame")
+        if not files.files:
             raise DataError(f"{place} holds no Parquet files")
         # What Spark says of other files is long.
-        read_metadata(found.folder.join(found.files[0].name))
+        read_metadata(files.folder.join(files.files[0].name))
     reader = spark.read
-    if found.partitions is None and not found.log:
+    if files.partitions is None and not files.log:
         # Spark leaves files in folders of such names out, unless told so.
         reader = reader.option("recursiveFileLookup", "true")
     try:
@@ -204,41 +204,41 @@ def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOpti
             name_row(error, frame, sources_of(frame, roles, options.dtypes))
 
 
-def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
+def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession) -> Location:
     """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
-    given = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
-    folder = Location(given) if given else own
+    directory = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
+    folder = Location(directory) if directory else run_folder
     check_spark_reaches(spark, folder)
     return folder
 
 
 @contextlib.contextmanager
 def prepared(
-    data: Any, roles: Roles, options: DataOptions, validation: Any, own: Location, seed: int
+    data: Any, roles: Roles, options: DataOptions, validation: Any, run_folder: Location, seed: int
 ) -> Iterator[Prepared]:
     """Yield the datasets, written now or found; afterwards delete what is not to be kept.
 
     In a cache directory, data stay for other runs until they are cleared, unless ``keep_data`` is
-    false. In the run directory (``own``) they stay until the run has succeeded, so that one that
-    failed goes on without writing them again.
+    false. In the run directory they stay until the run has succeeded, so that a failed one resumes
+    without writing them again.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
         roles: the columns and their parts.
         options: how to prepare them.
         validation: which rows to validate with; see `run_training`.
-        own: folder of the run itself.
+        run_folder: the run's own folder for data.
         seed: seed of the split.
 
     Raises:
         DataError: the values cannot be trained on.
     """
-    with stored(data, roles, options, own) as storing:
+    with stored(data, roles, options, run_folder) as storing:
         place = without_secrets(str(storing.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
-            found = _prepare(data, roles, options, validation, storing, seed)
+            datasets = _prepare(data, roles, options, validation, storing, seed)
         storing.ready = True
-        yield found
+        yield datasets
 
 
 @dataclass
@@ -259,13 +259,15 @@ class Storing:
 
 
 @contextlib.contextmanager
-def stored(data: Any, roles: Roles, options: DataOptions, own: Location) -> Iterator[Storing]:
+def stored(
+    data: Any, roles: Roles, options: DataOptions, run_folder: Location
+) -> Iterator[Storing]:
     """Yield where datasets go and how they are made, to be filled in; see `prepared`.
 
     Those that were made are deleted in the end, if they are not to be kept.
     """
-    folder = data_folder(options, own, session_of(data))
-    shared = str(folder) != str(own)
+    folder = data_folder(options, run_folder, session_of(data))
+    shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
     # What is deleted at the end must not be another run's.
     storing = Storing(folder, _request(roles, options, reuse=keep or not shared))
@@ -334,10 +336,10 @@ def _prepare(
             if part == "train" and direct is not None:
                 parts.append(direct)
             elif frame is not None:
-                found = _materialize_part(frame, request, folder, part, validation)
-                storing.made.append(found)
-                parts.append(found.manifest)
-                reused.append(found.reused)
+                dataset = _materialize_part(frame, request, folder, part, validation)
+                storing.made.append(dataset)
+                parts.append(dataset.manifest)
+                reused.append(dataset.reused)
     held_out = like(parts[1], parts[0]) if len(parts) > 1 else None
     return Prepared(parts[0], held_out, all(reused))
 
@@ -414,14 +416,14 @@ def rows_to_write(data: Any, validation: Any) -> int | None:
         frames.append(validation)
     total = 0
     for frame in frames:
-        count = known_rows(frame_of(frame))
+        count = _count_from_footers(frame_of(frame))
         if count is None:
             return None
         total += count
     return total
 
 
-def known_rows(frame: DataFrame) -> int | None:
+def _count_from_footers(frame: DataFrame) -> int | None:
     """Return how many rows a frame has, if few Parquet footers tell."""
     if classic_context(frame.sparkSession) is None:
         return None  # Spark Connect shows no plan
@@ -429,7 +431,7 @@ def known_rows(frame: DataFrame) -> int | None:
     with contextlib.suppress(Exception):
         execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
         if _reads_rows_of_files(execution.analyzed()):
-            return _in_footers(frame.inputFiles())
+            return _sum_footers(frame.inputFiles())
     return None
 
 
@@ -444,7 +446,7 @@ def _reads_rows_of_files(plan: Any) -> bool:
         plan = children.apply(0)
 
 
-def _in_footers(files: list[str]) -> int | None:
+def _sum_footers(files: list[str]) -> int | None:
     if not 0 < len(files) <= _MOST_FILES:
         return None
     return sum(int(read_metadata(Location(file))[0].num_rows) for file in files)

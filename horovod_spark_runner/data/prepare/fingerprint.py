@@ -32,7 +32,7 @@ _OPAQUE = re.compile(
 )
 # What lists files of which all rows count. Tables of Delta Lake and the like are read by the same
 # plan, and rows of theirs can go while the files stay as they were.
-_OWN_INDEX = "org.apache.spark.sql.execution."
+_SPARK_INDEX = "org.apache.spark.sql.execution."
 # Settings of the session by which the same plan gives other rows of the same files.
 _SETTINGS = (
     "spark.sql.session.timeZone",
@@ -107,7 +107,7 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
 
 def _relations(plan: Any) -> list[list[str]] | None:
     """Return how the plan's files are read; ``None`` if they do not tell its rows."""
-    found = []
+    relations = []
     leaves = plan.collectLeaves()
     for number in range(leaves.size()):
         leaf = leaves.apply(number)
@@ -116,16 +116,16 @@ def _relations(plan: Any) -> list[list[str]] | None:
         relation = leaf.relation()
         if relation.getClass().getSimpleName() != "HadoopFsRelation":
             return None
-        if not relation.location().getClass().getName().startswith(_OWN_INDEX):
+        if not relation.location().getClass().getName().startswith(_SPARK_INDEX):
             return None
-        found.append(
+        relations.append(
             [
                 relation.fileFormat().getClass().getName(),
                 relation.schema().json(),
                 *sorted(_scala_map(relation.options())),
             ]
         )
-    return found
+    return relations
 
 
 def _scala_map(values: Any) -> list[str]:

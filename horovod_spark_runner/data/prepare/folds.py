@@ -26,7 +26,7 @@ from .split import computed_once, indicator
 
 @contextlib.contextmanager
 def prepared_folds(
-    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], own: Location
+    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     """Yield the datasets of each split; afterwards delete what is not to be kept.
 
@@ -35,19 +35,19 @@ def prepared_folds(
         roles: the columns and their parts.
         options: how to prepare them.
         indicators: for each split, the column that is true for its validation rows.
-        own: folder for what is written, if there is no cache directory.
+        run_folder: folder for what is written, if there is no cache directory.
 
     Raises:
         DataError: the values cannot be trained on, or a split leaves no rows to one side.
     """
-    with stored(data, roles, options, own) as storing:
+    with stored(data, roles, options, run_folder) as storing:
         # The parts come from the same rows even if the frame is not deterministic.
         with computed_once(frame_of(data)) as frame:
             flags = [indicator(frame, name) for name in indicators]
-            found = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
+            distinct = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
             parts: dict[tuple[bool, ...], Manifest] = {}
             reused = True
-            for kind in sorted(tuple(row) for row in found.collect()):
+            for kind in sorted(tuple(row) for row in distinct.collect()):
                 rows = frame
                 for flag, wanted in zip(flags, kind, strict=True):
                     rows = rows.filter(flag if wanted else ~flag)
@@ -100,10 +100,10 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         DataError: their columns differ.
     """
     first = parts[0]
-    alike = [first, *(like(part, first, ("some rows", "others")) for part in parts[1:])]
+    matching = [first, *(like(part, first, ("some rows", "others")) for part in parts[1:])]
     files: list[str] = []
     groups: list[RowGroup] = []
-    for part in alike:
+    for part in matching:
         folder = Location(part.url).name
         groups += [replace(group, file=len(files) + group.file) for group in part.row_groups]
         files += [f"{folder}/{file}" for file in part.files]
@@ -112,12 +112,12 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         url=str(Location(first.url).parent),
         files=tuple(files),
         row_groups=tuple(groups),
-        checksum=joined_checksum([part.checksum for part in alike]),
-        file_sizes=tuple(size for part in alike for size in part.file_sizes),
-        footers=tuple(footer for part in alike for footer in part.footers),
+        checksum=joined_checksum([part.checksum for part in matching]),
+        file_sizes=tuple(size for part in matching for size in part.file_sizes),
+        footers=tuple(footer for part in matching for footer in part.footers),
         source="",
-        row_order=".".join(part.row_order for part in alike),
-        verified=all(part.verified for part in alike),
+        row_order=".".join(part.row_order for part in matching),
+        verified=all(part.verified for part in matching),
     )
 
 
@@ -143,7 +143,7 @@ class SharedData:
         self._left = users
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()
-        self._found: Mapping[str | None, Prepared] = {}
+        self._datasets: Mapping[str | None, Prepared] = {}
         self._cleanup = weakref.finalize(self, self._held.close)
 
     @contextlib.contextmanager
@@ -155,9 +155,9 @@ class SharedData:
         """
         try:
             with self._lock:  # the others wait here until the first has written them
-                given = self._found or self._held.enter_context(self._prepare())
-                self._found = {one: replace(data, reused=True) for one, data in given.items()}
-            yield given[key]
+                datasets = self._datasets or self._held.enter_context(self._prepare())
+                self._datasets = {one: replace(data, reused=True) for one, data in datasets.items()}
+            yield datasets[key]
         finally:
             self.leave()
 

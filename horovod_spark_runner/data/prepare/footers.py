@@ -36,8 +36,8 @@ class FooterFacts:
         columns: what is known of each leaf.
         values: elements of each leaf by row group, nulls among them.
         sums: checksum of each file's footer.
-        alike: whether all files have the same columns in the same order and types; if not, what is
-            here is that of the first ones.
+        uniform: whether all files have the same columns in the same order and types; if not, the
+            fields describe the first files.
     """
 
     folder: Location
@@ -47,7 +47,7 @@ class FooterFacts:
     columns: tuple[Footer, ...]
     values: tuple[tuple[int, ...], ...]
     sums: tuple[str, ...]
-    alike: bool
+    uniform: bool
 
 
 def manifest_of(
@@ -73,7 +73,7 @@ def manifest_of(
 
 
 @dataclass(frozen=True)
-class FoundFiles:
+class ParquetFiles:
     """The Parquet files at a place.
 
     Attributes:
@@ -106,19 +106,19 @@ class FoundFiles:
             )
 
 
-def parquet_files(location: Location) -> FoundFiles:
+def parquet_files(location: Location) -> ParquetFiles:
     """Return the Parquet files in a folder and those below it, or the one at ``location``.
 
     Whatever they are called, as for Spark; files that are hidden or empty are left out.
     """
     single = location.stat()
     if single is not None:
-        return FoundFiles(location.parent, (single,))
+        return ParquetFiles(location.parent, (single,))
     listed = location.files()
     files = tuple(file for file in listed if _counts(file))
     within = {file.name.partition("/")[0] for file in listed if "/" in file.name}
     log = next((name for name in _LOGS if name in within), "")
-    return FoundFiles(location, files, log, _partitions(files))
+    return ParquetFiles(location, files, log, _partitions(files))
 
 
 def _counts(file: FileStat) -> bool:
@@ -141,8 +141,8 @@ def _partitions(files: Sequence[FileStat]) -> tuple[str, ...] | None:
     if not keys:
         return ()
     first, *others = keys
-    known = tuple(key for key in first if key is not None)
-    return known if not others and len(known) == len(first) else None
+    names = tuple(key for key in first if key is not None)
+    return names if not others and len(names) == len(first) else None
 
 
 def read_footers(location: Location) -> FooterFacts:
@@ -154,24 +154,24 @@ def read_footers(location: Location) -> FooterFacts:
     return footers_of(parquet_files(location))
 
 
-def footers_of(found: FoundFiles) -> FooterFacts:
+def footers_of(source: ParquetFiles) -> FooterFacts:
     """Read the footers of Parquet files; see `read_footers`."""
     files: list[FileStat] = []
     sums: list[str] = []
     groups: list[RowGroup] = []
     kinds: list[tuple[str, ...]] = []
     leaves: list[list[_Leaf]] = []
-    alike = True
-    for file in found.files:
-        metadata, footer = read_metadata(found.folder.join(file.name))
+    uniform = True
+    for file in source.files:
+        metadata, footer = read_metadata(source.folder.join(file.name))
         filled = [i for i in range(metadata.num_row_groups) if metadata.row_group(i).num_rows]
         if not filled:  # an empty partition
             continue
-        found_kinds = _leaf_kinds(metadata)
+        file_kinds = _leaf_kinds(metadata)
         if not files:
-            kinds, leaves = found_kinds, [[] for _ in found_kinds]
-        elif found_kinds != kinds:
-            alike = False
+            kinds, leaves = file_kinds, [[] for _ in file_kinds]
+        elif file_kinds != kinds:
+            uniform = False
             break
         for i in filled:
             group = metadata.row_group(i)
@@ -181,14 +181,14 @@ def footers_of(found: FoundFiles) -> FooterFacts:
         files.append(file)
         sums.append(footer)
     return FooterFacts(
-        found.folder,
+        source.folder,
         tuple(files),
         tuple(groups),
         tuple(path for path, *_ in kinds),
         tuple(_summary(leaf) for leaf in leaves),
         tuple(tuple(chunk.values for chunk in leaf) for leaf in leaves),
         tuple(sums),
-        alike,
+        uniform,
     )
 
 

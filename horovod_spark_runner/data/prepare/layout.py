@@ -51,13 +51,13 @@ def _column(
         return _image_column(source, shape, first_value(name))
     if layout.encoding in ("npy", "npz"):
         array = decode_array(name, layout.encoding, first_value(name))
-        given = _fit(name, shape, array.shape)
-        if given != array.shape:
+        fitted = _fit(name, shape, array.shape)
+        if fitted != array.shape:
             raise DataError(
-                f"shapes gives column {name!r} the shape {given}, but its arrays have the shape "
+                f"shapes gives column {name!r} the shape {fitted}, but its arrays have the shape "
                 f"{array.shape}"
             )
-        column = Column(name, source.dtype or _number(name, array.dtype), given, layout.encoding)
+        column = Column(name, source.dtype or _number(name, array.dtype), fitted, layout.encoding)
         fit_value(column, array, "the first row holds")
         return column
     if layout.encoding == "raw":

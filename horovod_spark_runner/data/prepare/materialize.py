@@ -128,10 +128,10 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         folder.make_folder()
     with _alone(f"{folder}/{key}"):
         if request.reuse:
-            known = _find(folder, key, origin, frame, sources, request.shapes)
-            if known is not None:
-                mark_used(known)
-                return Materialized(known, reused=True)
+            existing = _find(folder, key, origin, frame, sources, request.shapes)
+            if existing is not None:
+                mark_used(existing)
+                return Materialized(existing, reused=True)
         sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
         with _writing_to(folder):
             target = new_folder(folder, key)
@@ -176,8 +176,8 @@ def _of_storage(error: Exception) -> str | None:
     """Return what the storage said, if that is why Spark could not write the rows."""
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
-    found = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
-    return None if found is None else found[1].strip()
+    match = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
+    return None if match is None else match[1].strip()
 
 
 def _find(
@@ -193,17 +193,17 @@ def _find(
     if not candidates:
         return None
     if origin:
-        return next((known for known in candidates if known.source == origin), None)
+        return next((candidate for candidate in candidates if candidate.source == origin), None)
     # The plan does not tell: compute the rows, but write them only if they are others.
     hashed = _hashed(sources, [expression(source) for source in sources])
     row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
     facts = {} if row is None else row.asDict()
-    same = [known for known in candidates if known.checksum == _checksum(facts)]
-    return next((known for known in same if _fits(known, sources, shapes, facts)), None)
+    same = [candidate for candidate in candidates if candidate.checksum == _checksum(facts)]
+    return next((candidate for candidate in same if _fits(candidate, sources, shapes, facts)), None)
 
 
 def _fits(
-    known: Manifest,
+    manifest: Manifest,
     sources: Sequence[Source],
     shapes: Mapping[str, tuple[int, ...]],
     facts: Mapping[str, Any],
@@ -217,7 +217,7 @@ def _fits(
                 for end in ("min", "max")
             )
             if low != high or (
-                source.name not in shapes and low != known.column(source.name).shape
+                source.name not in shapes and low != manifest.column(source.name).shape
             ):
                 return False
     return True
@@ -240,12 +240,12 @@ def _write_dataset(
         frame_seen = frame.observe(inner, *nested)
         prepared = frame_seen.select(*(expression(source) for source in sources))
     hashed = _hashed(sources, [F.col(quoted(source.name)) for source in sources])
-    told = [*_contents(hashed), _order(hashed), *observations(sources)]
-    watched = prepared.observe(observation, *told)
+    observed = [*_contents(hashed), _order(hashed), *observations(sources)]
+    watched = prepared.observe(observation, *observed)
     _write(watched, request.materializer, target)
     facts = {**observation.get, **(inner.get if nested else {})}
     footers = read_footers(target)
-    if not footers.alike:
+    if not footers.uniform:
         raise DataError(
             f"files with other columns have come to {target} while rows were written there; see "
             "that nothing else writes into that folder"

@@ -45,13 +45,13 @@ def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
         DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
             length.
     """
-    found = parquet_files(location)
+    files = parquet_files(location)
     names = request.roles.columns
-    folders = {name.lower() for name in found.partitions or ()}
-    if found.log or any(name.lower() in folders for name in names):
+    folders = {name.lower() for name in files.partitions or ()}
+    if files.log or any(name.lower() in folders for name in names):
         return None
-    facts = footers_of(found)
-    if not facts.alike:
+    facts = footers_of(files)
+    if not facts.uniform:
         return None
     if not facts.row_groups:
         raise DataError(f"{location} holds no rows: there is nothing to train on")
@@ -61,33 +61,33 @@ def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
         return None
     weight = request.roles.weight
     sources = [_source(schema.field(name), request.dtypes.get(name), weight) for name in names]
-    known = [source for source in sources if source is not None]
-    if len(known) < len(sources):
+    readable = [source for source in sources if source is not None]
+    if len(readable) < len(sources):
         return None
     leaves = _leaf_numbers(facts.leaves)
     if any(name not in leaves for name in names):
         return None  # names with dots, which could be those of fields
-    if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in known):
+    if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in readable):
         return None
-    for source in known:
+    for source in readable:
         _check_leaf(source, facts.columns[leaves[source.name]], location, request.allow_nan)
     first = functools.partial(first_value, facts)
-    layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
-    columns = columns_of(known, layouts, request.shapes, first)
+    layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in readable}
+    columns = columns_of(readable, layouts, request.shapes, first)
     allow_nan = request.allow_nan
     identity = _identity(facts)
     return manifest_of(facts, columns, identity, verified=allow_nan, allow_nan=allow_nan)
 
 
-def _source(field: pa.Field, asked: str | None, weight: str | None) -> Source | None:
+def _source(field: pa.Field, requested: str | None, weight: str | None) -> Source | None:
     kind, element = "scalar", field.type
     if pa.types.is_list(element) or pa.types.is_fixed_size_list(element):
         kind, element = "array", element.value_type
     if kind == "scalar" and pa.types.is_binary(element):
-        return Source(field.name, "binary", "binary", asked or "")
+        return Source(field.name, "binary", "binary", requested or "")
     if pa.types.is_string(element) or pa.types.is_large_string(element):
         return Source(field.name, kind, TEXT, TEXT, int(kind == "array"))
-    if asked is not None:
+    if requested is not None:
         return None
     if pa.types.is_signed_integer(element):
         dtype = str(element)

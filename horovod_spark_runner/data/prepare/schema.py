@@ -86,10 +86,10 @@ def check_unambiguous(
                 f"the DataFrame has several columns named {name!r}; rename them so that each name "
                 "is there once"
             )
-        alike = [other for other in available if other.lower() == name.lower()]
-        if len(alike) > 1 and not case_sensitive:
+        clashing = [other for other in available if other.lower() == name.lower()]
+        if len(clashing) > 1 and not case_sensitive:
             raise DataError(
-                f"the DataFrame has the columns {quote_all(alike)}, which Spark does not tell "
+                f"the DataFrame has the columns {quote_all(clashing)}, which Spark does not tell "
                 "apart; rename all but one of them, or set spark.sql.caseSensitive to true"
             )
 
@@ -99,23 +99,23 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def check_named(argument: str, given: Mapping[str, object], roles: Roles) -> None:
+def check_named(argument: str, entries: Mapping[str, object], roles: Roles) -> None:
     """Check that an argument by column speaks of columns that are read. Pure.
 
     Args:
         argument: its name, such as ``"shapes"``.
-        given: it.
+        entries: the argument.
         roles: the columns and their parts.
 
     Raises:
         DataError: it does not.
     """
-    unknown = [name for name in given if name not in roles.columns]
+    unknown = [name for name in entries if name not in roles.columns]
     if unknown:
-        found = "neither feature nor label"
+        reason = "neither feature nor label"
         if not roles.labelled:
-            found = f"not among the columns {quote_all(roles.columns)}"
-        raise DataError(f"{argument} names {quote_all(unknown)}, which is {found}")
+            reason = f"not among the columns {quote_all(roles.columns)}"
+        raise DataError(f"{argument} names {quote_all(unknown)}, which is {reason}")
 
 
 def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
@@ -149,10 +149,10 @@ def check_shapes(
         for size in shape:
             elements *= size
         if elements != max(width, 1) or (shape and not width):
-            found = f"{width} elements" if width else "a single number"
+            actual = f"{width} elements" if width else "a single number"
             raise DataError(
                 f"shapes gives column {name!r} the shape {shape} of {elements} elements, but its "
-                f"rows hold {found}"
+                f"rows hold {actual}"
             )
         result[name] = shape
     return result

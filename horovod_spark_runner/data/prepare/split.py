@@ -136,9 +136,9 @@ def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
     plan = frame.semanticHash()
     with _keeping:
         level = frame.storageLevel
-        kept = level.useMemory or level.useDisk
-        ours = not kept or _users[plan] > 0
-        if not kept:
+        persisted = level.useMemory or level.useDisk
+        ours = not persisted or _users[plan] > 0
+        if not persisted:
             frame.persist()
         _users[plan] += ours
     try:
@@ -160,10 +160,8 @@ def indicator(frame: DataFrame, name: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name)).cast("long")
-    found = frame.agg(
-        F.count_if(column.isNull()), F.min(F.when(~column.isin(0, 1), column))
-    ).first()
-    nulls, other = (0, None) if found is None else found
+    row = frame.agg(F.count_if(column.isNull()), F.min(F.when(~column.isin(0, 1), column))).first()
+    nulls, other = (0, None) if row is None else row
     if nulls:
         raise DataError(
             f"validation column {name!r} has {nulls} null values; every row must be for training "
@@ -203,9 +201,9 @@ def _fraction(
     numbered = hashed.withColumn("__ticket", ticket)
     chosen = F.col("__ticket") < F.lit(int(fraction * _SCALE) / _SCALE)
     if stratify is not None:
-        alike = Window.partitionBy(F.col(quoted(stratify)))
-        place = F.row_number().over(alike.orderBy("__ticket", key))
-        wanted = F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
+        stratum = Window.partitionBy(F.col(quoted(stratify)))
+        place = F.row_number().over(stratum.orderBy("__ticket", key))
+        wanted = F.round(F.count(F.lit(1)).over(stratum) * F.lit(fraction))
         numbered = numbered.withColumn("__chosen", place <= wanted)
         chosen = F.col("__chosen")
     helpers = ("__hash", "__ticket", "__chosen")
@@ -220,8 +218,8 @@ def _repeats(hashed: DataFrame, fraction: float) -> bool:
     """
     from pyspark.sql import functions as F
 
-    found = hashed.groupBy(F.pmod("__hash", F.lit(_BUCKETS))).count().collect()
-    counts = [row["count"] for row in found]
+    buckets = hashed.groupBy(F.pmod("__hash", F.lit(_BUCKETS))).count().collect()
+    counts = [row["count"] for row in buckets]
     rows = sum(counts)
     squares = (sum(n * n for n in counts) - rows * rows / _BUCKETS) / (1 - 1 / _BUCKETS)
     deviation = math.sqrt(max(0.0, fraction * (1 - fraction) * squares))

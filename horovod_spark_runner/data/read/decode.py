@@ -38,9 +38,9 @@ def decode_array(name: str, encoding: str, data: bytes) -> np.ndarray:
     """
     try:
         loaded = np.load(io.BytesIO(data), allow_pickle=False)
-        found = "npy" if isinstance(loaded, np.ndarray) else "npz"
-        if found != encoding:
-            raise ValueError(f"it is stored as {found}")
+        actual = "npy" if isinstance(loaded, np.ndarray) else "npz"
+        if actual != encoding:
+            raise ValueError(f"it is stored as {actual}")
         if encoding == "npy":
             return np.asarray(loaded)
         (only,) = loaded.files

@@ -78,14 +78,14 @@ def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
         reason = str(error)
     except pillow.UnidentifiedImageError:
         reason = f"it begins with {bytes(data[:8])!r}, as no format does that Pillow reads here"
-        if begun := _format_begun(data):
-            reason = f"its {len(data)} bytes begin as {begun} does, but are damaged or cut short"
+        if guess := _guess_format(data):
+            reason = f"its {len(data)} bytes begin as {guess} does, but are damaged or cut short"
     except Exception as error:  # what is corrupt raises many types
         reason = f"its {len(data)} bytes are damaged or cut short: {error or type(error).__name__}"
     raise DataError(f"column {name!r}: an image cannot be decoded: {reason}")
 
 
-def _format_begun(data: bytes) -> str:
+def _guess_format(data: bytes) -> str:
     """Return the format that ``data`` begin as, of those that Pillow reads here, or ``""``."""
     for name in _formats():
         _, accept = _pillow().OPEN[name]
@@ -147,8 +147,8 @@ def _bits(image: Any, data: bytes) -> int:
         return int(max(image.tag_v2.get(_TIFF_BITS_PER_SAMPLE, (8,))))
     if image.format == "JPEG2000":
         return (data[data.index(_JPEG2000_SIZE) + _JPEG2000_DEPTH_AT] & 0x7F) + 1
-    if image.format == "AVIF" and (found := data.find(_AVIF_CONFIGURATION)) >= 0:
-        return 10 if data[found + _AVIF_FLAGS_AT] & _AVIF_HIGH_DEPTH else 8
+    if image.format == "AVIF" and (start := data.find(_AVIF_CONFIGURATION)) >= 0:
+        return 10 if data[start + _AVIF_FLAGS_AT] & _AVIF_HIGH_DEPTH else 8
     return 8
 
 

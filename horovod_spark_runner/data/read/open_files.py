@@ -70,10 +70,10 @@ class OpenFiles:
     def _checked(self, number: int, stream: pa.NativeFile) -> pq.FileMetaData:
         place, wanted = self.location(number), self._manifest.footers
         try:
-            footer, found = read_footer(stream)
+            footer, checksum = read_footer(stream)
         except pa.ArrowInvalid as error:
             raise DataError(f"{place} is no Parquet file any more: {error}") from error
-        if wanted and found != wanted[number]:
+        if wanted and checksum != wanted[number]:
             raise DataError(
                 f"{place} is another file than when the dataset was made: its footer has changed. "
                 "Leave files as they are while they are read; of a dataset that was materialized, "

@@ -73,7 +73,7 @@ class PieceReader:
         self._ahead: list[tuple[int, Future[pa.Table]]] = []
         self._current: tuple[int, pa.Table] | None = None
         # Whole row groups, by number.
-        self._kept: dict[int, Arrays] = {}
+        self._cache: dict[int, Arrays] = {}
         self._keep = manifest.size <= keep_bytes
 
     def announce(self, pieces: Iterable[Piece]) -> None:
@@ -84,7 +84,7 @@ class PieceReader:
         self._forget()
         numbers = [piece.row_group for piece in pieces]
         if self._keep:
-            self._announced.extend(n for n in dict.fromkeys(numbers) if n not in self._kept)
+            self._announced.extend(n for n in dict.fromkeys(numbers) if n not in self._cache)
         else:
             self._announced.extend(number for number, _ in itertools.groupby(numbers))
 
@@ -97,8 +97,8 @@ class PieceReader:
             CheckpointError: the storage fails, again and again, or hangs.
         """
         if self._keep:
-            kept = self._kept_group(piece.row_group)
-            return {name: values[piece.start : piece.stop] for name, values in kept.items()}
+            cached = self._cached_group(piece.row_group)
+            return {name: values[piece.start : piece.stop] for name, values in cached.items()}
         if self._current is None or self._current[0] != piece.row_group:
             self._current = None  # released before the next is waited for
             self._current = (piece.row_group, self._fetch(piece.row_group))
@@ -117,7 +117,7 @@ class PieceReader:
             self._threads.shutdown(wait=not self._hangs, cancel_futures=True)
             self._threads = None
         self._files.close()
-        self._kept.clear()
+        self._cache.clear()
 
     def _forget(self) -> None:
         for _, future in self._ahead:
@@ -126,15 +126,15 @@ class PieceReader:
         self._announced.clear()
         self._current = None
 
-    def _kept_group(self, number: int) -> Arrays:
-        if number not in self._kept:
+    def _cached_group(self, number: int) -> Arrays:
+        if number not in self._cache:
             table = self._fetch(number)
             self._read_ahead()
             arrays = self._arrays(table, Piece(number, 0, self._group(number).rows))
             for values in arrays.values():
                 values.flags.writeable = False
-            self._kept[number] = arrays
-        return self._kept[number]
+            self._cache[number] = arrays
+        return self._cache[number]
 
     def _arrays(self, table: pa.Table, piece: Piece) -> Arrays:
         rows = table.slice(piece.start, piece.stop - piece.start)
@@ -179,8 +179,8 @@ class PieceReader:
         """Let a thread read a row group, and try again where the storage fails for a moment."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._bound.threads, "hsr-row-groups")
-        told = f"{self._files.location(self._group(number).file)} cannot be read"
-        return self._threads.submit(patiently, functools.partial(self._read_group, number), told)
+        message = f"{self._files.location(self._group(number).file)} cannot be read"
+        return self._threads.submit(patiently, functools.partial(self._read_group, number), message)
 
     def _group(self, number: int) -> RowGroup:
         return self._manifest.row_groups[number]

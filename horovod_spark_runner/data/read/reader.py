@@ -208,16 +208,16 @@ class DatasetReader:
         raise AssertionError("a row that was not asked for") from error
 
     def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
-        told = DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
+        located = DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
         at = piece.start + row
         stored = self._pieces.read(Piece(piece.row_group, at, at + 1))
-        told.row = {
+        located.row = {
             column.name: hashlib.md5(stored[column.name][0], usedforsecurity=False).hexdigest()
             if column.is_encoded
             else np.asarray(stored[column.name][0]).tolist()
             for column in self._columns
         }
-        return told
+        return located
 
     def _read_block(self, block: Block) -> Arrays:
         """Return the rows of a block as they are stored."""

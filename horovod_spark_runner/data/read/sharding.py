@@ -188,14 +188,14 @@ class EpochPlan:
         count = sum(part.stop - part.start for part in slices)
         # Every full step takes the same part of every lane, further on.
         number = np.arange(len(steps))[:, None]
-        found: LaneRows = {}
+        rows_by_lane: LaneRows = {}
         offset = 0
         for part in slices:
             rows = np.arange(part.stop - part.start)
             positions = part.start + number * (self.global_batch // self.lanes) + rows
-            found[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
+            rows_by_lane[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
             offset += len(rows)
-        return [count] * len(steps), found
+        return [count] * len(steps), rows_by_lane
 
     def lane_blocks(self, lane: int) -> tuple[Block, ...]:
         """Return the blocks of ``lane``, in the order they are read."""
