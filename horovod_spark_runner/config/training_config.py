@@ -120,6 +120,18 @@ class TrainingConfig:
         """Whether the training is a trial of a search."""
         return self.params is not None
 
+    def recorded_data(self) -> dict[str, Any]:
+        """Return what checkpoints record of the data options, as JSON."""
+        options, validation = self.data, self.validation
+        plain = validation is None or isinstance(validation, (str, float, int))
+        return {
+            "validation": validation if plain else "a DataFrame",
+            "stratify": options.stratify,
+            "shapes": {name: list(shape) for name, shape in options.shapes.items()},
+            "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
+            "transforms": sorted(options.transforms),
+        }
+
     def for_ranks(self) -> TrainingConfig:
         """Return the configuration without what only the driver uses, which may hold secrets."""
         return replace(

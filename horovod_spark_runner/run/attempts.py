@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint.files import newest_checkpoint, read_steps
+from ..checkpoint.resume import StartingPoint
 from ..checkpoint.retry_policy import (
     FINISHED,
     RUNNING,
@@ -34,7 +35,6 @@ from ..errors import (
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import AttemptSpec, TrainingSpec
-from .resolve import StartingPoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.attachments import AttachmentWriter, open_attachments
-from ..checkpoint.config_diff import check_same_data
-from ..checkpoint.resume import describe_interruption
+from ..checkpoint.resume import check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
 from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import chosen_launcher

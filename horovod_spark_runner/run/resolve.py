@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from ..checkpoint.config_diff import check_same_engine, describe_rest, settings_to_go_on_with
 from ..checkpoint.files import CheckpointInfo, read_steps
-from ..checkpoint.resume import find_checkpoint
+from ..checkpoint.resume import StartingPoint, resolve_start
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
 from ..cluster.driver.launch import explain_spark_error
@@ -46,7 +45,7 @@ from ..serialize import check_picklable, dumps
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import SAVED_MODEL, engine_named, engine_of
-from ..training.spec import FEATURES, Binding, ModelNames, ModelSource, WarmStart, bind_columns
+from ..training.spec import FEATURES, Binding, ModelNames, ModelSource, bind_columns
 from ..training.warm_start import read_warm_start
 from ..typed_json import parse_plain, to_json
 from .tracking import check_tracking
@@ -58,25 +57,6 @@ if TYPE_CHECKING:
 _TIMELINE = "HOROVOD_TIMELINE"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """Where a training starts: a checkpoint of its run directory, initial weights or neither.
-
-    Attributes:
-        checkpoint: checkpoint to resume from; ``None`` for a new run.
-        steps: steps of all checkpoints there were; while they are the same, so is this.
-        fit: how the model is fitted; a resumed run keeps some of what it was begun with.
-        warm_start: weights to begin with.
-        initial_weights: the ``initial_weights`` to record, those that the run was begun with.
-    """
-
-    checkpoint: CheckpointInfo | None
-    steps: tuple[int, ...]
-    fit: FitOptions
-    warm_start: WarmStart | None
-    initial_weights: str | None
 
 
 @dataclass(frozen=True)
@@ -147,7 +127,7 @@ class ResolvedRun:
             "feature_cols": recorded_columns(self.inputs),
             "label_cols": recorded_columns(self.outputs),
             "sample_weight_col": config.sample_weight_col,
-            "data": _recorded_data(config),
+            "data": config.recorded_data(),
             "initial_weights": self.start.initial_weights,
         }
 
@@ -310,37 +290,13 @@ def _launch_settings(config: TrainingConfig, directory: RunDirectory) -> LaunchS
 def _resolve_start(
     config: TrainingConfig, directory: RunDirectory, engine: str, workers: int, console: Console
 ) -> StartingPoint:
-    """Return the checkpoint to resume from and what of the configuration then holds."""
-    steps, checkpoint = find_checkpoint(directory, config.resume)
+    """Return the checkpoint to resume from, or the weights to begin with."""
+    start = resolve_start(config, directory, engine, workers, console.say)
     weights = config.initial_weights
-    origin = str(weights.place) if isinstance(weights, InitialWeights) else None
-    if checkpoint is None:
-        warm_start = None
-        if isinstance(weights, InitialWeights):
-            warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)
-        return StartingPoint(None, steps, config.fit, warm_start, origin)
-    check_same_engine(checkpoint, engine, str(directory.location))
-    fit, begun_with, warnings = settings_to_go_on_with(
-        checkpoint, config.fit, workers, origin, _recorded_data(config), recorded_sync(config.sync)
-    )
-    rest = describe_rest(checkpoint, config.fit.epochs)
-    if rest:
-        console.say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
-    for text in warnings:
-        logger.warning("resuming run_dir %s: %s", directory.location, text)
-    return StartingPoint(checkpoint, steps, fit, None, begun_with)
-
-
-def _recorded_data(config: TrainingConfig) -> dict[str, Any]:
-    options, validation = config.data, config.validation
-    plain = validation is None or isinstance(validation, (str, float, int))
-    return {
-        "validation": validation if plain else "a DataFrame",
-        "stratify": options.stratify,
-        "shapes": {name: list(shape) for name, shape in options.shapes.items()},
-        "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
-        "transforms": sorted(options.transforms),
-    }
+    if start.checkpoint is None and isinstance(weights, InitialWeights):
+        warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)
+        start = replace(start, warm_start=warm_start)
+    return start
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import pytest
 
-from horovod_spark_runner.checkpoint.config_diff import (
+from horovod_spark_runner.checkpoint.files import CheckpointInfo
+from horovod_spark_runner.checkpoint.resume import (
     check_same_data,
     describe_rest,
-    settings_to_go_on_with,
+    resolve_settings,
 )
-from horovod_spark_runner.checkpoint.files import CheckpointInfo
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.engines.keras.architecture import describe_model
 from horovod_spark_runner.engines.keras.changes import compare_models
@@ -203,7 +203,7 @@ def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
     info = replace(INFO, order={"seed": 5})  # that of the second call
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
+    _, _, (warning,) = resolve_settings(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
     assert re.search(r"seed.*\b7\b.*checkpoint.*\b5\b.*order", warning)
 
 
@@ -251,7 +251,7 @@ FIT = FitOptions(epochs=2, lr_scaling="linear", warmup_epochs=2.0)
 def test_settings_that_are_not_honoured(
     fit: FitOptions, workers: int, start: str | None, message: str
 ) -> None:
-    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start, DATA, SYNC)
+    held, recorded_start, warnings = resolve_settings(INFO, fit, workers, start, DATA, SYNC)
     assert any(re.search(message, text) for text in warnings)
     assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
 
@@ -281,35 +281,35 @@ def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], **recorded}}
     info = replace(INFO, settings=settings)
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, **fit), 2, None, data, SYNC)
+    _, _, (warning,) = resolve_settings(info, replace(FIT, **fit), 2, None, data, SYNC)
     assert re.search(message, warning)
     assert "new" in warning
 
 
 def test_another_compression_is_told() -> None:
     info = replace(INFO, settings={**INFO.settings, "sync": {"compression": "fp16"}})
-    _, _, (warning,) = settings_to_go_on_with(info, FIT, 2, None, DATA, SYNC)
+    _, _, (warning,) = resolve_settings(info, FIT, 2, None, DATA, SYNC)
     assert re.search("compression.*'none'.*'fp16'", warning)
 
 
 def test_another_way_within_an_epoch_of_taken_batches_is_refused() -> None:
     within, over = (replace(INFO, state={**INFO.state, "taken": one}) for one in ([3, 2], None))
     with pytest.raises(RunDirectoryError, match=r"epoch 2\b.*sync=AsyncServer"):
-        settings_to_go_on_with(within, FIT, 2, None, DATA, SYNC)
+        resolve_settings(within, FIT, 2, None, DATA, SYNC)
     for info, sync in ((over, SYNC), (within, {"sync": "async_server", "staleness": 8})):
-        assert settings_to_go_on_with(info, FIT, 2, None, DATA, sync)[2] == []
+        assert resolve_settings(info, FIT, 2, None, DATA, sync)[2] == []
 
 
 def test_the_same_class_weight_is_not_warned_of() -> None:
     then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}
     info, fit = replace(INFO, settings=settings), replace(FIT, class_weight=now)
-    assert settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2] == []
+    assert resolve_settings(info, fit, 2, None, DATA, SYNC)[2] == []
 
 
 def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     data = {**DATA, "validation": 0.1}
-    assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
+    assert resolve_settings(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_where_nothing_is_left_to_train_it_is_told(
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": None}}
     held = replace(FIT, **fit)
     info = replace(info, settings=settings)
-    (text,) = settings_to_go_on_with(info, held, 2, None, DATA, SYNC)[2]
+    (text,) = resolve_settings(info, held, 2, None, DATA, SYNC)[2]
     assert "nothing is left to train" in text
     assert re.search(told, text)
     assert describe_rest(info, held.epochs) == ""
@@ -345,11 +345,11 @@ def test_which_epochs_are_left_is_told() -> None:
 
 
 def test_the_same_call_is_not_warned_of() -> None:
-    assert settings_to_go_on_with(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
+    assert resolve_settings(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
     begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert settings_to_go_on_with(begun, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
+    assert resolve_settings(begun, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
     nothing_known = replace(INFO, settings={}, order={}, state={})
-    assert settings_to_go_on_with(nothing_known, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
+    assert resolve_settings(nothing_known, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,9 @@ def test_which_input_a_column_feeds_must_be_told_in_the_same_way(then: Any, now:
 
 def test_a_new_global_batch_is_told_where_the_place_in_the_data_depends_on_it() -> None:
     info = replace(INFO, order={"seed": 0, "global_batch": 64})
-    assert settings_to_go_on_with(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
+    assert resolve_settings(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
     fit = replace(FIT, batch_size=16, steps_per_epoch=5)
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "steps_per_epoch": 5}}
     info = replace(info, settings=settings)
-    (warning,) = settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2]
+    (warning,) = resolve_settings(info, fit, 2, None, DATA, SYNC)[2]
     assert re.search(r"batch.*\b32\b.*\b64\b.*rows", warning)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.checkpoint.resume import find_checkpoint
+from horovod_spark_runner.checkpoint.resume import StartingPoint, find_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.driver.launch import RunResult
@@ -29,7 +29,6 @@ from horovod_spark_runner.errors import (
     RunFailedError,
 )
 from horovod_spark_runner.run.attempts import Attempts, Stopped
-from horovod_spark_runner.run.resolve import StartingPoint
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds
 from horovod_spark_runner.training.spec import (

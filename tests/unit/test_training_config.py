@@ -14,6 +14,7 @@ import pytest
 
 from horovod_spark_runner import api, run_training
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.resume import StartingPoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
@@ -29,7 +30,7 @@ from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.engines.keras.source import check_given_callbacks
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run import resolve as default_place
-from horovod_spark_runner.run.resolve import ResolvedRun, StartingPoint, resolve_again
+from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from horovod_spark_runner.checkpoint.config_diff import check_same_engine
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.resume import check_same_engine
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
