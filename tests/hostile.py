@@ -52,12 +52,12 @@ from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.text import HashingTF, RegexTokenizer
 from horovod_spark_runner.scoring.values import Bucketizer
 from horovod_spark_runner.scoring.vectors import Scaler, VectorAssembler
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays
+from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.folders import saving
 from horovod_spark_runner.storage.lease import identity
-from horovod_spark_runner.storage.sums import sealed, unsealed
 from horovod_spark_runner.training.engine import engine_named
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import ModelWriter, Signature
@@ -237,13 +237,13 @@ class Mutator:
         return f"text {how}"
 
     def _write_sealed(self, text: str) -> None:
-        self._file.write_text(sealed(text))
+        self._file.write_text(seal(text))
         self.is_sealed = True
 
     def _structure(self) -> str:
         text = self._file.read_text()
         if text.startswith('{"sha256"'):
-            value = unsealed(text)
+            value = unseal(text)
             told = self._change(value)
             self._write_sealed(json.dumps(value))
         elif self._file.suffix == ".jsonl":
@@ -359,9 +359,9 @@ class Mutator:
         for record in ("signature.json", "checkpoint.json", MAIN_FILE):
             place = self._file.with_name(record)
             if place.exists():
-                facts = unsealed(place.read_text())
+                facts = unseal(place.read_text())
                 facts["sums"][self._file.name] = hashlib.sha256(self._file.read_bytes()).hexdigest()
-                place.write_text(sealed(json.dumps(facts)))
+                place.write_text(seal(json.dumps(facts)))
                 self.is_sealed = True
 
 
@@ -472,9 +472,9 @@ def picture(folder: Path) -> dict[str, bytes]:
 def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> list[str]:
     """Return what went wrong with each of so many mutations of a run or exported pipeline."""
     called = look_at_bundle if (pristine / MAIN_FILE).exists() else look
-    patience.PAUSES = ()  # type: ignore[assignment]
+    retries.PAUSES = ()  # type: ignore[assignment]
     cli.make_parser = functools.cache(cli.make_parser)  # takes longer than a command
-    os.environ[patience.ANSWER_VARIABLE] = "20"
+    os.environ[retries.TIMEOUT_VARIABLE] = "20"
     outside, runs, target = box / "outside", box / "runs", box / "target"
     outside.mkdir(parents=True)
     (outside / "victim.txt").write_text("precious")

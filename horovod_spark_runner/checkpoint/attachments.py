@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import CheckpointError
+from ..storage.checksums import read_verified_file, verify_file, write_with_checksum
 from ..storage.contents import SMALL_BYTES, Contents, FilePart
 from ..storage.filesystem import Location
-from ..storage.sums import contents_checked, sum_checked, write_summed
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class AttachedFile:
         folder, name = self.place.parent, self.place.name
         try:
             if not self.place.is_local:
-                return contents_checked(folder, name, {name: self.sum})
-            sum_checked(folder, name, {name: self.sum})
+                return read_verified_file(folder, name, {name: self.sum})
+            verify_file(folder, name, {name: self.sum})
             return Contents(FilePart(str(self.place), 0, self.size))
         except (OSError, ValueError) as error:
             raise CheckpointError(
@@ -88,7 +88,7 @@ class AttachmentWriter:
         self._count += 1
         try:
             self._folder.make_folder()
-            checksum = write_summed(place.write_by, lambda sink: sink.write_all(carried))
+            checksum = write_with_checksum(place.write_by, lambda sink: sink.write_all(carried))
         except OSError as error:
             raise CheckpointError(
                 f"{place}: the run directory does not take the {carried.size:,} bytes that the "

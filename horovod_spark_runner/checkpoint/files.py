@@ -22,18 +22,18 @@ import numpy as np
 from ..config.training import CheckpointOptions
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays, load_arrays, write_arrays
+from ..storage.checksums import (
+    parse_checksums,
+    read_verified_file,
+    seal,
+    unseal,
+    verify_file,
+    write_with_checksum,
+)
 from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly, write_aside
-from ..storage.patience import patiently
-from ..storage.sums import (
-    contents_checked,
-    read_sums,
-    sealed,
-    sum_checked,
-    unsealed,
-    write_summed,
-)
+from ..storage.retries import retry
 from ..typed_json import read_fields
 from .run_directory import RunDirectory
 
@@ -123,10 +123,10 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     sums = {}
     for name, arrays in files.items():
         fill = functools.partial(_write_all, arrays)
-        sums[name] = write_summed(folder.join(name).write_unseen_by, fill)
+        sums[name] = write_with_checksum(folder.join(name).write_unseen_by, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
     text = json.dumps({"format": FORMAT, "sums": sums, **facts})
-    folder.join(MANIFEST_FILE).write_unseen(sealed(text).encode())
+    folder.join(MANIFEST_FILE).write_unseen(seal(text).encode())
 
 
 def _write_all(arrays: Arrays, sink: Sink) -> None:
@@ -199,7 +199,7 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
     """
     info, sums = _read_manifest(folder)
     for name in sums:
-        sum_checked(folder, name, sums)
+        verify_file(folder, name, sums)
     return info
 
 
@@ -211,7 +211,7 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, {name: load_arrays(contents_checked(folder, name, sums)) for name in sums}
+    return info, {name: load_arrays(read_verified_file(folder, name, sums)) for name in sums}
 
 
 def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
@@ -222,7 +222,7 @@ def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, contents_checked(folder, name, sums)
+    return info, read_verified_file(folder, name, sums)
 
 
 def newest_checkpoint(
@@ -252,7 +252,7 @@ def read_steps(directory: RunDirectory) -> tuple[int, ...]:
         CheckpointError: the storage fails, again and again.
     """
     problem = f"{directory.checkpoints} cannot be read"
-    return tuple(patiently(directory.checkpoint_steps, problem))
+    return tuple(retry(directory.checkpoint_steps, problem))
 
 
 def newest_readable(
@@ -283,7 +283,7 @@ def newest_readable(
             continue
         folder = directory.checkpoint(step)
         try:
-            info, contents = patiently(functools.partial(read, folder), f"{folder} cannot be read")
+            info, contents = retry(functools.partial(read, folder), f"{folder} cannot be read")
             if run_id is not None and info.run_id != run_id:
                 raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
@@ -302,10 +302,10 @@ def newest_readable(
 
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
-        manifest = unsealed(folder.join(MANIFEST_FILE).read_text())
+        manifest = unseal(folder.join(MANIFEST_FILE).read_text())
         if manifest["format"] != FORMAT:
             raise ValueError("it is of another format")
-        return read_fields(manifest, CheckpointInfo), read_sums(manifest["sums"])
+        return read_fields(manifest, CheckpointInfo), parse_checksums(manifest["sums"])
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
     except (KeyError, TypeError, ValueError) as error:

@@ -57,7 +57,7 @@ _SURROUNDINGS = (
     "TimeoutError",
     # Storage, networks and devices say so; files that are not there have types of their own.
     "OSError",
-    "horovod_spark_runner.storage.patience.HungError",
+    "horovod_spark_runner.storage.retries.HungError",
     *(name for framework in FRAMEWORKS.values() for name in framework.surroundings),
 )
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..config.training import CheckpointOptions
 from ..errors import CheckpointError
 from ..storage.arrays import Arrays
-from ..storage.patience import patiently
+from ..storage.retries import retry
 from .files import CheckpointInfo, prune_checkpoints, save_checkpoint
 from .run_directory import Account, RunDirectory
 
@@ -111,7 +111,7 @@ class CheckpointWriter:
     ) -> None:
         what = f"the checkpoint of step {info.step} could not be written"
         try:
-            patiently(
+            retry(
                 functools.partial(self._write_once, info, files, accounts),
                 f"{what} to {self._directory.checkpoints}",
                 "Those before are untouched; once the storage takes files again, the same call "

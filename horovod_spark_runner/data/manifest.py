@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from ..storage.checksums import seal, unseal
 from ..storage.paths import check_name
-from ..storage.sums import sealed, unsealed
 from ..typed_json import read_fields
 
 FORMAT = 6
@@ -172,7 +172,7 @@ class Manifest:
         fields["columns"] = [asdict(column) for column in self.columns]
         # There may be 100,000 of them, which asdict takes seconds for.
         fields["row_groups"] = [vars(group) for group in self.row_groups]
-        return sealed(json.dumps({"format": FORMAT, **fields}))
+        return seal(json.dumps({"format": FORMAT, **fields}))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -181,7 +181,7 @@ class Manifest:
         Raises:
             ValueError: the text is no manifest of this format, or is damaged.
         """
-        fields = unsealed(text)
+        fields = unseal(text)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError("a dataset manifest of another format")
         manifest = read_fields(fields, cls)

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly
-from ..storage.patience import patiently
-from ..storage.sums import sum_of
+from ..storage.retries import retry
 from .manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
     Raises:
         CheckpointError: the storage fails, again and again.
     """
-    for place in patiently(folder.list, f"{folder} cannot be read"):
+    for place in retry(folder.list, f"{folder} cannot be read"):
         match = _NAME.fullmatch(place.name)
         if match and match[1] == key:
             # Rows that are written anew are in another order, with which no epoch is gone on.
-            manifest = patiently(functools.partial(_read, place), f"{place} cannot be read")
+            manifest = retry(functools.partial(_read, place), f"{place} cannot be read")
             if manifest is not None:
                 yield manifest
 
@@ -216,4 +216,4 @@ def read_footer(stream: pa.NativeFile) -> tuple[pq.FileMetaData, str]:
     if whole > len(tail):
         tail = stream.read_at(whole, size - whole)
     footer = tail[-whole:]
-    return pq.read_metadata(pa.BufferReader(_MAGIC + footer)), sum_of(footer)[:16]
+    return pq.read_metadata(pa.BufferReader(_MAGIC + footer)), compute_checksum(footer)[:16]

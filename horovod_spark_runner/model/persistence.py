@@ -28,9 +28,9 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import classic_context
 from ..config.data import Transform
 from ..errors import DataError, InvalidInputError, RunDirectoryError
+from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import saving, write_aside
-from ..storage.sums import sum_of
 from ..typed_json import load_json, read_fields
 from .load import ServedModel, read_finished_run
 from .summary import TrainingSummary
@@ -245,7 +245,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         own = {
             "format": FORMAT,
             "version": __version__,
-            "signature": sum_of(directory.signature.read_bytes()),
+            "signature": compute_checksum(directory.signature.read_bytes()),
             "summary": None if self._summary is None else self._summary.to_fields(),
         }
         text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
@@ -316,7 +316,7 @@ class StageReader(MLReader):  # type: ignore[misc]
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
-        if sum_of(directory.signature.read_bytes()) != own.signature:
+        if compute_checksum(directory.signature.read_bytes()) != own.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
@@ -379,4 +379,4 @@ def _read_metadata(location: Location, name: str) -> dict[str, Any]:
 
 
 def _sum_of_all(metadata: Mapping[str, Any]) -> str:
-    return sum_of(json.dumps(metadata, sort_keys=True).encode())
+    return compute_checksum(json.dumps(metadata, sort_keys=True).encode())

@@ -202,7 +202,7 @@ def _whole(read: bytes, piece: FilePart, count: int) -> bytes:
     return read
 
 
-def spooled(write: Callable[[IO[bytes]], object]) -> Contents:
+def spool(write: Callable[[IO[bytes]], object]) -> Contents:
     """Return what ``write`` writes into a file: held in memory if it is little, else mapped.
 
     The file has no name, and goes with the contents.

@@ -2,17 +2,20 @@
 
 A location is a local path or a URL of any file system pyarrow knows (``s3://``, ``gs://``), or of
 HDFS; credentials come from the environment. Storage that hangs is an ``OSError`` in the end, as any
-failure of it is: see `horovod_spark_runner.storage.patience`.
+failure of it is: see `horovod_spark_runner.storage.retries`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import posixpath
 import stat
+import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,19 +27,18 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError, UnreachableError
-from .contents import MAX_TEXT_BYTES, PART_BYTES, Contents, Sink, spooled
+from .contents import MAX_TEXT_BYTES, PART_BYTES, Contents, Sink, spool
 from .paths import (
     HDFS_SCHEMES,
     check_name,
-    check_not_half_a_url,
+    check_whole_url,
+    credentials_hint,
+    expand_home,
     parent_of_url,
     path_of_url,
     scheme_of,
-    what_is_lacking,
-    with_home,
 )
-from .patience import Headway, answered
-from .trouble import WRITES
+from .retries import Watchdog, call_with_timeout
 
 T = TypeVar("T")
 # Linux's: paths are relative to the working directory, and both files stay.
@@ -76,12 +78,12 @@ class Location:
         text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
-        check_not_half_a_url(text)
+        check_whole_url(text)
         scheme = scheme_of(text)
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
             text = path_of_url(text)
-        self._text = text if self._scheme else os.path.abspath(with_home(text))
+        self._text = text if self._scheme else os.path.abspath(expand_home(text))
         # The location this one was joined to, and by what; they share a client.
         self._above: tuple[Location, tuple[str, ...]] | None = None
 
@@ -126,7 +128,7 @@ class Location:
             # Names are given as they are; pyarrow takes them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            lacking = what_is_lacking(scheme)
+            lacking = credentials_hint(scheme)
             away = isinstance(error, OSError) and not lacking
             raise (UnreachableError if away else InvalidInputError)(
                 f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
@@ -160,7 +162,7 @@ class Location:
 
     def _ask(self, ask: Callable[[pafs.FileSystem, str], T]) -> T:
         """Return what the file system answers about this place."""
-        return answered(lambda headway: ask(*self._resolved), self._text)
+        return call_with_timeout(lambda watchdog: ask(*self._resolved), self._text)
 
     def _info(self) -> pafs.FileInfo:
         return self._ask(lambda filesystem, path: filesystem.get_file_info(path))
@@ -213,16 +215,16 @@ class Location:
 
         Of a link to a folder, the link goes, and what it leads to stays.
         """
-        if self.is_local and answered(lambda _: _unlinked(self._text), self._text):
+        if self.is_local and call_with_timeout(lambda _: _unlinked(self._text), self._text):
             return
         if self.exists():
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
 
-    def behind_links(self) -> Location:
+    def resolve_links(self) -> Location:
         """Return the folder that a local link leads to; of what is none, this place."""
         if not self.is_local:
             return self
-        return Location(answered(lambda _: os.path.realpath(self._text), self._text))
+        return Location(call_with_timeout(lambda _: os.path.realpath(self._text), self._text))
 
     def delete_file(self) -> None:
         self._ask(lambda filesystem, path: filesystem.delete_file(path))
@@ -239,7 +241,7 @@ class Location:
         """
         if not (self.is_local and other.is_local):
             return False
-        return answered(lambda _: _exchange(self._text, other._text), self._text)
+        return call_with_timeout(lambda _: _exchange(self._text, other._text), self._text)
 
     def open_input(self) -> pa.NativeFile:
         """Open this file to read any part of it.
@@ -276,16 +278,16 @@ class Location:
             InvalidInputError: it has more, or is a device or a pipe.
             OSError: it cannot be read.
         """
-        return answered(lambda headway: self._read(headway, limit), self._text)
+        return call_with_timeout(lambda watchdog: self._read(watchdog, limit), self._text)
 
-    def _read(self, headway: Headway, limit: int | None) -> bytes:
+    def _read(self, watchdog: Watchdog, limit: int | None) -> bytes:
         whole = io.BytesIO()  # gives what it holds away without a copy
         with self._open_stream() as stream:
             while part := stream.read(PART_BYTES):
                 if limit is not None and whole.tell() + len(part) > limit:
                     raise InvalidInputError(f"{self._text} has more than {limit:,} bytes")
                 whole.write(part)
-                headway.made()
+                watchdog.reset()
         return whole.getvalue()
 
     def read_text(self) -> str:
@@ -298,13 +300,13 @@ class Location:
         Args:
             seen: is called with each part as it is read.
         """
-        return answered(
-            lambda headway: spooled(lambda file: self._pour(headway, file.write, seen)), self._text
+        return call_with_timeout(
+            lambda watchdog: spool(lambda file: self._pour(watchdog, file.write, seen)), self._text
         )
 
     def scan(self, seen: Callable[[bytes], Any]) -> None:
         """Read this file, a part at a time, each of which ``seen`` is called with."""
-        answered(lambda headway: self._pour(headway, seen), self._text)
+        call_with_timeout(lambda watchdog: self._pour(watchdog, seen), self._text)
 
     def write_bytes(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file; see `write_by`."""
@@ -338,10 +340,10 @@ class Location:
 
         On a full disk a part would stay, and what is appended later would lie behind it.
         """
-        answered(lambda _: self._append(data), self._text)
+        call_with_timeout(lambda _: self._append(data), self._text)
 
     def _append(self, data: bytes) -> None:
-        WRITES.check(self._text)
+        WRITE_FAULTS.check(self._text)
         with open(self._text, "ab", buffering=0, opener=open_no_link) as stream:
             before, left = stream.tell(), memoryview(data)
             try:
@@ -358,12 +360,12 @@ class Location:
 
     def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
         """Write a whole file that nobody looks for yet; see `write_by`."""
-        answered(lambda headway: self._write(write, headway), self._text)
+        call_with_timeout(lambda watchdog: self._write(write, watchdog), self._text)
 
-    def _write(self, write: Callable[[Sink], object], headway: Headway) -> None:
-        WRITES.check(self._text)
+    def _write(self, write: Callable[[Sink], object], watchdog: Watchdog) -> None:
+        WRITE_FAULTS.check(self._text)
         with self.open_output() as stream:
-            write(Sink(stream, headway.made))
+            write(Sink(stream, watchdog.reset))
             self._reach_disk(stream)
 
     def write_new(self, data: bytes) -> bool:
@@ -371,10 +373,10 @@ class Location:
 
         Of several that do so at once, one succeeds.
         """
-        return answered(lambda _: self._make(data), self._text)
+        return call_with_timeout(lambda _: self._make(data), self._text)
 
     def _make(self, data: bytes) -> bool:
-        WRITES.check(self._text)
+        WRITE_FAULTS.check(self._text)
         try:
             with open(self._text, "xb") as stream:
                 stream.write(data)
@@ -394,19 +396,19 @@ class Location:
             target: the new file; a local one has then reached the disk.
             seen: is called with each part.
         """
-        answered(lambda headway: self._copy(target, seen, headway), self._text)
+        call_with_timeout(lambda watchdog: self._copy(target, seen, watchdog), self._text)
 
-    def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
+    def _copy(self, target: Location, seen: Callable[[bytes], Any], watchdog: Watchdog) -> None:
         with target.open_output() as stream:
-            self._pour(headway, stream.write, seen)
+            self._pour(watchdog, stream.write, seen)
             target._reach_disk(stream)
 
-    def _pour(self, headway: Headway, *takers: Callable[[bytes], Any]) -> None:
+    def _pour(self, watchdog: Watchdog, *takers: Callable[[bytes], Any]) -> None:
         with self._open_stream() as source:
             while part := source.read(PART_BYTES):
                 for take in takers:
                     take(part)
-                headway.made()
+                watchdog.reset()
 
     def _reach_disk(self, stream: Any) -> None:
         if self.is_local:
@@ -415,6 +417,43 @@ class Location:
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+class WriteFaults:
+    """Write errors that a test requests, in any thread of this process.
+
+    See `horovod_spark_runner.testing`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = False
+        self._until = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Let the next write fail, and all of the ``seconds`` from now on."""
+        with self._lock:
+            self._next, self._until = True, time.monotonic() + seconds
+
+    def end(self) -> None:
+        """Let writes succeed again."""
+        with self._lock:
+            self._next, self._until = False, 0.0
+
+    def check(self, path: str) -> None:
+        """Fail if the write to ``path`` that is about to be made is to fail.
+
+        Raises:
+            OSError: it is.
+        """
+        with self._lock:
+            fails = self._next or time.monotonic() < self._until
+            self._next = False
+        if fails:
+            raise OSError(errno.EIO, "a fault of storage that a test has requested", path)
+
+
+WRITE_FAULTS = WriteFaults()
 
 
 def open_no_link(path: str, flags: int) -> int:

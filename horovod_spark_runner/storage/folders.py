@@ -89,7 +89,7 @@ def write_aside(target: Location, write: Callable[[Location], object]) -> None:
     Raises:
         OSError: storage fails; what was at ``target`` is still there.
     """
-    target = target.behind_links()
+    target = target.resolve_links()
     aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         write(aside)

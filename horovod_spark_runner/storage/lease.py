@@ -30,7 +30,7 @@ from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
 from ..typed_json import load_json
 from .filesystem import Location, open_no_link
-from .patience import HungError, answered
+from .retries import HungError, call_with_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Lease:
             path = str(self._guard_file)
             # Some mounted object stores have no locks; they are treated as object stores.
             with contextlib.suppress(OSError):
-                file = answered(lambda headway: _open_locked(path), path)
+                file = call_with_timeout(lambda watchdog: _open_locked(path), path)
         try:
             yield file is not None
         finally:

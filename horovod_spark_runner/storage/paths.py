@@ -15,7 +15,7 @@ _HALF_A_URL = re.compile(
 )
 
 
-def check_not_half_a_url(text: str) -> None:
+def check_whole_url(text: str) -> None:
     """Refuse what is meant as a URL, and would be a local folder named like ``s3:``.
 
     Raises:
@@ -65,7 +65,7 @@ def path_of_url(url: str) -> str:
     return unquote(path)
 
 
-def with_home(path: str) -> str:
+def expand_home(path: str) -> str:
     """Return ``path`` with ``~`` and ``~user`` replaced by that user's home.
 
     Raises:
@@ -80,7 +80,7 @@ def with_home(path: str) -> str:
     return expanded
 
 
-def what_is_lacking(scheme: str) -> str:
+def credentials_hint(scheme: str) -> str:
     """Return a hint if this process has nothing in its environment that leads to the storage."""
     if scheme != "s3" or any(name.startswith("AWS_") for name in os.environ):
         return ""

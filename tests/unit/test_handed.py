@@ -10,8 +10,8 @@ import pytest
 from horovod_spark_runner.checkpoint.attachments import AttachedFile, contents_of, open_attachments
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.errors import CheckpointError
+from horovod_spark_runner.storage.checksums import compute_checksum
 from horovod_spark_runner.storage.contents import SMALL_BYTES, Contents, FilePart
-from horovod_spark_runner.storage.sums import sum_of
 
 
 def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
     contents = Contents(b"head", FilePart(str(tmp_path / "file"), 2, 8))
     assert contents.read() == contents.open().read() == b"head23456789"
     (tmp_path / "file").write_bytes(b"0123456")
-    for read in (contents.read, lambda: sum_of(contents), lambda: contents.open().read()):
+    for read in (contents.read, lambda: compute_checksum(contents), lambda: contents.open().read()):
         with pytest.raises(OSError, match="shorter"):
             read()
 

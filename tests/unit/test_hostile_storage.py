@@ -27,9 +27,9 @@ from horovod_spark_runner.model import persistence
 from horovod_spark_runner.model.load import ServedModel, read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
+from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, parsing, unpack
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 from horovod_spark_runner.typed_json import MAX_DEPTH, load_json
 
 from .. import hostile
@@ -56,9 +56,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def edit(record: Location, change: Callable[[Any], object]) -> None:
     """Change what a sealed record holds, as whoever can write it can."""
-    facts = unsealed(record.read_text())
+    facts = unseal(record.read_text())
     change(facts)
-    record.write_text(sealed(json.dumps(facts)))
+    record.write_text(seal(json.dumps(facts)))
 
 
 @pytest.mark.parametrize("name", LEADING_OUT)
@@ -311,7 +311,7 @@ def stage(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., o
 
     def load(**own: object) -> object:
         facts: dict[str, Any] = {"class": name, "uid": "T_1", "horovod_spark_runner": own}
-        own["metadata"] = sum_of(json.dumps(facts, sort_keys=True).encode())
+        own["metadata"] = compute_checksum(json.dumps(facts, sort_keys=True).encode())
         part = run.location.join("metadata", "part-00000")
         if not part.exists():
             part.parent.make_folder()

@@ -22,7 +22,7 @@ from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
 from horovod_spark_runner.data.store import read_footer
 from horovod_spark_runner.errors import CheckpointError, DataError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.filesystem import Location
 
 from .test_reader import dataset
@@ -93,7 +93,7 @@ def test_storage_that_fails_for_a_moment_or_hangs(
         answers.wait()
         return read(number)
 
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.0))
     piece = Piece(0, 0, 3)
     for act in (fail, hang):
         monkeypatch.setattr(reader, "_read_group", act)
@@ -104,7 +104,7 @@ def test_storage_that_fails_for_a_moment_or_hangs(
             reader.announce([piece] if announced else [])
             with pytest.raises(CheckpointError, match="parquet.*Input/output"):
                 reader.read(piece)
-    monkeypatch.setenv(patience.ANSWER_VARIABLE, "0.1")
+    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, "0.1")
     with pytest.raises(CheckpointError, match=r"parquet.*\b0\.1 s"):
         reader.read(piece)
     reader.close()  # which does not wait for it, either

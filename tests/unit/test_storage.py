@@ -30,10 +30,10 @@ from horovod_spark_runner.checkpoint.files import (
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
+from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed, unsealed
 
 HOSTILE = "a b'c\"d\né%20#?"
 
@@ -227,9 +227,9 @@ def test_checkpoints_come_back(directory: RunDirectory) -> None:
 def test_checkpoints_of_before_say_nothing_of_the_model(directory: RunDirectory) -> None:
     folder = save(directory, 3)
     file = folder / "checkpoint.json"
-    manifest = unsealed(file.read_text())
+    manifest = unseal(file.read_text())
     del manifest["model"]
-    file.write_text(sealed(json.dumps(manifest)))
+    file.write_text(seal(json.dumps(manifest)))
     found = newest_checkpoint(directory)
     assert found is not None
     assert (found[1].step, found[1].model) == (3, {})
@@ -383,7 +383,7 @@ class Flaky:
         for method in ("read_bytes", "read_text"):
             read = getattr(Location, method)
             monkeypatch.setattr(Location, method, self._failing(read, part))
-        monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+        monkeypatch.setattr(retries, "PAUSES", (0.0, 0.0))
 
     def _failing(self, read: Callable[..., Any], part: str) -> Callable[..., Any]:
         def failing(location: Location, *given: Any) -> Any:

@@ -26,9 +26,9 @@ from horovod_spark_runner.data.store import (
     sweep_incomplete,
 )
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
+from horovod_spark_runner.storage.checksums import seal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed
 
 KEY, OTHER = "0123456789abcdef", "f" * 16
 DAY = 86400.0
@@ -62,7 +62,7 @@ def test_manifests_survive(folder: Location) -> None:
     assert Manifest.from_json(found.to_json()) == found
     assert found.url == str(place)
     with pytest.raises(ValueError, match="format"):
-        Manifest.from_json(sealed(json.dumps({"format": FORMAT - 1})))
+        Manifest.from_json(seal(json.dumps({"format": FORMAT - 1})))
 
 
 def test_a_manifest_in_which_anything_has_changed_is_none(folder: Location) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_incomplete(
 
     with monkeypatch.context() as broken:
         broken.setattr(Location, "read_bytes", fail)
-        broken.setattr(patience, "PAUSES", ())
+        broken.setattr(retries, "PAUSES", ())
         assert sweep_incomplete(folder, float("-inf"), time.time()) == []
         with pytest.raises(CheckpointError, match="Input/output error"):
             list(find_datasets(folder, KEY))
@@ -139,7 +139,7 @@ def test_cleaning_up_never_fails(
         patched.setattr(Location, "list", refuse)
         discard_datasets(folder)
         sweep_incomplete(folder, 7 * DAY, time.time())
-        monkeypatch.setattr(patience, "PAUSES", ())
+        monkeypatch.setattr(retries, "PAUSES", ())
         with pytest.raises(CheckpointError, match="Permission denied"):
             list(find_datasets(folder, KEY))
     discard_datasets(folder)

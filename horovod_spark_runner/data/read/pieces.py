@@ -21,7 +21,7 @@ import pyarrow as pa
 from ...errors import CheckpointError, DataError
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
-from ...storage.patience import HungError, awaited, patiently
+from ...storage.retries import HungError, await_with_timeout, retry
 from ..manifest import Column, Manifest, RowGroup
 from .arrow_to_numpy import column_to_numpy
 from .open_files import OpenFiles
@@ -158,7 +158,7 @@ class PieceReader:
     def _awaited(self, number: int, future: Future[pa.Table]) -> pa.Table:
         place = self._files.location(self._group(number).file)
         try:
-            return awaited(future, str(place))
+            return await_with_timeout(future, str(place))
         except HungError as error:
             self._hangs = True
             raise CheckpointError(f"{place} cannot be read: {error}") from error
@@ -180,7 +180,7 @@ class PieceReader:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._bound.threads, "hsr-row-groups")
         message = f"{self._files.location(self._group(number).file)} cannot be read"
-        return self._threads.submit(patiently, functools.partial(self._read_group, number), message)
+        return self._threads.submit(retry, functools.partial(self._read_group, number), message)
 
     def _group(self, number: int) -> RowGroup:
         return self._manifest.row_groups[number]

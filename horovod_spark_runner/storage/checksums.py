@@ -16,33 +16,33 @@ if TYPE_CHECKING:  # it needs pyarrow, and what reads exported pipelines does no
 _BEGIN = '{"sha256": "%s", "content": '
 
 
-def sum_of(data: bytes | memoryview | Contents) -> str:
+def compute_checksum(data: bytes | memoryview | Contents) -> str:
     digest = hashlib.sha256()
     for part in data.parts() if isinstance(data, Contents) else (data,):
         digest.update(part)
     return digest.hexdigest()
 
 
-def sealed(text: str) -> str:
+def seal(text: str) -> str:
     """Return JSON that holds the JSON ``text`` and its sum."""
-    return _BEGIN % sum_of(text.encode()) + text + "}"
+    return _BEGIN % compute_checksum(text.encode()) + text + "}"
 
 
-def unsealed(text: str) -> Any:
-    """Return what the JSON holds that `sealed` made.
+def unseal(text: str) -> Any:
+    """Return what the JSON holds that `seal` made.
 
     Raises:
-        ValueError: it is damaged, or was not made by `sealed`.
+        ValueError: it is damaged, or was not made by `seal`.
     """
-    content = text[len(_BEGIN % sum_of(b"")) : -1]
+    content = text[len(_BEGIN % compute_checksum(b"")) : -1]
     if not text.startswith(_BEGIN.partition("%")[0]):
         raise ValueError("it is damaged, or of another format")
-    if text != sealed(content):
+    if text != seal(content):
         raise ValueError("it is damaged: its SHA-256 is not the one recorded")
     return load_json(content)
 
 
-def read_sums(value: object) -> dict[str, str]:
+def parse_checksums(value: object) -> dict[str, str]:
     """Return the sums of a folder's files by their names, as parsed JSON holds them.
 
     Raises:
@@ -53,7 +53,7 @@ def read_sums(value: object) -> dict[str, str]:
     return {check_name(name): digest for name, digest in value.items()}
 
 
-def write_summed(
+def write_with_checksum(
     write: Callable[[Callable[[Sink], None]], None], fill: Callable[[Sink], object]
 ) -> str:
     """Return the sum of what ``fill`` writes into the file that ``write`` makes.
@@ -75,7 +75,7 @@ def write_summed(
     return digest.hexdigest()
 
 
-def contents_checked(folder: Location, name: str, sums: Mapping[str, str]) -> Contents:
+def read_verified_file(folder: Location, name: str, sums: Mapping[str, str]) -> Contents:
     """Return the contents of the file ``name``, whose sum is among ``sums``; large ones mapped.
 
     They stay what they are whatever becomes of the file.
@@ -94,7 +94,7 @@ def contents_checked(folder: Location, name: str, sums: Mapping[str, str]) -> Co
     return contents
 
 
-def sum_checked(folder: Location, name: str, sums: Mapping[str, str]) -> None:
+def verify_file(folder: Location, name: str, sums: Mapping[str, str]) -> None:
     """Check the file ``name``, whose sum is among ``sums``, without holding it in memory.
 
     Raises:
@@ -110,7 +110,7 @@ def sum_checked(folder: Location, name: str, sums: Mapping[str, str]) -> None:
     _check_sum(name, digest.hexdigest(), recorded)
 
 
-def checked(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
+def read_verified(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
     """Return what ``read`` gives of the file ``name``, whose sum is among ``sums``.
 
     Raises:
@@ -121,7 +121,7 @@ def checked(name: str, read: Callable[[str], Contents], sums: Mapping[str, str])
         contents, recorded = read(name), sums[name]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    _check_sum(name, sum_of(contents), recorded)
+    _check_sum(name, compute_checksum(contents), recorded)
     return contents
 
 
