@@ -21,11 +21,11 @@ from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.cluster.spark.followed_jobs import told_of
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.datasets import frame_of, rows_to_write
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
-from horovod_spark_runner.data.prepare.footers import read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.materialize import materialize
+from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.storage.filesystem import Location
@@ -456,7 +456,8 @@ def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None
     code = f"""
 from pyspark.sql import SparkSession
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
-from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
+from horovod_spark_runner.data.prepare.columns import DataRequest
+from horovod_spark_runner.data.prepare.materialize import materialize
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()

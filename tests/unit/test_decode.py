@@ -17,7 +17,7 @@ from PIL import Image
 from horovod_spark_runner import DataError, Dataset
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare.checks import encoding_of
-from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import column_to_numpy, empty_rows

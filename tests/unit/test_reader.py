@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from horovod_spark_runner import DataError, Dataset, InvalidInputError
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.prepare.footers import read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.columns import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read import reader
 from horovod_spark_runner.data.read.sharding import plan_epoch

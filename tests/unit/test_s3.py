@@ -14,7 +14,7 @@ import pytest
 from horovod_spark_runner import Dataset
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.prepare.footers import read_footers
+from horovod_spark_runner.data.prepare.parquet import read_footers
 from horovod_spark_runner.data.store import (
     clear_datasets,
     delete_dataset,

@@ -18,14 +18,13 @@ from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, Matches, _faults, check_values
-from horovod_spark_runner.data.prepare.columns import Source
+from horovod_spark_runner.data.prepare.columns import Source, columns_of
 from horovod_spark_runner.data.prepare.fingerprint import (
     _file_facts,
     _plan_text,
     _relations,
     is_reproducible,
 )
-from horovod_spark_runner.data.prepare.layout import columns_of
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError
-from .columns import SPARK_TYPES, Source, elements, expression, sizes
+from .columns import SPARK_TYPES, Layout, Source, elements, expression, sizes
 from .schema import quoted
 
 if TYPE_CHECKING:
@@ -177,20 +177,6 @@ class Footer:
     finite: bool = True
     infinite: bool = False
     minimum: float | None = None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a column's values lie in the Parquet files.
-
-    Attributes:
-        sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
-        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
-            ``""`` for numbers and strings.
-    """
-
-    sizes: tuple[int, ...] = ()
-    encoding: str = ""
 
 
 def observations(sources: Sequence[Source]) -> list[SparkColumn]:

@@ -1,20 +1,36 @@
-"""The columns of a DataFrame as they are materialized, and the Spark expressions that do it.
+"""Columns of a dataset: from a DataFrame's (`Source`) to those that the ranks read (`Column`).
 
-Each column becomes one Parquet column of numbers, of strings, of lists of either, or of bytes, in
-the JVM.
+In the JVM, each column becomes one Parquet column of numbers, of strings, of lists of either, or of
+bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...cluster.spark.session import is_case_sensitive
 from ...errors import DataError
 from ...formatting import quote_all
-from ..manifest import TEXT
-from .schema import Roles, check_named, check_roles, check_unambiguous, field_hint, quoted
+from ..manifest import FORMAT, TEXT, Column
+from ..read.decode import decode_array, decode_value, fit_value
+from ..read.images import image_dtype, image_mode
+from .schema import (
+    Roles,
+    check_named,
+    check_roles,
+    check_shape_names,
+    check_shapes,
+    check_unambiguous,
+    field_hint,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -55,6 +71,10 @@ _ADVICE = {
 _BYTES_DTYPES = ("uint8", "uint16", "uint32", "uint64", "float16", *SPARK_TYPES)
 
 
+# Small row groups shuffle well, and were measured to read faster than large ones.
+ROW_GROUP_BYTES = 2 * 1024 * 1024
+
+
 @dataclass(frozen=True)
 class Source:
     """One column before it is materialized.
@@ -80,6 +100,33 @@ class Source:
     def is_text(self) -> bool:
         """Whether it holds strings."""
         return self.dtype == TEXT
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What to make of a DataFrame.
+
+    Attributes:
+        roles: the columns and their parts.
+        shapes: shapes of columns; as they are found where not given.
+        materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
+        dtypes: NumPy dtypes of columns, where the default is not wanted.
+        allow_nan: let NaN and infinite values pass.
+        reuse: use a dataset that is there already, and let others use this one.
+    """
+
+    roles: Roles
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    materializer: str = "petastorm"
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    allow_nan: bool = False
+    reuse: bool = True
+
+    def key(self, sources: Sequence[Source]) -> str:
+        """Return the identity of the request: which columns, in which types and shapes."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        wanted = [FORMAT, [asdict(s) for s in sources], shapes, self.allow_nan, ROW_GROUP_BYTES]
+        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def sources_of(
@@ -196,7 +243,7 @@ def expression(source: Source) -> SparkColumn:
     Raises:
         DataError: strings were to become numbers, or numbers strings, or real numbers integers.
     """
-    column = _column(source)
+    column = _spark_column(source)
     if source.kind == "binary":
         return column.alias(source.name)
     integers = not source.dtype.startswith("float")
@@ -223,7 +270,7 @@ def elements(source: Source) -> SparkColumn:
 
     if source.kind == "vector":
         return vector_elements(source, "float64")
-    column = _column(source)
+    column = _spark_column(source)
     if source.kind == "scalar":
         return F.array(column)
     for _ in range(source.depth - 1):
@@ -235,7 +282,9 @@ def sizes(source: Source, level: int) -> SparkColumn:
     """Return the lengths of all arrays of a row that lie ``level`` levels deep, from 1."""
     from pyspark.sql import functions as F
 
-    column = vector_elements(source, "float32") if source.kind == "vector" else _column(source)
+    column = (
+        vector_elements(source, "float32") if source.kind == "vector" else _spark_column(source)
+    )
     for _ in range(level - 2):
         column = _flatten(column)
     return F.array(F.size(column)) if level == 1 else F.transform(column, F.size)
@@ -246,12 +295,12 @@ def vector_elements(source: Source, dtype: str) -> SparkColumn:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
-    column = _column(source)
+    column = _spark_column(source)
     # Spark's function fails on null, and says neither where nor how often.
     return F.when(column.isNotNull(), vector_to_array(column, dtype))
 
 
-def _column(source: Source) -> SparkColumn:
+def _spark_column(source: Source) -> SparkColumn:
     from pyspark.sql import functions as F
 
     return F.col(quoted(source.name))
@@ -261,3 +310,113 @@ def _flatten(column: SparkColumn) -> SparkColumn:
     from pyspark.sql import functions as F
 
     return F.flatten(column)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a column's values lie in the Parquet files.
+
+    Attributes:
+        sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
+        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
+            ``""`` for numbers and strings.
+    """
+
+    sizes: tuple[int, ...] = ()
+    encoding: str = ""
+
+
+def columns_of(
+    sources: Sequence[Source],
+    layouts: Mapping[str, Layout],
+    shapes: Mapping[str, tuple[int, ...]],
+    first_value: Callable[[str], bytes],
+) -> tuple[Column, ...]:
+    """Return the columns of a dataset.
+
+    Args:
+        sources: the columns as they were written.
+        layouts: how their values lie.
+        shapes: shapes asked for, by column.
+        first_value: gives the first row's bytes of a column.
+
+    Raises:
+        DataError: a shape names no column or does not fit, or the first value cannot be decoded.
+    """
+    check_shape_names(shapes, [source.name for source in sources])
+    return tuple(
+        _read_column(source, layouts[source.name], shapes.get(source.name), first_value)
+        for source in sources
+    )
+
+
+def _read_column(
+    source: Source,
+    layout: Layout,
+    shape: tuple[int, ...] | None,
+    first_value: Callable[[str], bytes],
+) -> Column:
+    name = source.name
+    if layout.encoding == "image":
+        return _image_column(source, shape, first_value(name))
+    if layout.encoding in ("npy", "npz"):
+        array = decode_array(name, layout.encoding, first_value(name))
+        fitted = _fit(name, shape, array.shape)
+        if fitted != array.shape:
+            raise DataError(
+                f"shapes gives column {name!r} the shape {fitted}, but its arrays have the shape "
+                f"{array.shape}"
+            )
+        column = Column(name, source.dtype or _number(name, array.dtype), fitted, layout.encoding)
+        fit_value(column, array, "the first row holds")
+        return column
+    if layout.encoding == "raw":
+        dtype = source.dtype or "uint8"
+        (size,) = layout.sizes
+        if not size or size % np.dtype(dtype).itemsize:
+            raise DataError(
+                f"column {name!r} holds {size} bytes per row, which are no whole number of "
+                f"{dtype}; give its type with dtypes={{{name!r}: …}}, and its shape in shapes"
+            )
+        sizes = (size // np.dtype(dtype).itemsize,)
+        return Column(name, dtype, _fit(name, shape, sizes), "raw")
+    return Column(name, source.dtype, _fit(name, shape, layout.sizes))
+
+
+def _fit(name: str, shape: tuple[int, ...] | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a column whose rows have ``sizes``."""
+    if 0 in sizes:
+        raise DataError(f"column {name!r} holds empty arrays only")
+    if shape is None:
+        return sizes
+    return check_shapes({name: shape}, {name: math.prod(sizes) if sizes else 0})[name]
+
+
+def missing_image_shape(name: str) -> DataError:
+    """Return the error for a column of encoded images without a shape."""
+    return DataError(
+        f"column {name!r} holds encoded images; give the size to read them in: "
+        f"data=DataOptions(shapes={{{name!r}: (height, width, channels)}}) for run_training, "
+        f"shapes={{{name!r}: (height, width, channels)}} elsewhere"
+    )
+
+
+def _image_column(source: Source, shape: tuple[int, ...] | None, data: bytes) -> Column:
+    if shape is None:
+        raise missing_image_shape(source.name)
+    image_mode(source.name, shape)
+    dtype = source.dtype or image_dtype(source.name, data)
+    column = Column(source.name, dtype, shape, "image")
+    decode_value(column, data, None, None)  # Pillow is there, and the first image is one that fits
+    return column
+
+
+def _number(name: str, dtype: np.dtype) -> str:
+    """Return the dtype to train an array in: real numbers in float32."""
+    if dtype.kind == "b":
+        return "int8"
+    if dtype.kind == "f":
+        return "float32"
+    if dtype.kind in "iu":
+        return str(dtype.name)
+    raise DataError(f"column {name!r} holds arrays of {dtype}, which cannot be trained on")

@@ -19,11 +19,9 @@ from ...storage.paths import without_secrets
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS, encoding_of, name_row
-from .columns import sources_of
-from .footers import STREAM_LOG, parquet_files, read_metadata
-from .layout import missing_image_shape
-from .materialize import DataRequest, Materialized, materialize
-from .parquet import open_parquet
+from .columns import DataRequest, missing_image_shape, sources_of
+from .materialize import Materialized, materialize
+from .parquet import STREAM_LOG, open_parquet, parquet_files, read_metadata
 from .schema import Roles, check_named, quoted
 from .split import check_validation, split_rows
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import logging
 import re
 import threading
@@ -22,22 +20,21 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.spark.session import classic_context
 from ...errors import DataError, InvalidInputError
 from ...storage.filesystem import Location
 from ...storage.folders import delete_quietly
-from ..manifest import FORMAT, Manifest
+from ..manifest import Manifest
 from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
 from .checks import check_values, levels, nested_observations, observations
-from .columns import Source, expression, sources_of
+from .columns import ROW_GROUP_BYTES, DataRequest, Source, columns_of, expression, sources_of
 from .fingerprint import source_fingerprint
-from .footers import first_value, manifest_of, read_footers
-from .layout import columns_of
-from .schema import Roles, quoted
+from .parquet import first_value, manifest_of, read_footers
+from .schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -59,38 +56,9 @@ _STORAGE_FAULTS = (
     "Mkdirs failed to create",
 )
 
-# Small row groups shuffle well, and were measured to read faster than large ones.
-ROW_GROUP_BYTES = 2 * 1024 * 1024
 CODEC = "snappy"
 # What killed writers left is deleted by the next one after this time, in seconds.
 INCOMPLETE_AFTER = 7 * 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """What to make of a DataFrame.
-
-    Attributes:
-        roles: the columns and their parts.
-        shapes: shapes of columns; as they are found where not given.
-        materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
-        dtypes: NumPy dtypes of columns, where the default is not wanted.
-        allow_nan: let NaN and infinite values pass.
-        reuse: use a dataset that is there already, and let others use this one.
-    """
-
-    roles: Roles
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    materializer: str = "petastorm"
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    allow_nan: bool = False
-    reuse: bool = True
-
-    def key(self, sources: Sequence[Source]) -> str:
-        """Return the identity of the request: which columns, in which types and shapes."""
-        shapes = {name: list(shape) for name, shape in self.shapes.items()}
-        wanted = [FORMAT, [asdict(s) for s in sources], shapes, self.allow_nan, ROW_GROUP_BYTES]
-        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

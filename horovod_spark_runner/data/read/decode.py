@@ -21,7 +21,7 @@ from ...errors import DataError
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
 from .images import decode_image
-from .pieces import PieceReader
+from .row_groups import RowGroupReader
 from .sharding import Piece
 
 _RETURNED = "its transform returned"
@@ -284,7 +284,7 @@ def absent_classes(manifest: Manifest, label: str, classes: Iterable[int]) -> li
         DataError: a value cannot be read.
     """
     left = set(classes)
-    reader = PieceReader(manifest, [manifest.column(label)])
+    reader = RowGroupReader(manifest, [manifest.column(label)])
     try:
         for number, group in enumerate(manifest.row_groups):
             if not left:

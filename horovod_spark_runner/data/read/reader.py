@@ -24,7 +24,7 @@ from ...storage.arrays import Arrays
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
 from .decode import RowDecoder, UndecodableRow
-from .pieces import PieceReader
+from .row_groups import RowGroupReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
 # Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
@@ -94,7 +94,7 @@ class DatasetReader:
         self._manifest = manifest
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
-        self._pieces = PieceReader(manifest, self._columns, keep_bytes)
+        self._pieces = RowGroupReader(manifest, self._columns, keep_bytes)
         self._decode = RowDecoder(self._columns, transforms or {}, manifest.allow_nan)
         row_bytes = max(1, sum(column.size for column in self._columns))
         self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))

@@ -1,8 +1,8 @@
 """Row groups to NumPy arrays, read ahead by several threads.
 
 Reading from an object store waits most of the time, and decoding Parquet is work for more than one
-core. So the rows that will be asked for are announced, and their row groups read while others are
-in use. A dataset that fits into memory is read only once.
+core. So the next rows are announced, and their row groups read while others are in use. A dataset
+that fits into memory is read only once.
 """
 
 from __future__ import annotations
@@ -10,22 +10,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ...errors import CheckpointError, DataError
 from ...storage.arrays import Arrays
+from ...storage.checksums import compute_checksum
 from ...storage.filesystem import Location
 from ...storage.retries import HungError, await_with_timeout, retry
 from ..manifest import Column, Manifest, RowGroup
 from .arrow_to_numpy import column_to_numpy
-from .open_files import OpenFiles
 from .sharding import Piece
+
+# Kept open while no thread reads them; far below the 1,024 files that a process may have open.
+IDLE_FILES = 64
+# Kept of files of distant storage: without one, a request or two are made before the first row.
+FOOTERS = 512
+_MAGIC = b"PAR1"
+# Bytes read at once; only a footer of many row groups or columns is larger.
+_TAIL = 64 * 1024
+# Of the footer's length and the mark behind it.
+_END = 8
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ NEAR = ReadAhead(4, 8 * 1024 * 1024)
 FAR = ReadAhead(16, 64 * 1024 * 1024)
 
 
-class PieceReader:
+class RowGroupReader:
     """Reads parts of a dataset's row groups.
 
     Args:
@@ -65,7 +77,7 @@ class PieceReader:
     ) -> None:
         self._manifest = manifest
         self._columns = list(columns)
-        self._files = OpenFiles(manifest)
+        self._files = _OpenFiles(manifest)
         self._bound = ahead or (NEAR if Location(manifest.url).is_local else FAR)
         self._threads: ThreadPoolExecutor | None = None
         self._hangs = False  # one of them
@@ -211,3 +223,118 @@ class PieceReader:
             f"column {column.name!r} has values that are NaN or infinite, first in "
             f"{self.describe(piece, int(rows[0]))}; let them pass with allow_nan=True"
         )
+
+
+class _OpenFiles:
+    """Opens a dataset's files and keeps those that were used last.
+
+    Args:
+        manifest: the dataset.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._location = Location(manifest.url)
+        self._lock = threading.Lock()
+        # By file and order of use; a file may be open more than once.
+        self._idle: list[tuple[int, pq.ParquetFile]] = []
+        self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
+
+    def take(self, number: int) -> pq.ParquetFile:
+        """Return one of the dataset's files, which is nobody else's until it is put back.
+
+        Raises:
+            DataError: it is gone, or another one than when the dataset was made.
+            OSError: the storage fails.
+        """
+        with self._lock:
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == number:
+                    return self._idle.pop(index)[1]
+            footer = self._footers.get(number)
+        location = self.location(number)
+        try:
+            stream = location.open_input()
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{location} is gone, which was there when the dataset was made; leave its files "
+                "as long as they are read"
+            ) from error
+        footer = footer or self._checked(number, stream)
+        # Over a network, few large requests are faster than many small ones. Writers like
+        # Spark's leave a sum of each page, by which a damaged one is known.
+        file = pq.ParquetFile(
+            stream,
+            metadata=footer,
+            pre_buffer=not location.is_local,
+            page_checksum_verification=True,
+        )
+        if not location.is_local:
+            self._keep(number, footer)
+        return file
+
+    def _checked(self, number: int, stream: pa.NativeFile) -> pq.FileMetaData:
+        place, wanted = self.location(number), self._manifest.footers
+        try:
+            footer, checksum = read_footer(stream)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{place} is no Parquet file any more: {error}") from error
+        if wanted and checksum != wanted[number]:
+            raise DataError(
+                f"{place} is another file than when the dataset was made: its footer has changed. "
+                "Leave files as they are while they are read; of a dataset that was materialized, "
+                "delete the folder, and the rows are written again"
+            )
+        return footer
+
+    def put_back(self, number: int, file: pq.ParquetFile) -> None:
+        """Take a file that has been read from; one that has not been used for long is closed."""
+        oldest = None
+        with self._lock:
+            self._idle.append((number, file))
+            if len(self._idle) > IDLE_FILES:
+                _, oldest = self._idle.pop(0)
+        if oldest is not None:
+            _close(oldest)
+
+    def location(self, number: int) -> Location:
+        return self._location.join(self._manifest.files[number])
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._footers.clear()
+        for _, file in idle:
+            _close(file)
+
+    def _keep(self, number: int, footer: pq.FileMetaData) -> None:
+        with self._lock:
+            self._footers[number] = footer
+            self._footers.move_to_end(number)
+            if len(self._footers) > FOOTERS:
+                self._footers.popitem(last=False)
+
+
+def _close(file: pq.ParquetFile) -> None:
+    """Close it and what it reads from, which it was given open."""
+    file.close(force=True)
+
+
+def read_footer(stream: pa.NativeFile) -> tuple[pq.FileMetaData, str]:
+    """Return a file's footer, and its checksum.
+
+    Args:
+        stream: the file, opened to be read anywhere.
+
+    Raises:
+        pa.ArrowInvalid: it is no Parquet file.
+    """
+    size = stream.size()
+    tail = stream.read_at(min(size, _TAIL), max(0, size - _TAIL))
+    whole = int.from_bytes(tail[-_END:-4], "little") + _END
+    if tail[-4:] != _MAGIC or whole > size:
+        raise pa.ArrowInvalid(f"it does not end with a footer of Parquet ({size} bytes)")
+    if whole > len(tail):
+        tail = stream.read_at(whole, size - whole)
+    footer = tail[-whole:]
+    return pq.read_metadata(pa.BufferReader(_MAGIC + footer)), compute_checksum(footer)[:16]

@@ -12,10 +12,9 @@ import pytest
 
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.datasets import like
-from horovod_spark_runner.data.prepare.footers import parquet_files, read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.parquet import open_parquet, parquet_files, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.model.files import FilesRequest, plan_files
