@@ -1,4 +1,4 @@
-"""Files for the ranks that are too large for their call: kept in the run directory meanwhile."""
+"""Attachments of a call: contents too large to be sent, left in the run directory for the ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ELSEWHERE = "; the run directory must be a place that the driver and all execut
 
 @dataclass(frozen=True)
 class AttachedFile:
-    """Contents that lie in the run directory while a call trains.
+    """Contents in the run directory, while a call trains.
 
     Attributes:
         place: the file.
@@ -34,7 +34,7 @@ class AttachedFile:
     size: int
 
     def contents(self) -> Contents:
-        """Return what was handed over; nothing of it is in memory yet.
+        """Return the contents, verified but not yet in memory.
 
         Raises:
             CheckpointError: it is missing, damaged or cannot be read.
@@ -47,17 +47,17 @@ class AttachedFile:
             return Contents(FilePart(str(self.place), 0, self.size))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self.place}, which the driver has left for the ranks, cannot be read: {error}"
+                f"{self.place}, an attachment for the ranks, cannot be read: {error}"
                 f"{_ELSEWHERE if isinstance(error.__cause__, FileNotFoundError) else ''}"
             ) from error
 
 
-# What a call carries of contents: themselves, or where they are.
+# Contents of a call: themselves, or their attachment.
 Carried: TypeAlias = "Contents | AttachedFile"
 
 
 def contents_of(carried: Carried) -> Contents:
-    """Return what a call carries, or says where it is.
+    """Return contents, or those of an attachment.
 
     Raises:
         CheckpointError: see `AttachedFile.contents`.
@@ -69,7 +69,7 @@ class AttachmentWriter:
     """Leaves large contents in a run directory; see `open_attachments`.
 
     Args:
-        folder: where to.
+        folder: the folder for them.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -77,10 +77,10 @@ class AttachmentWriter:
         self._count = 0
 
     def __call__(self, carried: Carried) -> Carried:
-        """Return what the call is to carry: small contents as they are.
+        """Attach large contents; return small ones unchanged.
 
         Raises:
-            CheckpointError: the run directory does not take them.
+            CheckpointError: they cannot be written.
         """
         if isinstance(carried, AttachedFile) or carried.size <= SMALL_BYTES:
             return carried
@@ -91,18 +91,18 @@ class AttachmentWriter:
             checksum = write_with_checksum(place.write_by, lambda sink: sink.write_all(carried))
         except OSError as error:
             raise CheckpointError(
-                f"{place}: the run directory does not take the {carried.size:,} bytes that the "
-                f"ranks are to begin with: {error}"
+                f"{place}: the {carried.size:,} bytes that the ranks start with could not be "
+                f"written: {error}"
             ) from error
         return AttachedFile(place, checksum, carried.size)
 
 
 @contextlib.contextmanager
 def open_attachments(directory: RunDirectory) -> Iterator[AttachmentWriter]:
-    """Hand large contents to the ranks of a call, whose lock is held; at the end they go."""
-    with contextlib.suppress(OSError):  # what a killed call has left
+    """Yield what attaches large contents to a call that holds the lease; delete them at the end."""
+    with contextlib.suppress(OSError):  # of a killed call
         directory.attachments.delete_folder()
-    # Its own: a call that has lost the lock leaves alone what the next one hands over.
+    # A folder per call: one that has lost the lease must not delete the next one's.
     folder = directory.attachments.join(uuid.uuid4().hex[:8])
     try:
         yield AttachmentWriter(folder)

@@ -1,11 +1,11 @@
-"""Saving and finding checkpoints; knows arrays and JSON, no framework.
+"""Checkpoint files: save, find, verify and prune them; imports no framework.
 
 A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
-SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
-not fit, is not a checkpoint: it is skipped, loudly, for the one before. The driver, which needs no
-arrays, reads ``checkpoint.json`` only; whoever needs the others checks their sums where it reads
-them. One that cannot be read now may be whole: it is tried again, and neither skipped nor deleted.
-On storage that can rename a folder, the whole folder appears in one step.
+SHA-256 of the others and of itself and is written last. So a folder without it, or with wrong
+checksums, is no checkpoint: it is skipped, with a warning, for the one before. The driver needs no
+arrays and reads ``checkpoint.json`` only; the ranks verify the other files when they read them. A
+checkpoint that cannot be read now may be whole: the read is retried, and it is neither skipped nor
+deleted. On storage that can rename a folder, the whole folder appears in one step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MANIFEST_FILE = "checkpoint.json"
 T = TypeVar("T")
 
 LogValue: TypeAlias = "str | int | float | bool | list[LogValue] | None"
-# What an epoch told, by name, as JSON: numbers, and lists where a metric gives several.
+# Logs of an epoch, by name, as JSON: numbers, and lists where a metric has several.
 PlainLogs: TypeAlias = Mapping[str, LogValue]
 
 
@@ -67,8 +67,8 @@ class CheckpointInfo:
         run_id: identity of the run.
         order: what the order of samples follows from: global batch, seed, shuffle, window, steps
             per epoch.
-        settings: what the run was started with.
-        state: small values that training goes on with, such as the unscaled learning rate.
+        settings: settings of the run.
+        state: small values that training continues with, such as the unscaled learning rate.
         rank_states: small values of each rank, such as the state of its callbacks.
         model: the model's layers and what it was compiled with (``describe_model``), and by which
             optimizer which weights are trained; empty in checkpoints of earlier versions.
@@ -91,21 +91,21 @@ class CheckpointInfo:
 
 
 class IncompleteCheckpoint(ValueError):
-    """The folder was left by a writer that did not come to its end."""
+    """The folder was left by a writer that did not finish."""
 
 
 def save_checkpoint(
     directory: RunDirectory, info: CheckpointInfo, files: Mapping[str, Arrays]
 ) -> Location:
-    """Write a checkpoint and return its folder; a reader sees all of it or nothing.
+    """Write a checkpoint atomically and return its folder.
 
     Args:
         directory: the run directory.
-        info: what it is.
+        info: all of it but its arrays.
         files: arrays by name, by file name.
 
     Raises:
-        OSError: the storage does not take it; other checkpoints are untouched.
+        OSError: the storage fails; other checkpoints are untouched.
     """
     folder = directory.checkpoint(info.step)
     if folder.renames_whole:
@@ -138,9 +138,9 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
 
     Args:
         directory: the run directory.
-        newest: step of the checkpoint just written. What claims to be later was damaged when
-            this run began; it does not count and is not touched.
-        options: how many to keep, and which metric tells the best.
+        newest: step of the checkpoint just written. Later ones were damaged when this run began;
+            they do not count and are not touched.
+        options: how many to keep, and the metric of the best.
     """
     whole: dict[int, CheckpointInfo] = {}
     for step in directory.checkpoint_steps():
@@ -180,7 +180,7 @@ def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -
 
 
 def read_info(folder: Location) -> CheckpointInfo:
-    """Return what ``checkpoint.json`` in ``folder`` says.
+    """Return the contents of ``checkpoint.json`` in ``folder``.
 
     Raises:
         IncompleteCheckpoint: there is none.
@@ -191,7 +191,7 @@ def read_info(folder: Location) -> CheckpointInfo:
 
 
 def verify_checkpoint(folder: Location) -> CheckpointInfo:
-    """Return what a checkpoint is, after every file of it was read and its sum checked.
+    """Read all files of a checkpoint, verify them, and return its `CheckpointInfo`.
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
@@ -204,7 +204,7 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
 
 
 def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[str, np.ndarray]]]:
-    """Return a checkpoint: what it is, and its arrays by name, by file name.
+    """Return a checkpoint's info, and its arrays by name, by file name.
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
@@ -215,7 +215,7 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
 
 
 def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
-    """Return a checkpoint: what it is, and one of its files, whose sum was checked.
+    """Return a checkpoint's info, and one of its files, verified.
 
     Raises:
         ValueError: there is no such file, or its contents have changed.
@@ -230,16 +230,16 @@ def newest_checkpoint(
     run_id: str | None = None,
     say: Callable[[str], None] = logger.warning,
 ) -> tuple[Location, CheckpointInfo] | None:
-    """Return the newest checkpoint, by what the manifests say: no arrays are read.
+    """Return the newest checkpoint, by its manifest; no arrays are read.
 
     Args:
         directory: the run directory.
-        run_id: identity of the run; a checkpoint of another run is passed over.
-        say: takes a line about each that is skipped.
+        run_id: identity of the run; a checkpoint of another run is skipped.
+        say: prints a line about each skipped one.
 
     Raises:
         RunDirectoryError: there are checkpoints, but none can be resumed from.
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
     newest = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
     return None if newest is None else newest[:2]
@@ -249,7 +249,7 @@ def read_steps(directory: RunDirectory) -> tuple[int, ...]:
     """Return the steps of all checkpoints there are, whole or not.
 
     Raises:
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
     problem = f"{directory.checkpoints} cannot be read"
     return tuple(retry(directory.checkpoint_steps, problem))
@@ -263,19 +263,19 @@ def newest_readable(
     newest: int | None = None,
     say: Callable[[str], None] = logger.warning,
 ) -> tuple[Location, CheckpointInfo, T] | None:
-    """Return the newest checkpoint that can be read; tells of those that cannot.
+    """Return the newest checkpoint that can be read; report those that cannot.
 
     Args:
         directory: the run directory.
-        read: reads as much of it as is needed, such as `load_checkpoint`.
-        run_id: identity of the run; a checkpoint of another run is passed over.
-        newest: steps of the newest that counts.
+        read: reads the needed part of it, such as `load_checkpoint`.
+        run_id: identity of the run; a checkpoint of another run is skipped.
+        newest: step of the newest one to consider.
         say: takes a line about each that is skipped.
 
     Raises:
-        RunDirectoryError: there are checkpoints, but none can be resumed from: starting anew would
-            in the end delete what may still be saved.
-        CheckpointError: the storage fails, again and again.
+        RunDirectoryError: there are checkpoints, but none is usable: starting anew would in the
+            end delete what may still be repaired.
+        CheckpointError: the storage fails repeatedly.
     """
     damaged = []
     for step in read_steps(directory):
@@ -304,7 +304,7 @@ def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
         manifest = unseal(folder.join(MANIFEST_FILE).read_text())
         if manifest["format"] != FORMAT:
-            raise ValueError("it is of another format")
+            raise ValueError("it has another format")
         return read_fields(manifest, CheckpointInfo), parse_checksums(manifest["sums"])
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error

@@ -35,7 +35,7 @@ class CheckpointManager:
         spec: the training.
         world: communicator of all ranks.
         trainee: the built model.
-        synchroniser: tells shared state, which is saved once, from each rank's.
+        synchroniser: defines which state is shared, and saved once.
         restored: the checkpoint that the training resumes from, if any.
     """
 
@@ -69,12 +69,12 @@ class CheckpointManager:
     # -- taking one ----------------------------------------------------------------------------
 
     def is_due(self, step: int) -> bool:
-        """Tell, equally on all ranks, whether one is due after ``step`` steps of the run."""
+        """Return whether one is due after ``step`` steps of the run; the same on all ranks."""
         every = self._options.every_steps
         return every is not None and step % every == 0
 
     def is_due_by_clock(self) -> bool:
-        """Tell whether this rank asks for one because of the time."""
+        """Return whether this rank requests one because of ``every_minutes``."""
         minutes = self._options.every_minutes
         if self._rank or minutes is None:
             return False
@@ -91,10 +91,10 @@ class CheckpointManager:
         """Take a checkpoint; every rank must call it at the same step, where all have met.
 
         Args:
-            progress: how far the training has come.
-            hooks: what keeps a state of its own.
-            state: of the training, as JSON.
-            accounts: where the time of whole epochs went; see `RunDirectory.write_metrics`.
+            progress: the training's progress.
+            hooks: its callbacks.
+            state: state of the training, as JSON.
+            accounts: time breakdown of whole epochs; see `RunDirectory.write_metrics`.
             then: called on rank 0 once it is written.
 
         Raises:
@@ -137,10 +137,10 @@ class CheckpointManager:
         self._writer.submit(info, files, tuple(accounts), then)
 
     def check_metric(self, logs: dict[str, float]) -> None:
-        """Check, after a first step, that there will be a metric to tell the best by.
+        """Check, after the first step, that ``best_metric`` will exist.
 
         Raises:
-            InvalidInputError: there will not.
+            InvalidInputError: it will not.
         """
         if self._metric_known:
             return
@@ -149,16 +149,16 @@ class CheckpointManager:
             names += [f"val_{name}" for name in names]
         if self._options.best_metric not in names:
             raise InvalidInputError(
-                f"best_metric={self._options.best_metric!r} is no metric of this training; it has "
+                f"unknown best_metric={self._options.best_metric!r}; this training has "
                 + ", ".join(names)
             )
         self._metric_known = True
 
     def _look_for_metric(self, progress: Progress) -> None:
-        """Tell, after the first epoch that has all results, if none is the one asked for.
+        """Warn, after the first epoch that has all results, if ``best_metric`` is none of them.
 
-        Here are the results that are not known after a first step: those of a model's own steps,
-        and what callbacks add, perhaps not to every epoch.
+        Some results are unknown after the first step: those of a model's own steps, and those that
+        callbacks add, perhaps not in every epoch.
         """
         validates = self._spec.validation is None or self._spec.fit.validates(progress.epoch - 1)
         if self._metric_known or progress.epoch_step or not progress.history or not validates:
@@ -173,11 +173,11 @@ class CheckpointManager:
             )
 
     def poll(self) -> None:
-        """Raise what went wrong in writing, if anything did."""
+        """Raise the error of an earlier write, if any."""
         self._writer.poll()
 
     def finish(self) -> None:
-        """Wait until all that was taken is written."""
+        """Wait until all checkpoints are written."""
         self._writer.wait()
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ from .model_state import Variable, separate_seed
 if TYPE_CHECKING:
     from ..training.trainee import Hooks, Trainee
 
-# Generators of Python and NumPy, which begin alike on all ranks.
+# Generators of Python and NumPy, which start equal on all ranks.
 COMMON_GENERATORS = ("python", "numpy")
 
-# How a metric's variable becomes that of fewer or more ranks, if it is an array that may be joined.
+# Merge of a metric's variable, for another number of ranks, that joins the ranks' arrays.
 JOIN = "join"
-# Bytes of the largest array of a callback that every rank keeps for itself.
+# Bytes of the largest array of a callback that is saved for every rank.
 _SMALL = 64 * 1024
 
 
@@ -32,10 +32,10 @@ class RankState:
 
     Attributes:
         values: what is JSON: ``random``, ``callbacks``, ``trained_by`` (see `TrainingVariables`)
-            where optimizers are each rank's own and, within an epoch, the names of ``metrics``.
-        arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
-            keeps), ``variable/…`` (what is not as on rank 0) and ``callback/…`` (large ones of rank
-            0 only).
+            where each rank has its optimizers and, within an epoch, the names of ``metrics``.
+        arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (the strategy's state),
+            ``variable/…`` (variables that differ from rank 0's) and ``callback/…`` (large ones of
+            rank 0 only).
     """
 
     values: dict[str, Any]
@@ -60,9 +60,9 @@ def capture_rank(
     Args:
         trainee: its model.
         hooks: its callbacks.
-        synchroniser: its way of synchronising.
+        synchroniser: its strategy.
         rank: its number.
-        in_epoch: whether an epoch is not over: the sums of metrics count within one only.
+        in_epoch: whether an epoch is unfinished: the sums of metrics count within one only.
     """
     random_values, random_arrays = capture_random(trainee.generators())
     callback_values, callback_arrays = hooks.capture()
@@ -90,7 +90,7 @@ def capture_rank(
 
 
 def _unshared_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
-    """Return what is not as on rank 0: optimizers, where ranks share weights only."""
+    """Return variables that differ from rank 0's: optimizers, where ranks share weights only."""
     if synchroniser.alike is Alike.EVERYTHING:
         return {}
     captured = trainee.variables.capture()
@@ -103,7 +103,7 @@ def restore_rank(
     """Bring this rank to ``state``; metrics only where they are in it.
 
     Raises:
-        RunDirectoryError: the model keeps other metrics now.
+        RunDirectoryError: the model has other metrics now.
     """
     apart = synchroniser.alike is not Alike.EVERYTHING
     if apart:  # a weight that no row of this rank has used may have no moments here
@@ -144,12 +144,12 @@ def _listed(names: list[str] | None) -> str:
 def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     """Return the state that ``rank`` of ``size`` continues with. Pure.
 
-    With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
-    ranks becomes that of all, what is rank 0's stays, what can be joined is), and a rank that was
-    not there before takes rank 0's generators of Python and NumPy. Its random layers get streams of
-    their own, the framework's generators stay as the rank has begun, and of what the way of
-    synchronising keeps it gets what is shared. What that keeps as terms of a sum over the ranks is
-    added up on rank 0.
+    With another number of ranks, sums of metrics are added up on rank 0; means over ranks become
+    the mean of all, rank 0's values stay, and joinable arrays are joined. Of the strategy's state,
+    terms of a sum over the ranks are added up on rank 0.
+
+    A new rank takes rank 0's generators of Python and NumPy and the shared part of the strategy's
+    state. Its random layers get separate streams; the framework's generators stay as they started.
     """
     first = states[0]
     source = states[rank] if rank < len(states) else first
@@ -175,13 +175,13 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
 
 
 def _is_stream(name: str) -> bool:
-    """Tell whether an array is a generator of which each rank has a stream of its own."""
+    """Return whether an array is a generator that has a separate stream on each rank."""
     group, _, generator = name.partition("/")
     return group == "random" and generator not in COMMON_GENERATORS
 
 
 def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
-    """Return what ``rank`` keeps of a metric's variable, so that nothing of it is lost."""
+    """Return the part of a metric's variable for ``rank``, so that nothing is lost."""
     first = parts[0]
     if merge == "first":
         return first
@@ -194,7 +194,7 @@ def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
 
 
 def join_states(states: list[RankState]) -> Arrays:
-    """Return the arrays of all ranks, their names led by the rank."""
+    """Return the arrays of all ranks, with the rank before each name."""
     return {
         f"{rank:05d}/{name}": array
         for rank, state in enumerate(states)
@@ -203,7 +203,7 @@ def join_states(states: list[RankState]) -> Arrays:
 
 
 def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState]:
-    """Return what `join_states` joined, in the order of ranks."""
+    """Return the states that `join_states` joined, in the order of ranks."""
     states = [RankState(value, {}) for value in values]
     for name, array in arrays.items():
         rank, _, rest = name.partition("/")
@@ -212,12 +212,12 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
 
 
 def numbered(variables: Sequence[Variable]) -> Arrays:
-    """Return copies of the values, named by their number."""
+    """Return copies of the values, by their number."""
     return {f"{number:05d}": np.array(v.numpy()) for number, v in enumerate(variables)}
 
 
 def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
-    """Assign what `numbered` returned."""
+    """Assign the values that `numbered` returned."""
     for number, variable in enumerate(variables):
         variable.assign(arrays[f"{number:05d}"])
 
@@ -226,7 +226,7 @@ def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, 
     """Return the state of all global generators of this process.
 
     Args:
-        framework_states: the states of the framework's own, by name.
+        framework_states: the states of the framework's generators, by name.
     """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -242,9 +242,9 @@ def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, 
 def restore_random(
     state: dict[str, Any], arrays: Arrays, framework_states: Mapping[str, Variable]
 ) -> None:
-    """Put all global generators into a state that `capture_random` returned.
+    """Restore all global generators to a state that `capture_random` returned.
 
-    Those of the framework that are not in it stay as they are.
+    Generators of the framework that it lacks are unchanged.
     """
     version, gauss = state["python"]
     random.setstate((version, tuple(int(word) for word in arrays["python"]), gauss))

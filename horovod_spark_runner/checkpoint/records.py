@@ -1,7 +1,7 @@
 """Validate records of a run directory. Pure.
 
-A file may be cut short, or damaged within. What is left of such a record is not shown: a part of
-its calls would look like all of them.
+A file may be cut short, or damaged within. Such a record is not shown at all: a part of its calls
+would look like all of them.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def _has_fields(value: object, cls: type[object]) -> bool:
 
 
 def is_object(value: object) -> bool:
-    """Tell whether ``value`` is a dictionary."""
+    """Return whether ``value`` is a dictionary."""
     return isinstance(value, dict)
 
 
 def is_account(value: object) -> bool:
-    """Tell whether ``value`` is a time breakdown by rank."""
+    """Return whether ``value`` is a time breakdown by rank."""
     return _has_fields(value, _Account) and all(
         len(each) == len(value["ranks"])  # type: ignore[index]
         for each in value["seconds"].values()  # type: ignore[index]
@@ -81,12 +81,12 @@ def is_account(value: object) -> bool:
 
 
 def is_attempt(value: object) -> bool:
-    """Tell whether ``value`` has the fields of an `Attempt`."""
+    """Return whether ``value`` has the fields of an `Attempt`."""
     return _has_fields(value, Attempt)
 
 
 def is_call(value: object) -> bool:
-    """Tell whether ``value`` is the record of a call."""
+    """Return whether ``value`` is the record of a call."""
     if not (isinstance(value, dict) and _has_fields(value, _Call)):
         return False
     accounts = value.get("accounts", {})
@@ -94,5 +94,5 @@ def is_call(value: object) -> bool:
 
 
 def is_settings(value: object) -> bool:
-    """Tell whether ``value`` holds settings of a run."""
+    """Return whether ``value`` holds settings of a run."""
     return _has_fields(value, _Settings)

@@ -1,4 +1,4 @@
-"""The layout of a run directory; the one place that knows its names.
+"""Run directory: its layout, and all names of its files.
 
 ::
 
@@ -7,22 +7,22 @@
         lock.json                   lease of the run that writes here, while it lasts
         .lock                       empty; is locked while lock.json changes hands
         config.json                 settings of the newest call
-        attempts.jsonl              one line per attempt: when, where from, how it ended
+        attempts.jsonl              one line per attempt: times, first and last step, ending
         data/                       materialized rows, while they are needed
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
-        metrics.jsonl               one line per epoch, with where its time went
-        calls.jsonl                 one line per call: where its time went, its ranks, its versions
-        report.html                 what there is to see of the run, as one page
-        mlflow.json                 identity of the run in MLflow, if it is told of the training
+        metrics.jsonl               one line per epoch: metrics and time breakdown
+        calls.jsonl                 one line per call: time breakdown, ranks, versions
+        report.html                 report of the run, as one page
+        mlflow.json                 identity of the run in MLflow, if it is logged there
         events/train, validation    event files, for TensorBoard
-        events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
-        events/timeline-00000000.json  Horovod's timeline from that step on, if asked for
+        events/profile/             profiles of chosen steps, if requested, for TensorBoard
+        events/timeline-00000000.json  Horovod's timeline from that step on, if requested
         model/                      model.keras or module.pt2, weights.npz, sample.npz,
                                     signature.json (the last)
-        saved_model/                the model as a SavedModel, if asked for
-        handed/                     what ranks begin with that is too large for their call, while
-                                    it lasts
+        saved_model/                the model as a SavedModel, if requested
+        handed/                     attachments: contents too large for the ranks' call, while it
+                                    lasts
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from .records import (
     is_settings,
 )
 
-# Where the time of an epoch went, as JSON; ``None`` where that is not known.
+# Time breakdown of an epoch, as JSON; ``None`` if unknown.
 Account: TypeAlias = "Mapping[str, Any] | None"
-# Is told in a sentence what of a record cannot be read.
+# Called with a sentence about a record that cannot be read.
 Say: TypeAlias = Callable[[str], object]
-# What the line of an epoch tells besides its metrics, and where metrics lie that are called so.
+# Keys of an epoch's line besides its metrics; metrics of these names are in the last one.
 _NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
 _RESERVED = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
 _STEP = re.compile(r"step-(\d{8,})")
-# What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
+# Temporary files of `Location.write_bytes` and `replace_folder`, without the lock's: its holder
 # writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}(\.old)?")
 
 
-def _nobody(what: str) -> None:
-    """Take note of nothing."""
+def _ignore(what: str) -> None:
+    """Ignore the message."""
 
 
 class RunDirectory:
@@ -88,10 +88,10 @@ class RunDirectory:
         return self.location.join("lock.json")
 
     def lease(self) -> Lease:
-        """Return the lease of one run on this directory, to be entered.
+        """Return the lease of one run on this directory, a context manager.
 
-        Its failures are `RunDirectoryError` if another run holds it, and `CheckpointError` if the
-        storage fails.
+        It raises `RunDirectoryError` if another run holds it, and `CheckpointError` if the storage
+        fails.
         """
         return Lease(self.lock, self.location.join(".lock"), self._terms)
 
@@ -183,10 +183,10 @@ class RunDirectory:
         self.identity.write_text(json.dumps({"run_id": run_id}))
 
     def check_writable(self) -> None:
-        """Make the directory and prove that a file can be written to it.
+        """Create the directory and check that a file can be written to it.
 
         Raises:
-            RunDirectoryError: it cannot.
+            RunDirectoryError: it cannot be.
         """
         probe = self.location.join(f".probe-{uuid.uuid4().hex[:8]}")
         try:
@@ -200,15 +200,15 @@ class RunDirectory:
             ) from error
 
     def sweep(self) -> None:
-        """Delete what writers that were killed have left half written; no one else may write."""
+        """Delete temporary files of killed writers; nobody else may write meanwhile."""
         for folder in (self.location, self.model):
-            with contextlib.suppress(OSError):  # it takes room, and nothing else
+            with contextlib.suppress(OSError):  # they only take room
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
 
     def mlflow_run(self) -> str | None:
-        """Return the identity of the run in MLflow; ``None`` if none is known."""
+        """Return the identity of the run in MLflow; ``None`` if there is none."""
         try:
             return str(load_json(self.mlflow.read_text())["run_id"])
         except FileNotFoundError:
@@ -229,9 +229,8 @@ class RunDirectory:
 
         Args:
             epochs: the metrics of each.
-            accounts: where the time of each went: ``accounting`` of its line, as its number is
-                ``epoch``. Metrics that are called like these, or ``metrics``, are within
-                ``metrics``, which is there for them alone.
+            accounts: time breakdown of each: ``accounting`` in its line, where its number is
+                ``epoch``. Metrics of these names, or ``metrics``, are within ``metrics``.
         """
         lines = []
         for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
@@ -244,11 +243,11 @@ class RunDirectory:
             lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_metrics(self, say: Say = _nobody) -> list[dict[str, float]]:
+    def read_metrics(self, say: Say = _ignore) -> list[dict[str, float]]:
         """Return the metrics of each epoch; none if there is no file of them.
 
         Args:
-            say: is told of a last line that was cut short.
+            say: called with a message about a last line that was cut short.
 
         Raises:
             RunDirectoryError: it is damaged elsewhere.
@@ -273,12 +272,12 @@ class RunDirectory:
                     say(f"metrics.jsonl is cut short in line {number}, which is left out.")
                     break
                 raise RunDirectoryError(
-                    f"{self.metrics} is damaged: line {number} is no epoch ({error})"
+                    f"{self.metrics} is damaged: line {number} is not an epoch ({error})"
                 ) from error
         return epochs
 
-    def read_accounts(self, epochs: int, say: Say = _nobody) -> list[Account]:
-        """Return where the time of each of the first so many epochs went, where that is known."""
+    def read_accounts(self, epochs: int, say: Say = _ignore) -> list[Account]:
+        """Return the time breakdown of each of the first ``epochs`` epochs, where it is known."""
         accounts: list[Account] = []
         damaged = []
         try:
@@ -288,14 +287,14 @@ class RunDirectory:
                     damaged.append(str(number))
                     account = None
                 accounts.append(account)
-        except (OSError, ValueError, AttributeError):  # a record for people
+        except (OSError, ValueError, AttributeError):  # not needed to train
             pass
         if damaged:
             lines = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
-            say(f"metrics.jsonl is damaged: where the time went is left out of line {lines}.")
+            say(f"metrics.jsonl is damaged: the time breakdown is left out of line {lines}.")
         return accounts + [None] * (epochs - len(accounts))
 
-    def read_config(self, say: Say = _nobody) -> dict[str, Any]:
+    def read_config(self, say: Say = _ignore) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
         settings = _parsed(self.config, say, is_settings)
         if settings == {}:
@@ -303,11 +302,11 @@ class RunDirectory:
         return settings if isinstance(settings, dict) else {}
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
-        """Write what is known of all attempts of the run, one JSON object per line."""
+        """Write the records of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
     def attempts_so_far(self) -> list[dict[str, Any]]:
-        """Return what `write_attempts` wrote; nothing if it is not there.
+        """Return the records that `write_attempts` wrote; none if the file is missing.
 
         Raises:
             OSError: the storage fails.
@@ -315,22 +314,22 @@ class RunDirectory:
         """
         return _lines(self.attempts)
 
-    def read_attempts(self, say: Say = _nobody) -> list[dict[str, Any]]:
-        """Return what `write_attempts` wrote; nothing if it is not there or cannot be read."""
+    def read_attempts(self, say: Say = _ignore) -> list[dict[str, Any]]:
+        """Return the records that `write_attempts` wrote; none if they cannot be read."""
         return _readable(self.attempts, is_attempt, say)
 
     def add_call(self, call: Mapping[str, Any]) -> None:
-        """Add what is known of a call that has ended.
+        """Add the record of a call that has ended.
 
         Raises:
             OSError: the storage fails; nothing was written.
-            ValueError: what there is of earlier calls is damaged; it stays as it is.
+            ValueError: the records of earlier calls are damaged; they are unchanged.
         """
         lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_calls(self, say: Say = _nobody) -> list[dict[str, Any]]:
-        """Return what `add_call` has added; nothing if it is not there or cannot be read."""
+    def read_calls(self, say: Say = _ignore) -> list[dict[str, Any]]:
+        """Return the records that `add_call` has added; none if they cannot be read."""
         return _readable(self.calls, is_call, say)
 
 

@@ -1,14 +1,14 @@
-"""Materialized datasets in storage: their names, finding one again, listing, clearing.
+"""Store of materialized datasets: find, list and clear them.
 
 ::
 
     FOLDER/                       a cache directory, or a run directory's data/
-        data-<key>-<unique>/      one dataset; the key says what was asked for
+        data-<key>-<unique>/      one dataset; the key is a hash of the request
             …/part-….parquet      the rows, in the folder their writer made
             manifest.json         written last: without it the folder is incomplete
             used                  empty; as old as the last use
 
-Only folders of such names are ever listed or deleted, so that a folder given by mistake is safe.
+Only folders of such names are ever listed or deleted: a folder named by mistake is safe.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ _NAME = re.compile(r"data-([0-9a-f]{16})-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """A dataset as it lies in storage.
+    """A dataset in storage.
 
     Attributes:
         location: its folder.
         size: bytes of all its files.
         used: when it was last made, used or written to, in seconds since 1970.
-        manifest: what it holds; ``None`` if it is incomplete: its writer was killed, or is still
-            at work.
+        manifest: its manifest; ``None`` if it is incomplete: its writer was killed, or is writing.
     """
 
     location: Location
@@ -51,10 +50,10 @@ class StoredDataset:
 
 
 def new_folder(folder: Location, key: str) -> Location:
-    """Make the place for a new dataset made for ``key`` (16 hexadecimal digits)."""
+    """Create the folder of a new dataset for ``key`` (16 hexadecimal digits)."""
     place = folder.join(f"data-{key}-{uuid.uuid4().hex[:12]}")
     place.make_folder()
-    place.join(_USED_FILE).write_text("")  # its age begins, should its writer be killed
+    place.join(_USED_FILE).write_text("")  # dates the folder if its writer is killed
     return place
 
 
@@ -67,24 +66,24 @@ def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
     """Yield the complete datasets in ``folder`` that were made for ``key``.
 
     Raises:
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
     for place in retry(folder.list, f"{folder} cannot be read"):
         match = _NAME.fullmatch(place.name)
         if match and match[1] == key:
-            # Rows that are written anew are in another order, with which no epoch is gone on.
+            # Rows that are written anew have another order, in which no epoch can be resumed.
             manifest = retry(functools.partial(_read, place), f"{place} cannot be read")
             if manifest is not None:
                 yield manifest
 
 
 def mark_used(manifest: Manifest) -> None:
-    """Note that a dataset is used now, if it can be: its age begins anew."""
+    """Note that a dataset is used now, which resets its age; warn if that fails."""
     try:
         Location(manifest.url).join(_USED_FILE).write_text("")
-    except OSError as error:  # another user's, say
+    except OSError as error:  # such as another user's
         logger.warning(
-            "%s is read, but its age does not begin anew (%s): who clears the folder by age may "
+            "%s is read, but its age could not be reset (%s): clearing the folder by age may "
             "delete it meanwhile",
             manifest.url,
             error,
@@ -92,7 +91,7 @@ def mark_used(manifest: Manifest) -> None:
 
 
 def delete_dataset(manifest: Manifest, *, quietly: bool = False) -> None:
-    """Delete a dataset that was materialized; Parquet files of the user's own stay.
+    """Delete a materialized dataset; the user's Parquet files stay.
 
     Args:
         manifest: the dataset.
@@ -118,8 +117,8 @@ def list_datasets(folder: Location) -> list[StoredDataset]:
                 used = max(file.changed for file in files) / 1e9
                 size = sum(file.size for file in files)
                 manifest = _read(place)
-            except OSError as error:  # it may be whole: nobody's to delete
-                logger.warning("%s is passed over: %s", place, error)
+            except OSError as error:  # it may be whole, so it is not deleted
+                logger.warning("%s is skipped: %s", place, error)
                 continue
             datasets.append(StoredDataset(place, size, used, manifest))
     return sorted(datasets, key=lambda dataset: dataset.used)
@@ -129,7 +128,7 @@ def clear_datasets(folder: Location, older_than: float, now: float) -> list[Stor
     """Delete the datasets in ``folder`` that were not used for ``older_than`` seconds.
 
     Returns:
-        What was deleted.
+        The deleted datasets.
     """
     old = [dataset for dataset in list_datasets(folder) if now - dataset.used >= older_than]
     for dataset in old:
@@ -138,18 +137,18 @@ def clear_datasets(folder: Location, older_than: float, now: float) -> list[Stor
 
 
 def discard_datasets(folder: Location) -> None:
-    """Delete all datasets in ``folder``, which nobody reads; what stays is warned of."""
+    """Delete all datasets in ``folder``, which nobody reads; warn of failures."""
     for dataset in _listed_quietly(folder):
         delete_quietly(dataset.location)
 
 
 def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
-    """Delete what killed writers have left in ``folder``, if it is older than that.
+    """Delete incomplete datasets of killed writers in ``folder``, if they are older than that.
 
-    It takes room and nothing else: what cannot be deleted is warned of.
+    They only take room, so failures are warned of.
 
     Returns:
-        What was to be deleted.
+        The datasets to delete.
     """
     old = [
         dataset
@@ -179,7 +178,7 @@ def _read(place: Location) -> Manifest | None:
         manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    manifest = replace(manifest, url=str(place))  # wherever it says that it lies
+    manifest = replace(manifest, url=str(place))  # it may have been moved
     sizes = {file.name: file.size for file in place.files()}
     whole = all(
         sizes.get(name) == size

@@ -1,7 +1,7 @@
-"""Named arrays to bytes and back, with nothing that has to be unpickled.
+"""Files of named arrays, without pickles.
 
-NumPy's ``.npz`` does the work. Types NumPy has no name for in a file (bfloat16 and the float8
-family) are stored as unsigned integers of their size, and strings as JSON, their names beside them.
+They are NumPy's ``.npz``. Types that NumPy cannot name in a file (bfloat16, the float8 family) are
+stored as unsigned integers of their size, and strings as JSON, with their type names beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 _DTYPES = "__dtypes__"
 _PLAIN_KINDS = "biufc"
 _TEXT = "text"
-# What a file should be, for messages.
+# Kind of file, for messages.
 _KIND = "a file of arrays"
 
 
@@ -40,7 +40,7 @@ def write_arrays(file: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 
     Args:
         file: takes bytes by its ``write``.
-        arrays: what to write; each is asked for when the one before is written.
+        arrays: the arrays; each is fetched when the one before is written.
     """
     special: dict[str, str] = {}
     with zipfile.ZipFile(file, "w") as archive:
@@ -70,7 +70,7 @@ def load_arrays(data: bytes | memoryview | Contents) -> Arrays:
     """Return the arrays of `write_arrays`.
 
     Raises:
-        ValueError: the bytes are no such file, or hold Python objects.
+        ValueError: the bytes are not such a file, or hold Python objects.
     """
     file = ArraysFile(data)
     return {name: file.read(name) for name in file.names}
@@ -86,7 +86,7 @@ class ArraysFile:
         names: of its arrays, in their order.
 
     Raises:
-        ValueError: the bytes are no such file.
+        ValueError: the bytes are not such a file.
     """
 
     def __init__(self, data: bytes | memoryview | Contents) -> None:
@@ -127,7 +127,7 @@ class ArraysFile:
             np.lib.format.read_magic(entry)
             shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
             size = self._archive.getinfo(f"{name}.npy").file_size - entry.tell()
-            # Memory is taken for what the header says.
+            # Memory is allocated by the header.
             fits = min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size
             if not (fits or dtype.hasobject):
                 raise ValueError(f"{name} of shape {shape} and dtype {dtype} has {size} bytes")

@@ -1,4 +1,4 @@
-"""SHA-256 sums, by which damaged files are told from whole ones."""
+"""SHA-256 checksums, which detect damaged files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def compute_checksum(data: bytes | memoryview | Contents) -> str:
 
 
 def seal(text: str) -> str:
-    """Return JSON that holds the JSON ``text`` and its sum."""
+    """Return JSON that holds the JSON ``text`` and its checksum."""
     return _BEGIN % compute_checksum(text.encode()) + text + "}"
 
 
 def unseal(text: str) -> Any:
-    """Return what the JSON holds that `seal` made.
+    """Return the content of JSON that `seal` made.
 
     Raises:
         ValueError: it is damaged, or was not made by `seal`.
@@ -43,7 +43,7 @@ def unseal(text: str) -> Any:
 
 
 def parse_checksums(value: object) -> dict[str, str]:
-    """Return the sums of a folder's files by their names, as parsed JSON holds them.
+    """Return the checksums of a folder's files by name, as parsed JSON holds them.
 
     Raises:
         ValueError: it is something else, or a name leads out of the folder.
@@ -56,7 +56,7 @@ def parse_checksums(value: object) -> dict[str, str]:
 def write_with_checksum(
     write: Callable[[Callable[[Sink], None]], None], fill: Callable[[Sink], object]
 ) -> str:
-    """Return the sum of what ``fill`` writes into the file that ``write`` makes.
+    """Write a file and return its checksum.
 
     Args:
         write: `Location.write_by` or `Location.write_unseen_by` of the file.
@@ -76,9 +76,9 @@ def write_with_checksum(
 
 
 def read_verified_file(folder: Location, name: str, sums: Mapping[str, str]) -> Contents:
-    """Return the contents of the file ``name``, whose sum is among ``sums``; large ones mapped.
+    """Return the contents of the file ``name``, verified by ``sums``; large ones are mapped.
 
-    They stay what they are whatever becomes of the file.
+    They do not change if the file does.
 
     Raises:
         ValueError: it is missing or damaged.
@@ -95,7 +95,7 @@ def read_verified_file(folder: Location, name: str, sums: Mapping[str, str]) -> 
 
 
 def verify_file(folder: Location, name: str, sums: Mapping[str, str]) -> None:
-    """Check the file ``name``, whose sum is among ``sums``, without holding it in memory.
+    """Verify the file ``name`` by ``sums``, without holding it in memory.
 
     Raises:
         ValueError: it is missing or damaged.
@@ -111,7 +111,7 @@ def verify_file(folder: Location, name: str, sums: Mapping[str, str]) -> None:
 
 
 def read_verified(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
-    """Return what ``read`` gives of the file ``name``, whose sum is among ``sums``.
+    """Return the contents that ``read`` returns for the file ``name``, verified by ``sums``.
 
     Raises:
         ValueError: it is missing or damaged.

@@ -1,8 +1,8 @@
-"""One name for a place in storage, for Spark's side and for Python's.
+"""Files and folders in local and shared storage.
 
-A location is a local path or a URL of any file system pyarrow knows (``s3://``, ``gs://``), or of
-HDFS; credentials come from the environment. Storage that hangs is an ``OSError`` in the end, as any
-failure of it is: see `horovod_spark_runner.storage.retries`.
+A location is a local path or a URL of any file system that pyarrow supports (``s3://``, ``gs://``),
+or of HDFS; credentials come from the environment. All failures of storage are an ``OSError``, also
+that it hangs: see `horovod_spark_runner.storage.retries`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .paths import (
 from .retries import Watchdog, call_with_timeout
 
 T = TypeVar("T")
-# Linux's: paths are relative to the working directory, and both files stay.
+# Flags of renameat2: paths are relative to the working directory; the two change places.
 _HERE, _RENAME_EXCHANGE = -100, 2
 
 
@@ -71,7 +71,7 @@ class Location:
         place: a path (``~`` is the user's home), a ``file:`` URL or a URL of another file system.
 
     Raises:
-        InvalidInputError: it is no path, or the file system is unknown or cannot be reached.
+        InvalidInputError: it is not a path, or the file system is unknown or cannot be reached.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
@@ -84,7 +84,7 @@ class Location:
         if scheme == "file":
             text = path_of_url(text)
         self._text = text if self._scheme else os.path.abspath(expand_home(text))
-        # The location this one was joined to, and by what; they share a client.
+        # The location and the parts that this one was joined of; they share a client.
         self._above: tuple[Location, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class Location:
 
     @property
     def spark_url(self) -> str:
-        """The place as Hadoop's ``Path`` takes it (unescaped)."""
+        """The location as Hadoop's ``Path`` expects it (unescaped)."""
         if self.is_local:
             return "file://" + self._text
         return "s3a" + self._text[2:] if self._scheme == "s3" else self._text
@@ -125,7 +125,7 @@ class Location:
         try:
             if scheme in HDFS_SCHEMES:
                 return _connect_hdfs(scheme, authority), f"/{path}"
-            # Names are given as they are; pyarrow takes them escaped.
+            # Names are unescaped here; pyarrow expects them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             lacking = credentials_hint(scheme)
@@ -161,7 +161,7 @@ class Location:
         return joined
 
     def _ask(self, ask: Callable[[pafs.FileSystem, str], T]) -> T:
-        """Return what the file system answers about this place."""
+        """Return the file system's answer about this location."""
         return call_with_timeout(lambda watchdog: ask(*self._resolved), self._text)
 
     def _info(self) -> pafs.FileInfo:
@@ -175,7 +175,7 @@ class Location:
         return bool(self._info().type == pafs.FileType.Directory)
 
     def stat(self) -> FileStat | None:
-        """Return what is known of this file; ``None`` if there is none."""
+        """Return this file's facts; ``None`` if it does not exist."""
         info = self._info()
         return _file_stat(info, info.base_name) if info.type == pafs.FileType.File else None
 
@@ -192,10 +192,10 @@ class Location:
         )
 
     def list(self) -> list[Location]:
-        """Return what lies in this folder, sorted by name; nothing if it does not exist."""
+        """Return the entries of this folder, sorted by name; none if it does not exist."""
         names = []
         for info in self._infos(recursive=False):
-            with contextlib.suppress(UnicodeDecodeError):  # not UTF-8, so none that is ours
+            with contextlib.suppress(UnicodeDecodeError):  # not UTF-8, so not one of ours
                 names.append(info.base_name)
         return [self._joined(name) for name in sorted(names)]
 
@@ -213,7 +213,7 @@ class Location:
     def delete_folder(self) -> None:
         """Delete this folder and all in it; does nothing if it does not exist.
 
-        Of a link to a folder, the link goes, and what it leads to stays.
+        If it is a link to a folder, only the link is deleted.
         """
         if self.is_local and call_with_timeout(lambda _: _unlinked(self._text), self._text):
             return
@@ -221,7 +221,7 @@ class Location:
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
 
     def resolve_links(self) -> Location:
-        """Return the folder that a local link leads to; of what is none, this place."""
+        """Return the folder that a local link leads to; this location if it is no link."""
         if not self.is_local:
             return self
         return Location(call_with_timeout(lambda _: os.path.realpath(self._text), self._text))
@@ -234,7 +234,7 @@ class Location:
         self._ask(lambda filesystem, path: filesystem.move(path, target._resolved[1]))
 
     def exchange_with(self, other: Location) -> bool:
-        """Let this folder and another, both local, change places in one step.
+        """Exchange this folder with another, both local, in one step.
 
         Returns:
             Whether it was done: not every file system can.
@@ -244,7 +244,7 @@ class Location:
         return call_with_timeout(lambda _: _exchange(self._text, other._text), self._text)
 
     def open_input(self) -> pa.NativeFile:
-        """Open this file to read any part of it.
+        """Open this file for random access.
 
         Raises:
             InvalidInputError: it is a device or a pipe, which may have no end.
@@ -269,10 +269,10 @@ class Location:
                 raise InvalidInputError(f"{self._text} is not a regular file")
 
     def read_bytes(self, limit: int | None = None) -> bytes:
-        """Return what this file holds.
+        """Return this file's bytes.
 
         Args:
-            limit: bytes it may have.
+            limit: largest allowed size.
 
         Raises:
             InvalidInputError: it has more, or is a device or a pipe.
@@ -281,7 +281,7 @@ class Location:
         return call_with_timeout(lambda watchdog: self._read(watchdog, limit), self._text)
 
     def _read(self, watchdog: Watchdog, limit: int | None) -> bytes:
-        whole = io.BytesIO()  # gives what it holds away without a copy
+        whole = io.BytesIO()  # returns its bytes without a copy
         with self._open_stream() as stream:
             while part := stream.read(PART_BYTES):
                 if limit is not None and whole.tell() + len(part) > limit:
@@ -295,17 +295,17 @@ class Location:
         return self.read_bytes(MAX_TEXT_BYTES).decode("utf-8")
 
     def spool(self, seen: Callable[[bytes], Any]) -> Contents:
-        """Return what this file holds: in memory if it is little, else in a mapped copy.
+        """Return this file's contents: in memory if they are small, else in a mapped copy.
 
         Args:
-            seen: is called with each part as it is read.
+            seen: called with each part as it is read.
         """
         return call_with_timeout(
             lambda watchdog: spool(lambda file: self._pour(watchdog, file.write, seen)), self._text
         )
 
     def scan(self, seen: Callable[[bytes], Any]) -> None:
-        """Read this file, a part at a time, each of which ``seen`` is called with."""
+        """Read this file in parts, and call ``seen`` with each."""
         call_with_timeout(lambda watchdog: self._pour(watchdog, seen), self._text)
 
     def write_bytes(self, data: bytes | memoryview | Contents) -> None:
@@ -313,13 +313,13 @@ class Location:
         self.write_by(lambda sink: sink.write_all(data))
 
     def write_by(self, write: Callable[[Sink], object]) -> None:
-        """Write a whole file, so that a reader sees the old one or the new one, never a part.
+        """Write a whole file atomically: a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
         when it is complete. A local file has reached the disk when this returns.
 
         Args:
-            write: writes its contents, one after the other.
+            write: writes its contents sequentially.
         """
         if not self.renames_whole:
             self.write_unseen_by(write)
@@ -330,15 +330,15 @@ class Location:
             aside.write_unseen_by(write)
             aside.move_to(self)
         except BaseException:
-            # On a full disk what could be written must not stay and keep it full.
+            # A partial file must not keep a full disk full.
             with contextlib.suppress(OSError):
                 aside.delete_file()
             raise
 
     def append_bytes(self, data: bytes) -> None:
-        """Append to a local file, which is made if it is not there; all of it or nothing.
+        """Append to a local file, which is created if needed; all of the data or nothing.
 
-        On a full disk a part would stay, and what is appended later would lie behind it.
+        On a full disk a part would stay, with later data behind it.
         """
         call_with_timeout(lambda _: self._append(data), self._text)
 
@@ -355,11 +355,11 @@ class Location:
                 raise
 
     def write_unseen(self, data: bytes | memoryview | Contents) -> None:
-        """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
+        """Write a whole file that has no readers yet; a local one has then reached the disk."""
         self.write_unseen_by(lambda sink: sink.write_all(data))
 
     def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
-        """Write a whole file that nobody looks for yet; see `write_by`."""
+        """Write a whole file that has no readers yet; see `write_by`."""
         call_with_timeout(lambda watchdog: self._write(write, watchdog), self._text)
 
     def _write(self, write: Callable[[Sink], object], watchdog: Watchdog) -> None:
@@ -385,16 +385,16 @@ class Location:
         return True
 
     def open_output(self) -> Any:
-        """Open a new file that nobody looks for yet, to be written piece by piece."""
+        """Open a new file that has no readers yet, to be written in parts."""
         filesystem, path = self._resolved
         return open(path, "wb") if self.is_local else filesystem.open_output_stream(path)
 
     def copy_to(self, target: Location, seen: Callable[[bytes], Any]) -> None:
-        """Write this file to ``target``, which nobody looks for yet, a part at a time.
+        """Copy this file to ``target``, which has no readers yet, in parts.
 
         Args:
             target: the new file; a local one has then reached the disk.
-            seen: is called with each part.
+            seen: called with each part.
         """
         call_with_timeout(lambda watchdog: self._copy(target, seen, watchdog), self._text)
 
@@ -431,20 +431,20 @@ class WriteFaults:
         self._until = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Let the next write fail, and all of the ``seconds`` from now on."""
+        """Make the next write fail, and all writes of the next ``seconds``."""
         with self._lock:
             self._next, self._until = True, time.monotonic() + seconds
 
     def end(self) -> None:
-        """Let writes succeed again."""
+        """Make writes succeed again."""
         with self._lock:
             self._next, self._until = False, 0.0
 
     def check(self, path: str) -> None:
-        """Fail if the write to ``path`` that is about to be made is to fail.
+        """Fail the write to ``path`` that is about to happen, if a test requests it.
 
         Raises:
-            OSError: it is.
+            OSError: it does.
         """
         with self._lock:
             fails = self._next or time.monotonic() < self._until
@@ -457,7 +457,7 @@ WRITE_FAULTS = WriteFaults()
 
 
 def open_no_link(path: str, flags: int) -> int:
-    """Open a file of this name, for `open`; a link, which may lead anywhere, is an ``OSError``."""
+    """Open a file for `open`, but no link, which may lead anywhere: that is an ``OSError``."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 

@@ -2,7 +2,7 @@
 
 The file names its holder (host, boot, process) and is renewed every few seconds. A lease is stale
 if its process is dead, or is this one and holds it no more. The holder on another machine, or in
-another container, cannot be asked: its lease is stale if it has not changed for a minute of
+another container, cannot be queried: its lease is stale if it has not changed for a minute of
 watching, as the clocks of two hosts may differ by more than that. Local writers take turns by
 `flock` of a guard file; on object stores, which have no locks, a new lease is read back after a
 moment. A holder that was taken for dead is shut out by its token, see `check_held`.
@@ -111,7 +111,7 @@ class Lease:
         return self
 
     def _take(self) -> None:
-        """Take the lease as soon as it is known to be free or stale."""
+        """Take the lease once it is known to be free or stale."""
         watch = Watch()
         if self._try_to_take(watch):
             return
@@ -144,7 +144,7 @@ class Lease:
         return True
 
     def _why_stale(self, record: dict[str, Any], watch: Watch) -> str | None:
-        """Return why the lease may be taken over; ``None`` if only time will tell."""
+        """Return why the lease may be taken over; ``None`` while that is unknown."""
         if not record:
             return "it is damaged"
         holder = holder_of(record)
@@ -244,8 +244,8 @@ class Lease:
     def _exclusive(self) -> Iterator[bool]:
         """Keep other writers out of the lease file; yield whether that was possible.
 
-        The guard is a file of its own: NFS locks only files open for writing, and the lease file
-        is replaced whenever it is written.
+        The guard is a separate file: NFS locks only files open for writing, and the lease file is
+        replaced whenever it is written.
         """
         file: IO[str] | None = None
         if self._guard_file.is_local:
@@ -301,7 +301,7 @@ def read_lease(file: Location) -> dict[str, Any] | None:
 
 
 def holds(file: Location, token: str) -> bool:
-    """Tell whether ``token`` holds the lease of a file."""
+    """Return whether ``token`` holds the lease of a file."""
     return (read_lease(file) or {}).get("token") == token
 
 
@@ -341,7 +341,7 @@ def holder_of(record: dict[str, Any]) -> Holder:
 
 
 def seems_held(record: dict[str, Any], now: float) -> bool:
-    """Tell whether a lease's holder seems alive: good enough to show, not to take it over.
+    """Return whether a lease's holder seems alive: good enough to show, not to take it over.
 
     Args:
         record: the lease.
@@ -354,7 +354,7 @@ def seems_held(record: dict[str, Any], now: float) -> bool:
 
 
 def identity() -> dict[str, Any]:
-    """Return the facts that tell this process from all others, also from later ones."""
+    """Return facts that identify this process among all, also later ones."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),

@@ -102,7 +102,7 @@ def test_faults_are_not_forgotten_where_rows_change(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], footer: Footer, had: str
 ) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(checks, "_raise_if_found", lambda *given: looked.append(given[2].title))
+    monkeypatch.setattr(checks, "_refuse_fault", lambda *given: looked.append(given[2].title))
     with pytest.raises(DataError, match=f"'y'.*{had}"):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, "y": footer}, None)
     assert looked

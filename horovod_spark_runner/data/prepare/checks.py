@@ -1,8 +1,8 @@
 """Check the values of a DataFrame; name the first invalid row.
 
-The rows are watched while they are written, at almost no cost: Spark observes sizes, and the
-Parquet footers tell nulls and what is not finite. Only if these show something is the DataFrame
-read once more, to say what it is and where.
+The rows are observed while they are written, at almost no cost: Spark observes sizes, and the
+Parquet footers have nulls and whether all is finite. Only if these show a fault, the DataFrame is
+read once more to locate it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Columns of a row that are shown of it, and characters of each.
+# Columns of a row that messages show, and characters of each.
 _SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
-# Elements of an array by which a row is found, at most.
+# Elements of the largest array by which a row is located.
 _COMPARED = 4096
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Where a condition holds in a DataFrame.
+    """Rows of a DataFrame in which a condition holds.
 
     Attributes:
         rows: rows of the DataFrame.
@@ -86,7 +86,7 @@ def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
 
 
 def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
-    """Add to an error of a stored row which row of the DataFrame that is, if it can be found."""
+    """Add to an error of a stored row its number in the DataFrame, if it can be located."""
     from pyspark.sql import functions as F
 
     condition = F.lit(True)
@@ -105,19 +105,19 @@ def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> N
             condition &= stored.eqNullSafe(wanted)
     matches = locate(frame, condition)
     if matches.count:
-        others = f", the first of {matches.count} alike" if matches.count > 1 else ""
+        others = f", the first of {matches.count} equal ones" if matches.count > 1 else ""
         error.args = (f"{error}; in the DataFrame it is {matches.describe()}{others}",)
 
 
 def _shown_columns(frame: DataFrame) -> list[str]:
-    """Return the columns by which a row is recognised: the first that hold one short value."""
+    """Return the columns that identify a row in messages: the first with one short value."""
     short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
     names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
     lower_names = [name.lower() for name in frame.columns]
     return [name for name in names if lower_names.count(name.lower()) == 1][:_SHOWN_COLUMNS]
 
 
-# Bytes of a value's beginning that tell what it is.
+# Bytes at a value's beginning that identify its encoding.
 HEAD_BYTES = 16
 # Regular expressions on the beginning in hexadecimal, two digits per byte, in which Java and Python
 # agree. "npy" and "npz" are NumPy's own formats, in which Petastorm's NdarrayCodec and
@@ -139,7 +139,7 @@ SIGNATURES = {
     "npy": "934E554D5059",
     "npz": "504B0304",
 }
-# What values of an encoding are called in messages.
+# Names of an encoding's values in messages.
 TITLES = {
     "image": "PNG, JPEG, GIF, WebP, BMP or TIFF images",
     "npy": "npy arrays",
@@ -148,23 +148,23 @@ TITLES = {
 
 
 def encoding_of(data: bytes) -> str:
-    """Return the encoding that ``data`` begin like; ``"raw"`` if like none."""
+    """Return the encoding whose signature ``data`` begin with; ``"raw"`` if none."""
     head = data[:HEAD_BYTES].hex().upper()
     return next((e for e, start in SIGNATURES.items() if re.match(start, head)), "raw")
 
 
-# How the message begins that there are none.
+# Beginning of the message about missing rows.
 NO_ROWS = "there are no rows"
 _FLOAT32_MAX = 3.4028234663852886e38
 _UNSTEADY = (
-    "the DataFrame gives other rows each time (random numbers without a seed, a source that "
+    "the DataFrame returns other rows each time (random numbers without a seed, a source that "
     "changes): write it to files, or cache it (df.cache), and train on those rows"
 )
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What the footers of a dataset tell of one column.
+    """Facts about one column in the footers of a dataset.
 
     Attributes:
         nulls: null values, null elements and empty arrays; ``None`` if unknown.
@@ -180,7 +180,7 @@ class Footer:
 
 
 def observations(sources: Sequence[Source]) -> list[SparkColumn]:
-    """Return what to observe of ``sources`` in their stored form."""
+    """Return the observations of ``sources`` in their stored form."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -190,7 +190,7 @@ def observations(sources: Sequence[Source]) -> list[SparkColumn]:
             columns += [
                 F.min(F.length(column)).alias(f"min{number}_1"),
                 F.max(F.length(column)).alias(f"max{number}_1"),
-                # Footers leave out what they know of columns of long values.
+                # Footers lack statistics of columns with long values.
                 F.count_if(column.isNull()).alias(f"null{number}"),
             ]
             columns += [
@@ -220,7 +220,7 @@ def _holds_null(source: Source) -> SparkColumn:
 
 
 def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
-    """Return what to observe of nested arrays among ``sources``, as they are given."""
+    """Return the observations of nested arrays among ``sources``, before they are stored."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -248,14 +248,14 @@ def check_values(
     *,
     allow_nan: bool = False,
 ) -> dict[str, Layout]:
-    """Return how the values of every column lie.
+    """Check the values of every column, and return their layouts.
 
     Args:
         sources: the columns.
-        facts: what was observed while they were written.
-        footers: what the footers tell of each.
-        frame: the DataFrame, to find the first faulty row in.
-        allow_nan: let NaN and infinite values pass.
+        facts: the observations while they were written.
+        footers: the footers' facts about each.
+        frame: the DataFrame, to locate the first faulty row.
+        allow_nan: allow NaN and infinite values.
 
     Raises:
         DataError: there are no rows, nulls, values that are not finite or do not fit their type,
@@ -279,9 +279,9 @@ def check_values(
 def _refuse_recorded_faults(
     source: Source, nulls: int | None, negative: int, infinite: bool
 ) -> None:
-    """Refuse faults that were written, of which the rows show none when they are computed again."""
+    """Refuse faults that were written, but do not occur when the rows are computed again."""
     empty = ", null elements or empty arrays" if source.kind == "array" else ""
-    # What does not fit was written as null among integers, as infinite among real numbers.
+    # Values that do not fit were written as null in integers, as infinite in floats.
     unfit = f", or too large for {source.dtype}"
     real = source.dtype.startswith("float")
     whole = not (real or source.is_text or source.kind == "binary")
@@ -323,7 +323,7 @@ def _encoding(
         count = facts[f"{encoding}{number}"]
         if count == rows:
             return encoding
-        if count and 2 * count > rows:  # it is meant to be, but some are not
+        if count and 2 * count > rows:  # most rows are
             fault = _Fault(
                 f"values that are no {TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
@@ -342,9 +342,9 @@ class _Fault:
     """A fault that values of a column may have.
 
     Attributes:
-        title: what they are, after "has 3 …".
+        title: the values' description, after "has 3 …".
         advice: what to do.
-        condition: true for rows that have it.
+        condition: true for faulty rows.
     """
 
     title: str
@@ -459,7 +459,7 @@ def _ragged(
     level: int,
     what: str,
 ) -> DataError:
-    """Return the error for rows of differing sizes: the first that is not as the first row is."""
+    """Return the error for rows of differing sizes, with the first that differs from row 0."""
     from pyspark.sql import functions as F
 
     low, high = facts[f"min{number}_{level}"], facts[f"max{number}_{level}"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-# Spark type of the numbers -> NumPy dtype they are trained in, unless another is asked for.
+# Spark type of the numbers -> NumPy dtype that they are trained in by default.
 _DEFAULT_DTYPES = {
     "boolean": "int8",
     "byte": "int8",
@@ -77,7 +77,7 @@ ROW_GROUP_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Source:
-    """One column before it is materialized.
+    """A column of a DataFrame, before it is materialized.
 
     Attributes:
         name: its name.
@@ -85,8 +85,8 @@ class Source:
         given: Spark's name for the type of its elements.
         dtype: NumPy dtype they are trained in; ``"string"`` for strings, ``""`` for bytes, until
             their encoding is known.
-        depth: how deep arrays are nested; 0 for what is no array.
-        weight: whether they are sample weights, which are not negative.
+        depth: nesting depth of arrays; 0 for other columns.
+        weight: whether it holds sample weights, which are not negative.
     """
 
     name: str
@@ -104,15 +104,15 @@ class Source:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What to make of a DataFrame.
+    """Request for a dataset: columns, types and shapes.
 
     Attributes:
         roles: the columns and their parts.
-        shapes: shapes of columns; as they are found where not given.
+        shapes: shapes of columns; by default those of the data.
         materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
-        dtypes: NumPy dtypes of columns, where the default is not wanted.
-        allow_nan: let NaN and infinite values pass.
-        reuse: use a dataset that is there already, and let others use this one.
+        dtypes: NumPy dtypes of columns, in place of the defaults.
+        allow_nan: allow NaN and infinite values.
+        reuse: reuse an existing dataset, and allow others to reuse this one.
     """
 
     roles: Roles
@@ -137,10 +137,10 @@ def sources_of(
     Args:
         frame: the data.
         roles: the columns and their parts.
-        dtypes: NumPy dtypes to train them in, where the defaults are not wanted.
+        dtypes: NumPy dtypes to train them in, in place of the defaults.
 
     Raises:
-        DataError: a column's type cannot be trained on, or not in its part or the dtype asked for.
+        DataError: a column's type cannot be trained on, or not in its role or the requested dtype.
     """
     check_roles(roles, frame.columns, case_sensitive=is_case_sensitive(frame.sparkSession))
     requested = dict(dtypes or {})
@@ -218,8 +218,8 @@ def _source(name: str, data_type: DataType, requested: str | None) -> Source:
 def _real(name: str, requested: str | None) -> str:
     if requested in SPARK_TYPES and not requested.startswith("float"):
         raise DataError(
-            f"dtypes gives column {name!r} the type {requested}, but it holds real numbers: round "
-            "and cast them first if that is what is meant"
+            f"dtypes gives column {name!r} the type {requested}, but it holds floats: round and "
+            "cast them first if that is intended"
         )
     return _choose_dtype(name, requested, "float32", ("float32", "float64"))
 
@@ -236,12 +236,12 @@ def _choose_dtype(name: str, requested: str | None, default: str, choices: Seque
 
 
 def expression(source: Source) -> SparkColumn:
-    """Return the Spark expression that gives ``source`` in its stored form, under its name.
+    """Return the Spark expression of ``source`` in its stored form, under its name.
 
-    What cannot be represented becomes null or infinite, which the checks find.
+    Values that do not fit become null or infinite, which the checks detect.
 
     Raises:
-        DataError: strings were to become numbers, or numbers strings, or real numbers integers.
+        DataError: it would turn strings into numbers or back, or floats into integers.
     """
     column = _spark_column(source)
     if source.kind == "binary":
@@ -265,7 +265,7 @@ def expression(source: Source) -> SparkColumn:
 
 
 def elements(source: Source) -> SparkColumn:
-    """Return all elements of a row, as they are given, as one array."""
+    """Return all elements of a row, before they are stored, as one array."""
     from pyspark.sql import functions as F
 
     if source.kind == "vector":
@@ -279,7 +279,7 @@ def elements(source: Source) -> SparkColumn:
 
 
 def sizes(source: Source, level: int) -> SparkColumn:
-    """Return the lengths of all arrays of a row that lie ``level`` levels deep, from 1."""
+    """Return the lengths of all arrays of a row at nesting ``level``, from 1."""
     from pyspark.sql import functions as F
 
     column = (
@@ -296,7 +296,7 @@ def vector_elements(source: Source, dtype: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
     column = _spark_column(source)
-    # Spark's function fails on null, and says neither where nor how often.
+    # Spark's function fails on null, without saying where.
     return F.when(column.isNotNull(), vector_to_array(column, dtype))
 
 
@@ -314,12 +314,12 @@ def _flatten(column: SparkColumn) -> SparkColumn:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a column's values lie in the Parquet files.
+    """Layout of a column's values in the Parquet files.
 
     Attributes:
         sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
-        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
-            ``""`` for numbers and strings.
+        encoding: encoding of bytes: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``; ``""`` for
+            numbers and strings.
     """
 
     sizes: tuple[int, ...] = ()
@@ -336,9 +336,9 @@ def columns_of(
 
     Args:
         sources: the columns as they were written.
-        layouts: how their values lie.
-        shapes: shapes asked for, by column.
-        first_value: gives the first row's bytes of a column.
+        layouts: the layouts of their values.
+        shapes: requested shapes, by column.
+        first_value: returns the first row's bytes of a column.
 
     Raises:
         DataError: a shape names no column or does not fit, or the first value cannot be decoded.
@@ -375,8 +375,8 @@ def _read_column(
         (size,) = layout.sizes
         if not size or size % np.dtype(dtype).itemsize:
             raise DataError(
-                f"column {name!r} holds {size} bytes per row, which are no whole number of "
-                f"{dtype}; give its type with dtypes={{{name!r}: …}}, and its shape in shapes"
+                f"column {name!r} holds {size} bytes per row, which are not a multiple of "
+                f"{dtype}'s size; give its type with dtypes={{{name!r}: …}}, and its shape in shapes"
             )
         sizes = (size // np.dtype(dtype).itemsize,)
         return Column(name, dtype, _fit(name, shape, sizes), "raw")
@@ -407,12 +407,12 @@ def _image_column(source: Source, shape: tuple[int, ...] | None, data: bytes) ->
     image_mode(source.name, shape)
     dtype = source.dtype or image_dtype(source.name, data)
     column = Column(source.name, dtype, shape, "image")
-    decode_value(column, data, None, None)  # Pillow is there, and the first image is one that fits
+    decode_value(column, data, None, None)  # checks Pillow and the first image
     return column
 
 
 def _number(name: str, dtype: np.dtype) -> str:
-    """Return the dtype to train an array in: real numbers in float32."""
+    """Return the dtype to train an array in: float32 for floats."""
     if dtype.kind == "b":
         return "int8"
     if dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""From what `run_training` was given as data to the datasets the ranks read."""
+"""Prepare datasets: from the data of `run_training` to those that the ranks read."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .split import check_validation, split_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Spark setting that names the cache directory where `data_dir` is not given.
+# Spark setting of the cache directory, if `data_dir` is not set.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that are ready to be read.
+    """Datasets that can be read.
 
     Attributes:
         train: the training rows.
         validation: the validation rows.
-        reused: whether rows were there already and nothing was written.
+        reused: whether all existed already and nothing was written.
     """
 
     train: Manifest
@@ -85,11 +85,11 @@ def frame_of(data: Any) -> DataFrame:
         files.check_all_count("read the table with Spark, and train on the DataFrame")
         if not files.files:
             raise DataError(f"{place} holds no Parquet files")
-        # What Spark says of other files is long.
+        # Spark's message about other files is long.
         read_metadata(files.folder.join(files.files[0].name))
     reader = spark.read
     if files.partitions is None and not files.log:
-        # Spark leaves files in folders of such names out, unless told so.
+        # By default, Spark skips files in folders of such names.
         reader = reader.option("recursiveFileLookup", "true")
     try:
         return reader.parquet(place.spark_url)
@@ -98,31 +98,30 @@ def frame_of(data: Any) -> DataFrame:
 
 
 def check_has_an_end(frame: DataFrame, use: str) -> None:
-    """Check that a DataFrame is no stream.
+    """Check that a DataFrame is not a stream.
 
     Args:
         frame: the DataFrame.
-        use: what is to be done with it.
+        use: its intended use, for the message.
 
     Raises:
-        DataError: it is one.
+        DataError: it is a stream.
     """
     if frame.isStreaming:
         raise DataError(
-            f"a streaming DataFrame cannot be {use}, as its rows have no end; take those of a "
-            "batch, stream.writeStream.foreachBatch(…), or read where they come from with "
-            "spark.read"
+            f"a streaming DataFrame cannot be {use}, as its rows have no end; use those of a "
+            "batch, stream.writeStream.foreachBatch(…), or read their source with spark.read"
         )
 
 
 def check_spark_reaches(spark: SparkSession, place: Location) -> None:
-    """Check that Spark's own side has the file system of ``place``; Python's side is another.
+    """Check that Spark's JVM has the file system of ``place``; Python has another client.
 
     Raises:
-        EnvironmentProblem: Spark's side does not have it, or cannot name files there.
+        EnvironmentProblem: the JVM does not have it, or cannot name files there.
     """
     context = classic_context(spark)
-    if context is None:  # Spark Connect does not tell
+    if context is None:  # unknown on Spark Connect
         return
     from py4j.protocol import Py4JJavaError
 
@@ -132,7 +131,7 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
         except Py4JJavaError as error:
             raise EnvironmentProblem(
                 f"Spark cannot name files in {place}: {error.java_exception.toString()}. Its Java "
-                "knows the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
+                "supports the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
                 "session is made, or choose a path in ASCII"
             ) from error
         return
@@ -148,11 +147,11 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
 
 
 def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = None) -> None:
-    """Check all that the schema shows.
+    """Check the data as far as the schema allows.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         validation: which rows to validate with; see `run_training`.
 
@@ -187,23 +186,23 @@ def _check_image_shapes(frame: DataFrame, roles: Roles, options: DataOptions) ->
 
 
 def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
-    """Add to an error of a rank which row of the data cannot be read.
+    """Add to an error of a rank the number of the row that cannot be read.
 
     Args:
-        error: what the rank told.
+        error: the rank's error.
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how they were prepared.
     """
     if error.row:
-        # Whatever keeps the rows from being computed again, the error itself counts.
+        # If the rows cannot be computed again, the error itself is enough.
         with contextlib.suppress(Exception):
             frame = frame_of(data)
             name_row(error, frame, sources_of(frame, roles, options.dtypes))
 
 
 def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession) -> Location:
-    """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
+    """Return the folder of the data: ``data_dir``, Spark's setting, or in the run directory."""
     directory = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
     folder = Location(directory) if directory else run_folder
     check_spark_reaches(spark, folder)
@@ -214,7 +213,7 @@ def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession)
 def prepared(
     data: Any, roles: Roles, options: DataOptions, validation: Any, run_folder: Location, seed: int
 ) -> Iterator[Prepared]:
-    """Yield the datasets, written now or found; afterwards delete what is not to be kept.
+    """Yield the datasets, written now or reused; delete those that are not kept afterwards.
 
     In a cache directory, data stay for other runs until they are cleared, unless ``keep_data`` is
     false. In the run directory they stay until the run has succeeded, so that a failed one resumes
@@ -222,7 +221,7 @@ def prepared(
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         validation: which rows to validate with; see `run_training`.
         run_folder: the run's own folder for data.
@@ -241,13 +240,13 @@ def prepared(
 
 @dataclass
 class Storing:
-    """Datasets as they are prepared.
+    """Datasets in preparation.
 
     Attributes:
-        folder: where they go.
-        request: how they are made.
-        made: those that are there, written now or found.
-        ready: whether all are there, and can be trained on.
+        folder: their folder.
+        request: the request for them.
+        made: the finished ones, written now or reused.
+        ready: whether all are finished, and can be trained on.
     """
 
     folder: Location
@@ -260,23 +259,23 @@ class Storing:
 def stored(
     data: Any, roles: Roles, options: DataOptions, run_folder: Location
 ) -> Iterator[Storing]:
-    """Yield where datasets go and how they are made, to be filled in; see `prepared`.
+    """Yield a `Storing`, to which the caller adds its datasets; see `prepared`.
 
-    Those that were made are deleted in the end, if they are not to be kept.
+    They are deleted at the end, if they are not kept.
     """
     folder = data_folder(options, run_folder, session_of(data))
     shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
-    # What is deleted at the end must not be another run's.
+    # A dataset that is deleted at the end must not be another run's.
     storing = Storing(folder, _request(roles, options, reuse=keep or not shared))
-    if not shared:  # nobody else writes there: what has no manifest is of a call that was killed
+    if not shared:  # nobody else writes there: incomplete ones are of a killed call
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
         yield storing
     except BaseException as error:
         if not shared:
-            # Whatever ended the run, a checkpoint may go on from its rows, but none from rows that
-            # were refused just now, for what they are or for being others than before.
+            # A checkpoint may be resumed with these rows, unless they were refused just now: they
+            # are invalid, or others than before.
             refused = isinstance(error, RunDirectoryError) or (
                 isinstance(error, DataError) and not storing.ready
             )
@@ -289,7 +288,7 @@ def stored(
 
 
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
-    """Return the dataset of all rows, in ``folder`` or, for Parquet files, where they are.
+    """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
     Raises:
         DataError: the values cannot be read.
@@ -300,7 +299,7 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
 
 
 def lies_ready(data: Any, roles: Roles, options: DataOptions) -> bool:
-    """Tell whether all rows can be read where they lie, and nothing is written.
+    """Return whether all rows can be read in place, so that nothing is written.
 
     Raises:
         DataError: they are Parquet files whose values cannot be read.
@@ -365,12 +364,12 @@ def like(
     first: Manifest,
     names: tuple[str, str] = ("the validation rows", "the training rows"),
 ) -> Manifest:
-    """Return ``rows`` if its columns are those of ``first``.
+    """Return ``rows`` with the columns of ``first``, if they are the same.
 
     Args:
         rows: a dataset.
-        first: the one whose types count for both.
-        names: what the two are called in a message.
+        first: the dataset whose types hold for both.
+        names: names of the two in a message.
 
     Raises:
         DataError: its columns are others.
@@ -381,7 +380,7 @@ def like(
             theirs.encoding,
             theirs.is_text,  # numbers can be cast to objects, which strings are
         )
-        # Other sizes of numbers are read as those of the training rows, and have to fit.
+        # Numbers of other sizes are read as those of the training rows, and have to fit.
         fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
         if not same or not (fits or ours.is_encoded):
             raise DataError(
@@ -390,9 +389,9 @@ def like(
     return replace(rows, columns=first.columns)
 
 
-# Parquet files whose footers are read for that, at most.
+# Most Parquet files whose footers are read to count rows.
 _MOST_FILES = 16
-# Plan nodes that give as many rows as they get.
+# Plan nodes that keep the number of rows.
 _SAME_ROWS = {
     *("Project", "SubqueryAlias", "View", "Sort", "Window", "Repartition"),
     *("RepartitionByExpression", "LogicalRelation"),
@@ -400,14 +399,14 @@ _SAME_ROWS = {
 
 
 def rows_to_write(data: Any, validation: Any) -> int | None:
-    """Return how many rows are to be written of what `run_training` was given, for people.
+    """Return how many rows will be written of `run_training`'s data, for the progress display.
 
     Args:
         data: a DataFrame, or the place of Parquet files.
         validation: which rows to validate with; see `run_training`.
 
     Returns:
-        The number; ``None`` where only computing the rows, or reading many files, would tell.
+        The number; ``None`` if that needs the rows to be computed, or many files to be read.
     """
     frames = [data]
     if validation is not None and not isinstance(validation, (str, int, float)):
@@ -422,10 +421,10 @@ def rows_to_write(data: Any, validation: Any) -> int | None:
 
 
 def _count_from_footers(frame: DataFrame) -> int | None:
-    """Return how many rows a frame has, if few Parquet footers tell."""
+    """Return how many rows a frame has, if a few Parquet footers suffice."""
     if classic_context(frame.sparkSession) is None:
         return None  # Spark Connect shows no plan
-    # Nothing depends on it: what Spark or a storage cannot tell is not known.
+    # For display only: any error means unknown.
     with contextlib.suppress(Exception):
         execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
         if _reads_rows_of_files(execution.analyzed()):
@@ -434,7 +433,7 @@ def _count_from_footers(frame: DataFrame) -> int | None:
 
 
 def _reads_rows_of_files(plan: Any) -> bool:
-    """Tell whether a plan gives the rows of the Parquet files that it reads, all of them once."""
+    """Return whether a plan returns all rows of the Parquet files that it reads, once each."""
     while True:
         if plan.getClass().getSimpleName() not in _SAME_ROWS:
             return False

@@ -1,7 +1,7 @@
-"""One DataFrame split in several ways, as for cross-validation, and every row written once.
+"""Folds of a DataFrame, as for cross-validation, with every row written once.
 
-The rows that all splits treat alike are a dataset of their own; what a split trains on, and what it
-validates with, are several of these put together.
+Rows that all splits treat equally form one dataset. A split's training rows and validation rows are
+unions of such datasets.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .split import computed_once, indicator
 def prepared_folds(
     data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
-    """Yield the datasets of each split; afterwards delete what is not to be kept.
+    """Yield the datasets of each split; delete those that are not kept afterwards.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         indicators: for each split, the column that is true for its validation rows.
-        run_folder: folder for what is written, if there is no cache directory.
+        run_folder: folder for the datasets, if there is no cache directory.
 
     Raises:
         DataError: the values cannot be trained on, or a split leaves no rows to one side.
@@ -69,7 +69,7 @@ def _split(
     """Return both sides of a split.
 
     Raises:
-        DataError: one has no rows, or other columns than the other.
+        DataError: one has no rows, or their columns differ.
     """
     train = _side(parts, number, name, wanted=False)
     held_out = _side(parts, number, name, wanted=True)
@@ -82,7 +82,7 @@ def _split(
 def _side(
     parts: Mapping[tuple[bool, ...], Manifest], number: int, name: str, *, wanted: bool
 ) -> Manifest:
-    """Return the rows for which a split's indicator is as ``wanted``."""
+    """Return the rows whose indicator is ``wanted``."""
     chosen = [part for kind, part in parts.items() if kind[number] is wanted]
     side = "validation" if wanted else "train"
     if not chosen:
@@ -94,7 +94,7 @@ def _side(
 
 
 def united(parts: Sequence[Manifest]) -> Manifest:
-    """Return several datasets, written below the same folder, as one. Pure.
+    """Return the union of datasets in the same folder. Pure.
 
     Raises:
         DataError: their columns differ.
@@ -122,16 +122,14 @@ def united(parts: Sequence[Manifest]) -> Manifest:
 
 
 class SharedData:
-    """Data for a number of trainings; safe for threads, which wait for the first to write them.
+    """Data of several trainings; safe for threads, which wait for the first to write them.
 
-    They may be several datasets of the same rows, such as the folds of a cross-validation.
-
-    They are deleted, where they are not to be kept, after the last training, or once nothing refers
-    to this object any more.
+    They may be several datasets of the same rows, such as the folds of a cross-validation. Unless
+    they are kept, they are deleted after the last training, or with this object.
 
     Args:
         prepare: prepares them all, by key, and cleans up at its exit.
-        users: how many trainings there will be.
+        users: number of trainings.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class SharedData:
             self.leave()
 
     def leave(self) -> None:
-        """Take note that one of the trainings needs the data no more, or will not be."""
+        """Note that one of the trainings has ended, or will not take place."""
         with self._lock:
             self._left -= 1
             if not self._left:

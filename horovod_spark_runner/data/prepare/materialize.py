@@ -1,12 +1,11 @@
-"""DataFrame to Parquet, checked on the way; or the same data of an earlier time again.
+"""Materialize a DataFrame: write it to Parquet, checked on the way, or reuse an earlier dataset.
 
-One Spark job writes the rows and, while it does, counts them, measures arrays and sums up a
-checksum (``DataFrame.observe``), so that the data are computed once. What fails the checks is
-deleted and reported; what passes is described by a manifest, written last: a folder without a
-manifest is not a dataset.
+One Spark job writes the rows and, while it does, counts them, measures arrays and adds up a
+checksum (``DataFrame.observe``), so that the data are computed once. Invalid datasets are deleted
+and reported. Valid ones get a manifest, written last: a folder without one is not a dataset.
 
-A dataset is used again if it was asked for in the same way and is known to hold the same rows:
-its plan and input files are the same, or, where plans cannot tell, its checksum is.
+A dataset is reused for an equal request if it has the same rows: its plan and input files are the
+same or, for plans without a fingerprint, its checksum is.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _guard = threading.Lock()
-# Gone with the last thread that holds or awaits one.
+# Deleted with the last thread that holds or awaits one.
 _writers: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 
-# What operating systems say through Java.
+# Messages of operating systems, through Java.
 _STORAGE_FAULTS = (
     "No space left on device",
     "Disk quota exceeded",
@@ -57,7 +56,7 @@ _STORAGE_FAULTS = (
 )
 
 CODEC = "snappy"
-# What killed writers left is deleted by the next one after this time, in seconds.
+# Seconds after which the next writer deletes incomplete datasets of killed ones.
 INCOMPLETE_AFTER = 7 * 24 * 3600.0
 
 
@@ -66,8 +65,8 @@ class Materialized:
     """A dataset that can be read.
 
     Attributes:
-        manifest: what it is.
-        reused: whether it was there already.
+        manifest: its manifest.
+        reused: whether it existed already.
     """
 
     manifest: Manifest
@@ -87,7 +86,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         InvalidInputError: ``folder`` cannot be written to.
     """
     sources = sources_of(frame, request.roles, request.dtypes)
-    # Nobody else may find what is deleted at the end of this run.
+    # A dataset that is deleted at the end of this run must not be found by others.
     key = request.key(sources) if request.reuse else uuid.uuid4().hex[:16]
     chosen = frame.select(*(quoted(source.name) for source in sources))
     origin = source_fingerprint(chosen) if request.reuse else ""
@@ -116,7 +115,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
 
 @contextlib.contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """Wait for the threads that write what may be the same dataset: one writes, all use it."""
+    """Wait for threads that may write the same dataset: one writes, all use it."""
     with _guard:
         lock = _writers.setdefault(name, threading.Lock())
     with lock:
@@ -125,7 +124,7 @@ def _alone(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing_to(folder: Location) -> Iterator[None]:
-    """Say what is wrong with ``folder`` if it cannot be written to."""
+    """Name ``folder`` in the error if it cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -135,13 +134,13 @@ def _writing_to(folder: Location) -> Iterator[None]:
         ) from error
     except Exception as error:
         reason = _of_storage(error)
-        if reason is None:  # what computes the rows has failed, say, which Spark tells
+        if reason is None:  # such as a failure to compute the rows, which Spark reports
             raise
         raise DataError(f"the rows cannot be written to {folder}: {reason}") from error
 
 
 def _of_storage(error: Exception) -> str | None:
-    """Return what the storage said, if that is why Spark could not write the rows."""
+    """Return the storage's message, if storage is why Spark could not write the rows."""
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
     match = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
@@ -162,7 +161,7 @@ def _find(
         return None
     if origin:
         return next((candidate for candidate in candidates if candidate.source == origin), None)
-    # The plan does not tell: compute the rows, but write them only if they are others.
+    # No fingerprint: compute the rows, but write them only if they are others.
     hashed = _hashed(sources, [expression(source) for source in sources])
     row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
     facts = {} if row is None else row.asDict()
@@ -176,7 +175,7 @@ def _fits(
     shapes: Mapping[str, tuple[int, ...]],
     facts: Mapping[str, Any],
 ) -> bool:
-    """Tell whether nested arrays, which are hashed flat, have the sizes of a dataset's. Pure."""
+    """Return whether nested arrays, which are hashed flat, have the dataset's sizes. Pure."""
     for number, source in enumerate(sources):
         depth = levels(source)
         if depth > 1:
@@ -203,7 +202,7 @@ def _write_dataset(
 
     observation = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
     nested = nested_observations(sources)
-    if nested:  # the sizes of inner arrays, before they are laid flat
+    if nested:  # the sizes of inner arrays, before they are flattened
         inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
         frame_seen = frame.observe(inner, *nested)
         prepared = frame_seen.select(*(expression(source) for source in sources))
@@ -215,8 +214,8 @@ def _write_dataset(
     footers = read_footers(target)
     if not footers.uniform:
         raise DataError(
-            f"files with other columns have come to {target} while rows were written there; see "
-            "that nothing else writes into that folder"
+            f"files with other columns appeared in {target} while rows were written there; make "
+            "sure that nothing else writes into that folder"
         )
     columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
@@ -227,10 +226,10 @@ def _write_dataset(
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
-    """Write ``frame`` into a folder of the writer's own below ``target``."""
+    """Write ``frame`` into a folder below ``target`` that the writer names."""
     connected = classic_context(frame.sparkSession) is None
     if connected and materializer == "petastorm":
-        _say_who_writes()
+        _log_writer()
     elif materializer == "petastorm":
         petastorm_compat.convert(
             frame.sparkSession, frame, target.spark_url, ROW_GROUP_BYTES, CODEC
@@ -243,7 +242,7 @@ def _write(frame: DataFrame, materializer: str, target: Location) -> None:
 
 
 @functools.cache  # once is enough
-def _say_who_writes() -> None:
+def _log_writer() -> None:
     logger.info(
         "Spark Connect gives no access to the JVM that Petastorm's converter needs: Spark's own "
         "writer writes the rows (materializer='spark')"
@@ -251,19 +250,19 @@ def _say_who_writes() -> None:
 
 
 def _contents(hashed: SparkColumn) -> list[SparkColumn]:
-    """Return what tells the contents of rows of such hashes, the same for every order of them."""
+    """Return aggregates of row hashes that identify the rows, in any order."""
     from pyspark.sql import functions as F
 
     return [
         F.count(F.lit(1)).alias("rows"),
-        # The second tells doubled rows apart.
+        # The second detects doubled rows.
         F.coalesce(F.bit_xor(hashed), F.lit(0)).alias("xor"),
         F.coalesce(F.sum(F.pmod(hashed, F.lit(2**31))), F.lit(0)).alias("sum"),
     ]
 
 
 def _order(hashed: SparkColumn) -> SparkColumn:
-    """Return what tells the order of rows of such hashes, as they are written."""
+    """Return an aggregate of row hashes that identifies their order."""
     from pyspark.sql import functions as F
 
     # Partition and row within it: files and rows are written in this order.
@@ -276,7 +275,7 @@ def _hashed(sources: Sequence[Source], stored: Sequence[SparkColumn]) -> SparkCo
 
     Args:
         sources: the columns.
-        stored: what is stored of each.
+        stored: their stored forms.
     """
     from pyspark.sql import functions as F
 

@@ -26,24 +26,24 @@ from ..read.row_groups import read_footer
 from .checks import Footer, encoding_of
 from .columns import DataRequest, Layout, Source, columns_of
 
-# What says of a folder's files which of them count, and who writes it.
+# Folders of logs that decide which files count, and who writes them.
 STREAM_LOG = "_spark_metadata"
 _LOGS = {STREAM_LOG: "a stream", "_delta_log": "Delta Lake", ".hoodie": "Hudi"}
-# What an error says of a file that is no Parquet file.
+# Hint in errors about a file that is not Parquet.
 EVERY_FILE = "of a folder, every file counts whose name does not begin with _ or ."
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
 
 
 @dataclass(frozen=True)
 class FooterFacts:
-    """What the footers of a dataset tell.
+    """Facts from the footers of a dataset.
 
     Attributes:
         folder: where the files are.
         files: the files that hold rows.
         row_groups: their row groups that hold rows, in file order.
         leaves: path of each leaf of the files' columns, in their order.
-        columns: what is known of each leaf.
+        columns: facts of each leaf.
         values: elements of each leaf by row group, nulls among them.
         sums: checksum of each file's footer.
         uniform: whether all files have the same columns in the same order and types; if not, the
@@ -68,7 +68,7 @@ def manifest_of(
     verified: bool = True,
     allow_nan: bool = False,
 ) -> Manifest:
-    """Return the manifest of files of these footers; see `Manifest` for the rest."""
+    """Return the manifest of files with these footers; see `Manifest` for the rest."""
     return Manifest(
         url=str(facts.folder),
         files=tuple(file.name for file in facts.files),
@@ -84,15 +84,15 @@ def manifest_of(
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """The Parquet files at a place.
+    """Parquet files at a location.
 
     Attributes:
         folder: where they are.
-        files: those of them that count.
-        log: the folder among them whose contents say which files count, of a stream's sink or a
-            table; ``""`` if all do.
-        partitions: the columns in the names of their folders (``key=value``); ``None`` if some lie
-            in folders of other names, or in others than the rest.
+        files: the files, without hidden and empty ones.
+        log: folder whose contents decide which files count, of a stream's sink or a table; ``""``
+            if all do.
+        partitions: the columns in the names of their folders (``key=value``); ``None`` if some
+            folders have other names, or other columns than the rest.
     """
 
     folder: Location
@@ -101,10 +101,10 @@ class ParquetFiles:
     partitions: tuple[str, ...] | None = ()
 
     def check_all_count(self, advice: str) -> None:
-        """Check that no log says which of the files count.
+        """Check that no log decides which of the files count.
 
         Args:
-            advice: what to do where one does.
+            advice: what to do if one does.
 
         Raises:
             DataError: one does.
@@ -112,14 +112,14 @@ class ParquetFiles:
         if self.log:
             raise DataError(
                 f"{self.folder} was written by {_LOGS[self.log]}: not all of its files count, "
-                f"{self.log} says which; {advice}"
+                f"{self.log} lists them; {advice}"
             )
 
 
 def parquet_files(location: Location) -> ParquetFiles:
     """Return the Parquet files in a folder and those below it, or the one at ``location``.
 
-    Whatever they are called, as for Spark; files that are hidden or empty are left out.
+    Their names do not matter, as in Spark; hidden and empty files are skipped.
     """
     single = location.stat()
     if single is not None:
@@ -138,7 +138,7 @@ def _counts(file: FileStat) -> bool:
         or part.endswith("._COPYING_")
         for part in file.name.split("/")
     )
-    # Empty ones are marks, unless their names say that they were to hold rows.
+    # Empty files are marks, unless they are named like Parquet files.
     empty = not file.size and not file.name.endswith((".parquet", ".parq"))
     return not (hidden or empty)
 
@@ -159,7 +159,7 @@ def read_footers(location: Location) -> FooterFacts:
     """Read the footers of all Parquet files at ``location``, a folder or one file.
 
     Raises:
-        DataError: a file is no Parquet file.
+        DataError: a file is not a Parquet file.
     """
     return footers_of(parquet_files(location))
 
@@ -213,20 +213,20 @@ def read_metadata(file: Location) -> tuple[pq.FileMetaData, str]:
     """Return the footer of one file, and its checksum.
 
     Raises:
-        DataError: it is no Parquet file.
+        DataError: it is not a Parquet file.
     """
     try:
         with file.open_input() as stream:
             return read_footer(stream)
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{file} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
+            f"{file} is not a Parquet file, or is damaged: {error}; {EVERY_FILE}"
         ) from error
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A column in one row group; ``None`` is what the footer does not tell."""
+    """A column in one row group; ``None`` where the footer has no statistics."""
 
     values: int
     nulls: int | None
@@ -273,17 +273,17 @@ def first_value(facts: FooterFacts, name: str) -> Any:
 
 
 def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
-    """Return the manifest of Parquet files that can be read as they are.
+    """Return the manifest of Parquet files, if they can be read in place.
 
     Args:
-        location: a folder of files, or one file; a Petastorm dataset's codecs (images, ndarrays)
-            are understood.
-        request: which columns, in which types and shapes.
+        location: a folder of files, or one file; Petastorm's codecs (images, ndarrays) are
+            supported.
+        request: columns, types and shapes.
 
     Returns:
-        ``None`` if Spark has to convert or check the columns first: decimals, nested lists,
-        vectors, partition columns, a type asked for, files without statistics, or whose columns
-        differ; or to tell which files count: those of a stream's sink, or of a table.
+        ``None`` if Spark has to convert or check the columns first (decimals, nested lists,
+        vectors, partition columns, requested types, files without statistics, or with differing
+        columns) or decides which files count (of a stream's sink, or of a table).
 
     Raises:
         DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
@@ -344,12 +344,12 @@ def _source(field: pa.Field, requested: str | None, weight: str | None) -> Sourc
 
 
 def _has_statistics(source: Source, footer: Footer) -> bool:
-    """Tell whether the footers show all that has to be checked."""
+    """Return whether the footers suffice for all checks."""
     return footer.nulls is not None and not (source.weight and footer.minimum is None)
 
 
 def _leaf_numbers(paths: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of the leaves that are the only one below a name, by that name."""
+    """Return the numbers of leaves by name, for names with one leaf below."""
     below: dict[str, list[int]] = {}
     for number, path in enumerate(paths):
         for name in itertools.accumulate(path.split("."), lambda above, part: f"{above}.{part}"):
@@ -365,7 +365,7 @@ def _check_leaf(source: Source, footer: Footer, location: Location, allow_nan: b
     if footer.infinite and not allow_nan:
         raise DataError(
             f"column {source.name!r} has values that are NaN or infinite in {location}; fill "
-            "them, or let them pass with allow_nan=True"
+            "them, or allow them with allow_nan=True"
         )
     if source.weight and footer.minimum is not None and footer.minimum < 0:
         raise DataError(

@@ -29,24 +29,24 @@ from ..manifest import Column, Manifest, RowGroup
 from .arrow_to_numpy import column_to_numpy
 from .sharding import Piece
 
-# Kept open while no thread reads them; far below the 1,024 files that a process may have open.
+# Unused files that are kept open; far below the 1,024 that a process may have open.
 IDLE_FILES = 64
-# Kept of files of distant storage: without one, a request or two are made before the first row.
+# Cached footers of remote files: each saves a request or two before the first row.
 FOOTERS = 512
 _MAGIC = b"PAR1"
 # Bytes read at once; only a footer of many row groups or columns is larger.
 _TAIL = 64 * 1024
-# Of the footer's length and the mark behind it.
+# Bytes of the footer's length and the mark behind it.
 _END = 8
 
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """How much is read before it is asked for.
+    """Limits of reading ahead.
 
     Attributes:
         threads: row groups that are read at a time.
-        size: bytes that all row groups that wait may take, uncompressed; one of them may be larger.
+        size: uncompressed bytes of all waiting row groups; a single one may be larger.
     """
 
     threads: int
@@ -64,8 +64,8 @@ class RowGroupReader:
     Args:
         manifest: the dataset.
         columns: the columns to read.
-        keep_bytes: a dataset that takes no more memory than this is kept once it is read.
-        ahead: how much is read ahead; by default what suits the storage.
+        keep_bytes: a dataset that takes no more memory than this is cached once it is read.
+        ahead: limits of reading ahead; by default those of the storage.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class RowGroupReader:
         self._keep = manifest.size <= keep_bytes
 
     def announce(self, pieces: Iterable[Piece]) -> None:
-        """Say which pieces will be asked for next, in this order, in place of what was said before.
+        """Announce the next pieces, in order; earlier announcements are dropped.
 
-        It need not be exact: a piece that was not announced is read when it is asked for.
+        It need not be exact: other pieces are read on request.
         """
         self._forget()
         numbers = [piece.row_group for piece in pieces]
@@ -101,24 +101,24 @@ class RowGroupReader:
             self._announced.extend(number for number, _ in itertools.groupby(numbers))
 
     def read(self, piece: Piece) -> Arrays:
-        """Return the piece's values by column, views of what Arrow has read.
+        """Return the piece's values by column, as views of Arrow's memory.
 
         Raises:
             DataError: a value is null, not finite, or of another length than it should be; or a
                 file has changed.
-            CheckpointError: the storage fails, again and again, or hangs.
+            CheckpointError: the storage fails repeatedly, or hangs.
         """
         if self._keep:
             cached = self._cached_group(piece.row_group)
             return {name: values[piece.start : piece.stop] for name, values in cached.items()}
         if self._current is None or self._current[0] != piece.row_group:
-            self._current = None  # released before the next is waited for
+            self._current = None  # released before the next is awaited
             self._current = (piece.row_group, self._fetch(piece.row_group))
             self._read_ahead()
         return self._arrays(self._current[1], piece)
 
     def describe(self, piece: Piece, row: int) -> str:
-        """Return where ``row`` of ``piece`` lies, for a message."""
+        """Return the file and position of ``row`` in ``piece``, for a message."""
         group = self._manifest.row_groups[piece.row_group]
         file = self._files.location(group.file)
         return f"row {piece.start + row} of row group {group.index} of {file}"
@@ -152,7 +152,7 @@ class RowGroupReader:
         rows = table.slice(piece.start, piece.stop - piece.start)
         arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
         for column in self._columns:
-            # Nothing but reading them tells what bytes hold.
+            # The values of bytes are known only once they are read.
             unknown = column.encoding == "raw" and not self._manifest.allow_nan
             if unknown or not self._manifest.verified:
                 self._check_finite(arrays[column.name], column, piece)
@@ -188,7 +188,7 @@ class RowGroupReader:
         self._ahead.append((number, self._begin(number)))
 
     def _begin(self, number: int) -> Future[pa.Table]:
-        """Let a thread read a row group, and try again where the storage fails for a moment."""
+        """Read a row group in a thread, with retries."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._bound.threads, "hsr-row-groups")
         message = f"{self._files.location(self._group(number).file)} cannot be read"
@@ -221,12 +221,12 @@ class RowGroupReader:
         rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
         raise DataError(
             f"column {column.name!r} has values that are NaN or infinite, first in "
-            f"{self.describe(piece, int(rows[0]))}; let them pass with allow_nan=True"
+            f"{self.describe(piece, int(rows[0]))}; allow them with allow_nan=True"
         )
 
 
 class _OpenFiles:
-    """Opens a dataset's files and keeps those that were used last.
+    """Opens a dataset's files, and keeps those used last open.
 
     Args:
         manifest: the dataset.
@@ -241,10 +241,10 @@ class _OpenFiles:
         self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
 
     def take(self, number: int) -> pq.ParquetFile:
-        """Return one of the dataset's files, which is nobody else's until it is put back.
+        """Return one of the dataset's files, for exclusive use until it is put back.
 
         Raises:
-            DataError: it is gone, or another one than when the dataset was made.
+            DataError: it is missing, or has changed since the dataset was made.
             OSError: the storage fails.
         """
         with self._lock:
@@ -257,12 +257,12 @@ class _OpenFiles:
             stream = location.open_input()
         except FileNotFoundError as error:
             raise DataError(
-                f"{location} is gone, which was there when the dataset was made; leave its files "
-                "as long as they are read"
+                f"{location} is missing, but existed when the dataset was made; keep its files "
+                "while they are read"
             ) from error
         footer = footer or self._checked(number, stream)
-        # Over a network, few large requests are faster than many small ones. Writers like
-        # Spark's leave a sum of each page, by which a damaged one is known.
+        # Over a network, few large requests are faster than many small ones. Writers such as Spark
+        # add a checksum of each page.
         file = pq.ParquetFile(
             stream,
             metadata=footer,
@@ -278,17 +278,17 @@ class _OpenFiles:
         try:
             footer, checksum = read_footer(stream)
         except pa.ArrowInvalid as error:
-            raise DataError(f"{place} is no Parquet file any more: {error}") from error
+            raise DataError(f"{place} is no longer a Parquet file: {error}") from error
         if wanted and checksum != wanted[number]:
             raise DataError(
-                f"{place} is another file than when the dataset was made: its footer has changed. "
-                "Leave files as they are while they are read; of a dataset that was materialized, "
-                "delete the folder, and the rows are written again"
+                f"{place} has changed since the dataset was made: its footer differs. Do not "
+                "change files while they are read; if the dataset was materialized, delete its folder: "
+                "the rows are written again"
             )
         return footer
 
     def put_back(self, number: int, file: pq.ParquetFile) -> None:
-        """Take a file that has been read from; one that has not been used for long is closed."""
+        """Put back a file after use; the least recently used one may be closed."""
         oldest = None
         with self._lock:
             self._idle.append((number, file))
@@ -316,7 +316,7 @@ class _OpenFiles:
 
 
 def _close(file: pq.ParquetFile) -> None:
-    """Close it and what it reads from, which it was given open."""
+    """Close the file and its stream."""
     file.close(force=True)
 
 
@@ -327,7 +327,7 @@ def read_footer(stream: pa.NativeFile) -> tuple[pq.FileMetaData, str]:
         stream: the file, opened to be read anywhere.
 
     Raises:
-        pa.ArrowInvalid: it is no Parquet file.
+        pa.ArrowInvalid: it is not a Parquet file.
     """
     size = stream.size()
     tail = stream.read_at(min(size, _TAIL), max(0, size - _TAIL))

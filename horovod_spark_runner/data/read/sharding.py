@@ -110,7 +110,7 @@ def groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
 
 
 def batch_rows(rows: int, global_batch: int, step: int) -> int:
-    """Return the rows of a global batch: the last one of so many rows may be partial."""
+    """Return the rows of a global batch; the last one may be partial."""
     return min(global_batch, rows - step * global_batch)
 
 
@@ -205,7 +205,7 @@ class EpochPlan:
 
     @cached_property
     def _blocks(self) -> dict[int, tuple[Block, ...]]:
-        """The blocks of the lanes that were asked for."""
+        """Cached blocks of lanes."""
         return {}
 
     def _make_blocks(self, lane: int) -> tuple[Block, ...]:
@@ -239,12 +239,12 @@ class EpochPlan:
         for part in self.rank_slices(first_step, rank, world):
             blocks = self.lane_blocks(part.lane)
             wanted += [(b.first, part.lane, b) for b in blocks if b.first + b.rows > part.start]
-        # All lanes advance at the same pace; those that have begun come first.
+        # All lanes advance at the same pace; started blocks come first.
         wanted.sort(key=lambda entry: entry[:2])
         return [piece for _, _, block in wanted for piece in block.pieces]
 
     def locate(self, lane: int, position: int) -> tuple[Piece, int]:
-        """Return where the row at ``position`` of ``lane`` lies: a piece, and the row in it."""
+        """Return the piece with the row at ``position`` of ``lane``, and the row in it."""
         block = next(b for b in self.lane_blocks(lane) if position < b.first + b.rows)
         row = int(block.order()[position - block.first])
         for piece in block.pieces:
