@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from pyspark.sql import DataFrame
 
-# Where rows are kept on a ``local`` master if no cache directory is given.
+# Folder of rows on a ``local`` master without a cache directory.
 DEFAULT_FOLDER = "runs/data"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows that any number of ranks can read, each its own part; made by `prepare_dataset`.
+    """Rows that any number of ranks can read, each its own shard; made by `prepare_dataset`.
 
-    It pickles: give it to ``HorovodRunner.run`` as an argument.
+    It can be pickled: pass it to ``HorovodRunner.run`` as an argument.
 
     Attributes:
-        manifest: where the rows lie, and in which types and shapes.
-        transforms: what to do with each row's value, by column.
+        manifest: files, types and shapes of the rows.
+        transforms: functions of each row's value, by column.
     """
 
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""`HorovodEstimator`: the training of a Keras model or a PyTorch module as a stage of Spark ML."""
+"""`HorovodEstimator`: training of a Keras model or a PyTorch module as a stage of Spark ML."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
 
-# What Params are called that `run_training` takes under another name.
+# Names of Params that have another name in `run_training`.
 _MEANT = {"sample_weight_col": "weightCol", "validation": "validationFraction"}
 
 
@@ -64,17 +64,17 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
     An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
     ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
-    settings are Params, given as keywords, by setters or by maps, and checked when they are given;
-    ``explainParams()`` tells of each. `run_training` trains as `fit` does, with the same settings.
+    settings are Params, set by keywords, setters or maps, and validated at once;
+    ``explainParams()`` explains each. `run_training` trains as `fit` does, with the same settings.
 
-    A grid searches over what the model is built of by ``modelArgs``, the arguments of ``modelFn``.
-    Every fit has a run directory of its own in ``runDir``.
+    A grid searches over the model by ``modelArgs``, the arguments of ``modelFn``. Every fit has a
+    separate run directory in ``runDir``.
 
     Args:
         params: the Params by name, such as ``modelFn=make_model, epochs=3``.
 
     Raises:
-        InvalidInputError: there is no such Param, or its value cannot be right.
+        InvalidInputError: there is no such Param, or its value is invalid.
     """
 
     def __init__(self, **params: Any) -> None:
@@ -82,13 +82,13 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         self.setParams(**params)
 
     def setParams(self, **params: Any) -> HorovodEstimator:
-        """Set Params by name and return this estimator; ``None`` takes back what was set.
+        """Set Params by name and return this estimator; ``None`` resets one to its default.
 
         Args:
             params: the Params by name.
 
         Raises:
-            InvalidInputError: there is no such Param, or its value cannot be right.
+            InvalidInputError: there is no such Param, or its value is invalid.
         """
         for name in params:
             if not self.hasParam(name):
@@ -117,7 +117,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             DataError: columns, types or values cannot be trained on.
             ModelError: the model cannot be trained on these columns.
             RunDirectoryError: ``runDir`` cannot be used, or ``resumeFrom`` holds no such run.
-            InvalidInputError: another Param cannot be right (the three above are kinds of it).
+            InvalidInputError: another Param is invalid (the three above are kinds of it).
             EnvironmentProblem: something is not installed or set up as it must be.
             NotEnoughSlotsError: Spark cannot run ``numWorkers`` tasks at once.
             RunFailedError: the run ended without a model; see `run_training` for its kinds.
@@ -146,8 +146,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             An iterator over numbers of maps and their models, which threads may share.
 
         Raises:
-            InvalidInputError: a map, or a Param in it, cannot be right; before any training.
-            NotEnoughSlotsError: Spark cannot run as many tasks at once as a map asks for.
+            InvalidInputError: a map, or a Param in it, is invalid; before any training.
+            NotEnoughSlotsError: Spark cannot run as many tasks at once as a map requests.
             EnvironmentProblem: something is not installed or set up as it must be.
         """
         for one in paramMaps:
@@ -199,7 +199,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         refuse_stored_names({**code, "data['transforms']": value("data").get("transforms")})
         resume_from = value("resumeFrom")
         features, labels = self._columns(dataset)
-        if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
+        if hasattr(dataset, "sparkSession"):  # other objects are refused with the rest
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, dataset.columns, settings, by_case=by_case)
@@ -259,13 +259,13 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         fraction: float | None = self.getOrDefault("validationFraction")
         if column is not None and fraction is not None:
             raise InvalidInputError(
-                f"validationIndicatorCol={column!r} and validationFraction={fraction} both say "
-                "which rows to validate with; give one of them"
+                f"validationIndicatorCol={column!r} and validationFraction={fraction} both choose "
+                "the validation rows; give one of them"
             )
         return fraction if column is None else column
 
     def _build(self) -> Any:
-        """Return what builds the model, with its arguments."""
+        """Return the function or file that builds the model, with its arguments."""
         model_fn = self.getOrDefault("modelFn")
         if model_fn is None:
             raise InvalidInputError(
@@ -286,7 +286,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return functools.partial(function, **arguments)
 
     def _new_place(self, dataset: Any) -> Location:
-        """Return a run directory that nobody has."""
+        """Return a new run directory."""
         base = self.getOrDefault("runDir")
         if base is None:
             if not runs_on_this_machine(session_of(dataset)):
@@ -320,10 +320,10 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
 
 class _Fits(Iterator[tuple[int, TrainedTransformer]]):
-    """Models that are trained when they are asked for, each once; safe for threads.
+    """Iterator that trains a model per step; safe for threads.
 
-    Spark's searches ask from threads of their own, which go on after the search has ended. So a fit
-    that fails, as the one that Ctrl-C cancels does, is the last one.
+    Spark's searches iterate in threads, which continue after the search has ended. So a failed fit,
+    such as one that Ctrl-C cancels, is the last one.
     """
 
     def __init__(self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit]) -> None:
@@ -345,23 +345,23 @@ class _Fits(Iterator[tuple[int, TrainedTransformer]]):
 
 
 def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> TrainedTransformer:
-    """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
+    """Return the model that ``train`` returns, with the Params that it shares with ``stage``."""
     trained = train()
-    # As Spark's own models do: a map of the estimator's Params holds for the model, too.
+    # As in Spark's models: a map of the estimator's Params holds for the model, too.
     trained._resetUid(stage.uid)
     model: TrainedTransformer = stage._copyValues(trained)
     return model
 
 
 def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | None:
-    """Return what ranks are to check of the model's outputs, if that is more than any model's."""
+    """Return the ranks' check of the model's outputs, if class columns are requested."""
     if settings.probability_col is None and settings.raw_prediction_col is None:
         return None
     return functools.partial(check_classes, settings=settings, whole=True)
 
 
 def _warn_of_unnamed(maps: Sequence[ParamMap]) -> None:
-    """Warn of functions that keep a search over these maps from being saved, before it begins."""
+    """Warn, before a search begins, of functions in its maps that prevent saving it."""
     pairs = [pair for one in maps for pair in one.items()]
     unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}
     for name, one in unnamed.items():

@@ -1,7 +1,7 @@
-"""Pickling what runs on the workers, and naming the culprit when it cannot be pickled.
+"""Pickle calls for the workers, and name the part that cannot be pickled.
 
-Code of installed packages is pickled by name, as the workers have it too. Code of the caller's own
-modules, which lie beside a script or notebook, is pickled by value: the workers need no copy.
+Code of installed packages is pickled by name, as the workers have it too. Code of the caller's
+modules, beside a script or notebook, is pickled by value: the workers need no copy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .pickling import Pickler, pickled
 
 T = TypeVar("T")
 
-# What makes a module part of an installation. Distributions' own names for site-packages differ.
+# Parts of the paths of installed modules. Distributions' names for site-packages differ.
 _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
-# Asked for once: sysconfig works them out anew each time, and there are thousands of modules.
+# Cached: sysconfig computes them anew each time, and there are thousands of modules.
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _THIS_PACKAGE = __name__.partition(".")[0]
-# Which modules are pickled by value is a setting of the whole process.
+# The list of modules that are pickled by value is global to the process.
 _lock = threading.Lock()
 
 
@@ -40,14 +40,14 @@ def dumps(value: Any, holders: Holders | None = None) -> bytes:
 
     Args:
         value: what to pickle.
-        holders: of the Keras objects in what else is sent.
+        holders: holders of the Keras objects in other pickles of the same call.
     """
     with _lock, _caller_modules_by_value():
         return pickled(value, sources=True, holders=holders)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
-    """Return ``value`` pickled for the workers, and what was left out of that.
+    """Return ``value`` pickled for the workers, and the objects left out.
 
     Args:
         value: what to pickle.
@@ -69,7 +69,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
 
 
 def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
-    """Return what `dumps_without` pickled, given what it left out."""
+    """Return the value that `dumps_without` pickled, with the objects it left out."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, number: int) -> Any:
@@ -105,11 +105,11 @@ def _is_callers_module(name: str, module: ModuleType) -> bool:
 def dump_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[bytes, tuple[str, ...]]:
-    """Return the pickled call and the modules its code mentions.
+    """Return the pickled call and the modules that its code mentions.
 
     Raises:
         InvalidInputError: ``function`` is not callable, or something in the call cannot be
-            pickled; the message says what.
+            pickled; the message names it.
     """
     if not callable(function):
         raise InvalidInputError(f"a function is needed, got {function!r}")
@@ -123,10 +123,10 @@ def dump_call(
 
 
 def check_picklable(named: dict[str, Any]) -> None:
-    """Check that every value can be sent to the workers, beside the others.
+    """Check that the values can be sent to the workers together.
 
     Raises:
-        InvalidInputError: one cannot; the message names it and the object inside to blame.
+        InvalidInputError: one cannot; the message names it and the part to blame.
     """
     holders = Holders()
     for name, value in named.items():
@@ -137,11 +137,11 @@ def check_picklable(named: dict[str, Any]) -> None:
 
 
 def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
-    """Say which of ``named`` cannot be pickled and which object inside it is to blame."""
+    """Return a message on which of ``named`` cannot be pickled, and the part to blame."""
     for name, value in named.items():
         if not _pickles(value):
             path = find_culprit(value) or repr(value)
-            if isinstance(error, InvalidInputError):  # which says what to do
+            if isinstance(error, InvalidInputError):  # its message has the advice
                 return f"{name} cannot be sent to the workers, because of {path}: {error}"
             return (
                 f"{name} cannot be sent to the workers: {path} cannot be pickled "
@@ -179,7 +179,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"entry {key!r}", v) for key, v in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"element {i}", v) for i, v in enumerate(value)]
-    # What is pickled in a way of its own is not its attributes.
+    # Objects with their own reduction are not pickled by their attributes.
     has_reduce = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
     if has_reduce or type(value).__module__.startswith("pyspark."):
         return []
@@ -194,7 +194,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that code uses, and those of the functions within it."""
+    """Yield the names that code uses, and those of the functions in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -227,7 +227,7 @@ def _class_reader(cls: type, exactly: bool) -> _Reader:
         return lambda value: _by_fields(value, cls, exactly)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    return functools.partial(_instance, cls)  # which lies beside the JSON
+    return functools.partial(_instance, cls)  # which is beside the JSON
 
 
 def _instance(cls: type, value: object) -> object:
@@ -279,7 +279,7 @@ def _text(value: object) -> object:
 
 def _whole(value: object) -> object:
     if type(value) is not int:
-        raise _unexpected("a whole number", value)
+        raise _unexpected("an integer", value)
     return value
 
 

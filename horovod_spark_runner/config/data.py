@@ -18,29 +18,29 @@ from .validators import (
     PLACE,
     TEXT,
     Kind,
+    as_integer,
     choice,
     count,
     optional,
-    whole_number,
 )
 
 Materializer = Literal["petastorm", "spark"]
 # Memory of the shuffle window, by default.
 WINDOW_BYTES = 256 * 1024 * 1024
-# Called with one row's value (an array of its own; images decoded and resized) and a random
-# generator (``None`` outside training); returns what NumPy makes an array of the column's shape of
-# that fits its type: for a column of single values, a plain number will do.
+# Called with one row's value (a separate array; images decoded and resized) and a random generator
+# (``None`` outside training). Returns an array of the column's shape that fits its type, or for a
+# column of single values a plain number.
 Transform = Callable[[np.ndarray, np.random.Generator | None], Any]
 
 
 def _check_shape(column: str, shape: Any) -> tuple[int, ...]:
     entries = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
-    sizes = [whole_number(size) for size in entries]
+    sizes = [as_integer(size) for size in entries]
     positive = [size for size in sizes if size is not None and size > 0]
     if isinstance(shape, str) or len(positive) < len(sizes):
         raise DataError(
-            f"shapes gives column {column!r} the shape {brief(shape)}; it must consist of whole "
-            "numbers of at least 1, such as (8, 8, 1), and leave out the rows"
+            f"shapes gives column {column!r} the shape {brief(shape)}; it must consist of "
+            "integers of at least 1, such as (8, 8, 1), without the rows"
         )
     return tuple(positive)
 
@@ -55,7 +55,7 @@ def _check_dtype(column: str, dtype: Any) -> str:
     except TypeError as error:
         raise DataError(
             f"dtypes gives column {column!r} the type {brief(dtype)}; it must be the name of a "
-            "NumPy type, such as 'float32'; columns to be left as they are by default are left out"
+            "NumPy type, such as 'float32'; leave out columns that keep their default"
         ) from error
 
 
@@ -82,11 +82,11 @@ def _by_column(words: str, check_one: Callable[[str, Any], Any]) -> Kind[Mapping
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Settings):
-    """How data are prepared and read."""
+    """Options of preparing and reading data."""
 
     shapes: Mapping[str, Any] = setting(
         {},
-        _by_column("whole numbers", _check_shape),
+        _by_column("integers", _check_shape),
         'shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the (nested) '
         "arrays. Encoded images are resized to it, (height, width, channels).",
     )

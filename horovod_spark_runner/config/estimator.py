@@ -1,4 +1,4 @@
-"""Settings of `HorovodEstimator` that `run_training` takes otherwise: under Spark ML's names."""
+"""Settings of `HorovodEstimator`, under Spark ML's names; `run_training` has other ones."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def _check_arguments(name: str, value: object) -> dict[str, Any]:
 
 
 def plain_json(name: str, value: object) -> Any:
-    """Return ``value`` as JSON keeps it: plain numbers, text, lists and dictionaries by text.
+    """Return ``value`` as JSON: plain numbers, text, lists and dictionaries by text.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: it is invalid.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -106,7 +106,7 @@ def plain_json(name: str, value: object) -> Any:
 
 
 def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
-    """Return the kind of dictionaries of some settings of a class, or objects of it."""
+    """Return the kind of dictionaries of a class's settings, or objects of it."""
 
     def check(name: str, value: object) -> dict[str, Any]:
         values = _as_dictionary(name, value, cls)
@@ -170,20 +170,18 @@ def _check_strategy(name: str, value: object) -> dict[str, Any]:
     return dict(value)
 
 
-_SYNC: Kind[Mapping[str, Any]] = Kind(
-    "dictionary of a way of synchronising and its settings", _check_strategy
-)
+_SYNC: Kind[Mapping[str, Any]] = Kind("dictionary of a strategy and its settings", _check_strategy)
 
 
 def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
-    """Return the way of synchronising that a dictionary says.
+    """Return the strategy that a dictionary describes.
 
     Args:
         name: the Param, for messages.
-        values: settings, and which way they are of as ``way``.
+        values: settings, and the strategy's name as ``way``.
 
     Raises:
-        InvalidInputError: there is no such way or setting, or a setting cannot be right.
+        InvalidInputError: the strategy or a setting is unknown, or a setting is invalid.
     """
     cls = strategy_class(name, values)
     others = [
@@ -193,7 +191,7 @@ def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
     ]
     if KIND_KEY not in values and others and strategy_name(Allreduce()) not in others:
         raise InvalidInputError(
-            f"{name}={brief(values)} does not say which way it is of; give {KIND_KEY!r}, one of "
+            f"{name}={brief(values)} does not name its strategy; give {KIND_KEY!r}, one of "
             f"{', '.join(map(repr, others))}"
         )
     return made_of(
@@ -202,7 +200,7 @@ def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
 
 
 def options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
-    """Return the options that a Param's dictionary says, with its functions imported.
+    """Return the options that a Param's dictionary describes, with its functions imported.
 
     Args:
         cls: their class.
@@ -210,7 +208,7 @@ def options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
         value: its value.
 
     Raises:
-        InvalidInputError: a function cannot be imported; or storage says what ranks are run with.
+        InvalidInputError: a function cannot be imported, or storage decides what ranks run with.
     """
     values = dict(value)
     if not isinstance(value, UserSettings):
@@ -218,8 +216,8 @@ def options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
         runs_code = [*values.get("env", ()), *mpi.get("parameters", ())]
         if runs_code:
             raise InvalidInputError(
-                f"{name} comes from storage, or a plain map as storage may hold, which does not "
-                f"say what ranks are run with ({', '.join(runs_code)}): give it once more by "
+                f"{name} comes from storage, or a plain map as storage may hold, which must not "
+                f"decide what ranks run with ({', '.join(runs_code)}): give it once more by "
                 f"set{name[:1].upper()}{name[1:]}(…) or a ParamGridBuilder"
             )
     if "transforms" in values:
@@ -250,7 +248,7 @@ _FRACTION: Kind[float] = Kind("number between 0 and 1", _check_fraction, "toFloa
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class EstimatorSettings(Settings):
-    """What `HorovodEstimator` trains, on which columns, and where it is kept."""
+    """Settings of `HorovodEstimator`: model, columns, folders and options."""
 
     model_fn: Any = setting(
         None,
@@ -289,7 +287,7 @@ class EstimatorSettings(Settings):
         "label",
         optional(TEXT),
         'column that the model\'s output is compared with ("label"; if there is no such column, '
-        "and it was not asked for by name, none: for a model that needs no labels).",
+        "and it was not set, none: for a model that needs no labels).",
     )
     label_cols: ColumnNames | None = setting(
         None,
@@ -322,8 +320,8 @@ class EstimatorSettings(Settings):
     resume_from: str | os.PathLike[str] | None = setting(
         None,
         optional(PLACE),
-        "run directory of an earlier fit on the same rows, in which this one goes on from the "
-        "newest checkpoint: of one that was cut short, or to train it for more ``epochs``.",
+        "run directory of an earlier fit on the same rows, which is resumed from its newest "
+        "checkpoint: after an interruption, or to train for more ``epochs``.",
     )
     data: Mapping[str, Any] = setting(
         {}, _settings_of(DataOptions), "see `DataOptions`, as a dictionary of its settings."

@@ -1,4 +1,4 @@
-"""Settings of how a trained model predicts: its columns, and what it adds to a DataFrame."""
+"""Settings of a trained model's predictions: its columns, and those it adds to a DataFrame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HandleInvalid = Literal["error", "skip", "keep"]
 
 
 def check_prediction_col(name: str, value: object) -> PredictionCol:
-    """Return names of the columns to add, as far as can be checked before the outputs are known.
+    """Validate the names of the columns to add, before the outputs are known.
 
     Raises:
         InvalidInputError: it is neither a name, nor several.
@@ -56,7 +56,7 @@ def _are_names(value: object) -> bool:
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings(Settings):
-    """How a trained model predicts."""
+    """Settings of a trained model's predictions."""
 
     features_col: str | None = setting(
         None,
@@ -134,7 +134,7 @@ def added_columns(outputs: Sequence[str], prediction_col: PredictionCol) -> list
 
     Args:
         outputs: names of the outputs.
-        prediction_col: the columns asked for.
+        prediction_col: the requested columns.
 
     Raises:
         InvalidInputError: it does not fit the outputs.

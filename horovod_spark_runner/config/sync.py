@@ -1,4 +1,4 @@
-"""Settings of how the ranks are kept one model: one class for each way of synchronising."""
+"""Settings of gradient synchronisation: one class per strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .validators import FLAG, count, number_above_zero, optional
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class Allreduce(Settings):
-    """What ranks exchange after every step: their gradients, which are added up."""
+    """Ranks add up their gradients in every step."""
 
     compression: Compression = setting(
         "none",
@@ -29,7 +29,7 @@ class Allreduce(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Settings):
-    """When ranks that train alone meet."""
+    """Rounds in which ranks train alone between meetings."""
 
     every: int = required(
         count(),
@@ -110,7 +110,7 @@ class AsyncServer(Settings):
 
 
 Sync = Allreduce | LocalSGD | DiLoCo | AsyncServer
-# By the names they have in dictionaries and in what a run records.
+# By their names in dictionaries and in records of a run.
 STRATEGIES: dict[str, type[Sync]] = {
     "allreduce": Allreduce,
     "local_sgd": LocalSGD,
@@ -120,10 +120,10 @@ STRATEGIES: dict[str, type[Sync]] = {
 
 
 def check_sync(name: str, value: object) -> Sync:
-    """Return ``value`` if it is a way of synchronising; allreduce for ``None``.
+    """Return ``value`` if it is a strategy; allreduce for ``None``.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: it is invalid.
     """
     if value is None:
         return Allreduce()
@@ -138,10 +138,10 @@ def check_sync(name: str, value: object) -> Sync:
 
 
 def check_servers(sync: Sync, workers: int) -> None:
-    """Check that there are ranks enough to hold the weights.
+    """Check that there are enough ranks to be servers.
 
     Raises:
-        InvalidInputError: there are not.
+        InvalidInputError: there are too few.
     """
     if isinstance(sync, AsyncServer) and sync.servers is not None and sync.servers > workers:
         raise InvalidInputError(
@@ -151,31 +151,31 @@ def check_servers(sync: Sync, workers: int) -> None:
 
 
 def recorded_sync(sync: Sync) -> dict[str, Any]:
-    """Return what a run records of its way of synchronising, as JSON."""
+    """Return a run's record of its strategy, as JSON."""
     return {"sync": strategy_name(sync), **plain_settings(sync)}
 
 
 def plain_settings(sync: Sync) -> dict[str, Any]:
-    """Return the settings of a way of synchronising by name, as JSON."""
+    """Return the settings of a strategy by name, as JSON."""
     if isinstance(sync, Allreduce):
         return {"compression": as_json(sync.compression)}
     return asdict(sync)
 
 
 def strategy_name(sync: Sync) -> str:
-    """Return the name of a way of synchronising."""
+    """Return the name of a strategy."""
     return next(name for name, cls in STRATEGIES.items() if type(sync) is cls)
 
 
 def strategy_class(name: str, values: Mapping[str, Any]) -> type[Sync]:
-    """Return the class of a dictionary of settings, by its entry ``way``.
+    """Return the strategy of a dictionary of settings, by its entry ``way``.
 
     Args:
-        name: what it is, for the message.
+        name: the dictionary's name, for the message.
         values: the dictionary.
 
     Raises:
-        InvalidInputError: there is no such way.
+        InvalidInputError: the strategy is unknown.
     """
     kind = values.get(KIND_KEY, "allreduce")
     if not isinstance(kind, str) or kind not in STRATEGIES:

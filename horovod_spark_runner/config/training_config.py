@@ -38,9 +38,8 @@ class TrainingConfig:
     Attributes:
         fit: the arguments of `run_training` that are fields of `FitOptions`.
         params: parameters of a trial of a search; ``None`` for any other training.
-        check_outputs: raises an error where the model's outputs cannot be what predictions need;
-            called on the ranks before the first step. An estimator's model may be asked for more
-            than outputs.
+        check_outputs: raises an error if the model's outputs do not fit the requested predictions;
+            called on the ranks before the first step. For estimators.
 
     Raises:
         InvalidInputError: a field is invalid.

@@ -1,4 +1,4 @@
-"""Several trainings on the same rows, which are prepared once."""
+"""Several trainings on the same rows, prepared once."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class SharedFit:
         return train_run(self.run, use)
 
     def abandon(self) -> None:
-        """Do without it: the rows go with the last that is called."""
+        """Give up this training; the rows are deleted after the last one."""
         self.shared.leave()
 
 
 def train_several(
     df: DataFrame, configs: Sequence[TrainingConfig], run_folder: Location
 ) -> list[SharedFit]:
-    """Resolve all configurations, and return what trains each of them.
+    """Resolve all configurations, and return a `SharedFit` for each.
 
-    They may be called by several threads. Those whose rows are prepared in the same way
-    read the same datasets, which the first of them writes and which go, unless they are to be kept,
-    with the last; also if they differ in the column that says which rows are for validation.
+    They may be called by several threads. Those with equally prepared rows share the datasets,
+    which the first of them writes and which are deleted, unless they are kept, after the last one;
+    also if they differ in the column of validation rows.
 
     Args:
         df: the rows.
@@ -66,7 +66,7 @@ def train_several(
             matching.append(run)
     fits: dict[int, SharedFit] = {}
     for number, group in enumerate(groups):
-        # Each in a folder of its own: what a killed writer left in one is deleted by the next.
+        # In separate folders: the next writer in one deletes incomplete datasets.
         folder = run_folder if len(groups) == 1 else run_folder.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
         for run in group:
@@ -75,7 +75,7 @@ def train_several(
 
 
 def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
-    """Tell whether the rows of two trainings can be prepared together."""
+    """Return whether the rows of two trainings can be prepared together."""
     ours, theirs = one.config, other.config
     split = ours.validation is theirs.validation
     if _key(one) is not None:
@@ -87,7 +87,7 @@ def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
 
 
 def _key(run: ResolvedRun) -> str | None:
-    """Return the column that says which rows are for validation, if one does."""
+    """Return the column of validation rows, if there is one."""
     validation = run.config.validation
     return validation if isinstance(validation, str) else None
 
@@ -108,5 +108,5 @@ def _prepare(
 
 
 def _of_rows(options: DataOptions) -> DataOptions:
-    """Return the options without what matters to the reading of rows only."""
+    """Return the options that affect the preparation of rows."""
     return replace(options, transforms={}, window_bytes=WINDOW_BYTES)

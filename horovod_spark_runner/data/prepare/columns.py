@@ -376,7 +376,8 @@ def _read_column(
         if not size or size % np.dtype(dtype).itemsize:
             raise DataError(
                 f"column {name!r} holds {size} bytes per row, which are not a multiple of "
-                f"{dtype}'s size; give its type with dtypes={{{name!r}: …}}, and its shape in shapes"
+                f"{dtype}'s size; give its type with dtypes={{{name!r}: …}}, and its shape in "
+                "shapes"
             )
         sizes = (size // np.dtype(dtype).itemsize,)
         return Column(name, dtype, _fit(name, shape, sizes), "raw")

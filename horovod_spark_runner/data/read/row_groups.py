@@ -282,8 +282,8 @@ class _OpenFiles:
         if wanted and checksum != wanted[number]:
             raise DataError(
                 f"{place} has changed since the dataset was made: its footer differs. Do not "
-                "change files while they are read; if the dataset was materialized, delete its folder: "
-                "the rows are written again"
+                "change files while they are read; if the dataset was materialized, delete its "
+                "folder: the rows are written again"
             )
         return footer
 
