@@ -74,7 +74,7 @@ class Holders:
         Raises:
             InvalidInputError: another object holds one of them.
         """
-        layers = [one for one in layers_of(value)[1:] if one.variables]
+        layers = [one for one in _layers_of(value)[1:] if one.variables]
         optimizer = getattr(value, "optimizer", None)
         optimizers = [optimizer, getattr(optimizer, "inner_optimizer", None)]
         for part in [value, *layers, *optimizers, *getattr(value, "variables", ())]:
@@ -251,7 +251,7 @@ def _make(objects: Mapping[str, Any], make: Callable[..., Any], arguments: tuple
     with keras.saving.custom_object_scope(dict(objects)):
         copy = make(*arguments)
     counts = get_global_attribute("object_name_uids", defaultdict(int), set_to_default=True)
-    for layer in layers_of(copy):
+    for layer in _layers_of(copy):
         name, _, number = layer.name.rpartition("_")
         name, number = (name, int(number)) if _NUMBER.fullmatch(number) else (layer.name, 0)
         counts[name] = max(counts[name], number + 1)
@@ -275,7 +275,7 @@ def _complete(copy: Any, state: _State) -> None:
             copy.compile(optimizer, **state.compiled, auto_scale_loss=False)
     for path, value in state.patches:
         _set(copy, path, value)
-    for layer in layers_of(copy):
+    for layer in _layers_of(copy):
         for part in _walk(getattr(layer, "_compile_config", None)):
             # Keras resets a model's metrics only after their first call.
             if isinstance(part, keras.metrics.Metric):
@@ -427,7 +427,7 @@ def _config_differences(one: Any, two: Any) -> list[Path]:
     return [path for path, _ in differing if "build_config" not in path]
 
 
-def layers_of(value: Any) -> list[Any]:
+def _layers_of(value: Any) -> list[Any]:
     """Return a layer and all layers inside it, outer ones first; another object itself."""
     flatten = getattr(value, "_flatten_layers", None)
     return [value] if flatten is None else list(flatten(include_self=True, recursive=True))

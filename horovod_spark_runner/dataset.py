@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # Folder of rows on a ``local`` master without a cache directory.
-DEFAULT_FOLDER = "runs/data"
+_DEFAULT_FOLDER = "runs/data"
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def prepare_dataset(
     spark = check_running(session_of(df))
     roles = Roles(tuple(columns), (), labelled=False)
     check_data(df, roles, options)
-    folder = data_folder(options, Location(DEFAULT_FOLDER), spark)
+    folder = data_folder(options, Location(_DEFAULT_FOLDER), spark)
     if folder.is_local and not options.data_dir and not runs_on_this_machine(spark):
         raise InvalidInputError(
             "data_dir is needed on a cluster: a folder or URL that the driver and all executors "

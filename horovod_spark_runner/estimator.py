@@ -51,7 +51,7 @@ from .training.spec import FEATURES, bind_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ParamMap = Mapping[Any, Any]
+_ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
     def fitMultiple(
         self,
         dataset: DataFrame,
-        paramMaps: Sequence[ParamMap],
+        paramMaps: Sequence[_ParamMap],
     ) -> Iterator[tuple[int, TrainedTransformer]]:
         """Train a model for each map; the rows are prepared once where the maps allow it.
 
@@ -360,7 +360,7 @@ def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | Non
     return functools.partial(check_classes, settings=settings, whole=True)
 
 
-def _warn_of_unnamed(maps: Sequence[ParamMap]) -> None:
+def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
     """Warn, before a search begins, of functions in its maps that prevent saving it."""
     pairs = [pair for one in maps for pair in one.items()]
     unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}

@@ -118,7 +118,7 @@ def dump_call(
     except Exception as error:
         named = {"the function": function, **{f"argument {i}": a for i, a in enumerate(args)}}
         named.update((f"argument {name}", value) for name, value in kwargs.items())
-        raise InvalidInputError(unpicklable_message(named, error)) from error
+        raise InvalidInputError(_unpicklable_message(named, error)) from error
     return payload, _mentioned_modules(payload)
 
 
@@ -133,14 +133,14 @@ def check_picklable(named: dict[str, Any]) -> None:
         try:
             dumps(value, holders)
         except Exception as error:
-            raise InvalidInputError(unpicklable_message({name: value}, error)) from error
+            raise InvalidInputError(_unpicklable_message({name: value}, error)) from error
 
 
-def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
+def _unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
     """Return a message on which of ``named`` cannot be pickled, and the part to blame."""
     for name, value in named.items():
         if not _pickles(value):
-            path = find_culprit(value) or repr(value)
+            path = _find_culprit(value) or repr(value)
             if isinstance(error, InvalidInputError):  # its message has the advice
                 return f"{name} cannot be sent to the workers, because of {path}: {error}"
             return (
@@ -151,12 +151,12 @@ def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
     return f"the call cannot be sent to the workers: {type(error).__name__}: {error}"
 
 
-def find_culprit(value: Any, depth: int = 4) -> str | None:
+def _find_culprit(value: Any, depth: int = 4) -> str | None:
     """Return a description of the innermost part of ``value`` that cannot be pickled."""
     for name, part in _parts(value):
         if _pickles(part):
             continue
-        inner = find_culprit(part, depth - 1) if depth else None
+        inner = _find_culprit(part, depth - 1) if depth else None
         return inner or f"{name} (a {type(part).__module__}.{type(part).__qualname__})"
     return None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..training.trainee import Hooks, Trainee
 
 # Generators of Python and NumPy, which start equal on all ranks.
-COMMON_GENERATORS = ("python", "numpy")
+_COMMON_GENERATORS = ("python", "numpy")
 
 # Merge of a metric's variable, for another number of ranks, that joins the ranks' arrays.
 JOIN = "join"
@@ -67,8 +67,8 @@ def capture_rank(
     random_values, random_arrays = capture_random(trainee.generators())
     callback_values, callback_arrays = hooks.capture()
     groups = {
-        "seed": numbered(trainee.variables.seeds),
-        "metric": numbered(trainee.metric_variables()) if in_epoch else {},
+        "seed": _capture_numbered(trainee.variables.seeds),
+        "metric": _capture_numbered(trainee.metric_variables()) if in_epoch else {},
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
         "variable": {} if rank == 0 else _unshared_variables(trainee, synchroniser),
@@ -115,7 +115,7 @@ def restore_rank(
         named = trainee.variables.named
         for name, value in variables.items():
             named[name].assign(value)
-    assign(trainee.variables.seeds, state.group("seed"))
+    _assign_numbered(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:
         metric_variables = trainee.metric_variables()
@@ -132,7 +132,7 @@ def restore_rank(
                 f"{_listed(trainee.metric_names())}); compile it with the same "
                 "ones, and change them when that epoch is over"
             )
-        assign(metric_variables, metrics)
+        _assign_numbered(metric_variables, metrics)
     synchroniser.restore(state.group("sync"))
     restore_random(state.values["random"], state.group("random"), trainee.generators())
 
@@ -177,7 +177,7 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
 def _is_stream(name: str) -> bool:
     """Return whether an array is a generator that has a separate stream on each rank."""
     group, _, generator = name.partition("/")
-    return group == "random" and generator not in COMMON_GENERATORS
+    return group == "random" and generator not in _COMMON_GENERATORS
 
 
 def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
@@ -211,13 +211,13 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
     return states
 
 
-def numbered(variables: Sequence[Variable]) -> Arrays:
+def _capture_numbered(variables: Sequence[Variable]) -> Arrays:
     """Return copies of the values, by their number."""
     return {f"{number:05d}": np.array(v.numpy()) for number, v in enumerate(variables)}
 
 
-def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
-    """Assign the values that `numbered` returned."""
+def _assign_numbered(variables: Sequence[Variable], arrays: Arrays) -> None:
+    """Assign the values that `_capture_numbered` returned."""
     for number, variable in enumerate(variables):
         variable.assign(arrays[f"{number:05d}"])
 

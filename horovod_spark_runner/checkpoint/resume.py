@@ -218,7 +218,7 @@ def resolve_settings(
         for name, value in kept_settings.items()
     ]
     resolved = replace(fit, **kept_settings)
-    if not is_over(info, fit.epochs):
+    if not _is_over(info, fit.epochs):
         warnings += _honoured_changes(info, fit, fit.batch_size * workers, data, sync)
         splits = isinstance(data["validation"], float)
         warnings += _limited_changes(info, resolved, workers, splits=splits)
@@ -229,7 +229,7 @@ def resolve_settings(
             f"initial_weights={initial_weights!r} is ignored: the run resumes from its "
             f"checkpoint{first}"
         )
-    if is_over(info, fit.epochs):
+    if _is_over(info, fit.epochs):
         reason = f"the run has trained {info.epoch}, and epochs={fit.epochs}"
         more = "more epochs"
         if info.state.get("stopped_at") is not None:
@@ -242,14 +242,14 @@ def resolve_settings(
     return resolved, initial_weights if recorded is _ABSENT else recorded, warnings
 
 
-def is_over(info: CheckpointInfo, epochs: int) -> bool:
+def _is_over(info: CheckpointInfo, epochs: int) -> bool:
     """Return whether a run of ``epochs`` has nothing left to train after a checkpoint."""
     return info.epoch >= epochs or info.state.get("stopped_at") is not None
 
 
 def describe_rest(info: CheckpointInfo, epochs: int) -> str:
     """Describe which epochs are left of a run after a checkpoint; empty if none are."""
-    if is_over(info, epochs):
+    if _is_over(info, epochs):
         return ""
     first = info.epoch + 1
     left = f"epochs {first} to {epochs}" if first < epochs else f"epoch {first}"
@@ -449,7 +449,7 @@ def restore_checkpoint(
                 f"run_dir holds a run of another model ({folder}): {changes.refusal}. Resume with "
                 "the run's model, or give another run_dir; initial_weights takes over what fits"
             )
-        for text in () if is_over(info, spec.fit.epochs) else changes.warnings:
+        for text in () if _is_over(info, spec.fit.epochs) else changes.warnings:
             notify(f"resuming run_dir {spec.run_dir}: {text}")
         model = changes.record
         variables.build_optimizers(info.model.get("trained_by", ()))
@@ -483,7 +483,7 @@ def _check_row_order(spec: TrainingSpec, folder: Location, info: CheckpointInfo)
     """Check that the rest of a checkpoint's epoch has the rows that it would have had."""
     rows = info.order.get("row_order"), spec.train.row_order
     if info.epoch_step == 0:
-        if rows[0] != rows[1] and not is_over(info, spec.fit.epochs):
+        if rows[0] != rows[1] and not _is_over(info, spec.fit.epochs):
             notify(
                 f"resuming run_dir {spec.run_dir}: {_OTHER_ROW_ORDER}, so that the rest is trained "
                 "in another order than the run would have taken"

@@ -41,7 +41,7 @@ PREEMPTED = "preempted"
 NO_SLOTS = "too few slots"
 
 RETRIED = frozenset({KILLED, LOST, STALLED, STORAGE, PREEMPTED, NO_SLOTS})
-MAX_BACKOFF_SECONDS = 60.0
+_MAX_BACKOFF_SECONDS = 60.0
 
 # Exceptions on a rank that come from its surroundings, not from its code.
 _SURROUNDINGS = (
@@ -137,7 +137,7 @@ def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> 
         return Decision(None, "there were never enough slots")
     if used >= options.max_restarts:
         return Decision(None, f"max_restarts={options.max_restarts} used up")
-    pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), MAX_BACKOFF_SECONDS)
+    pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), _MAX_BACKOFF_SECONDS)
     return Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
 
 

@@ -143,7 +143,7 @@ class PowerSGD(Residual):
 
 Compression = Narrow | TopK | Threshold | PowerSGD
 # By their names in dictionaries and in records of a run.
-COMPRESSIONS: dict[str, type[Residual]] = {
+_COMPRESSIONS: dict[str, type[Residual]] = {
     "top_k": TopK,
     "threshold": Threshold,
     "power_sgd": PowerSGD,
@@ -153,13 +153,13 @@ COMPRESSIONS: dict[str, type[Residual]] = {
 def _check_compression(name: str, value: object) -> Compression:
     if isinstance(value, str) and value in get_args(Narrow):
         return value  # type: ignore[return-value]
-    if type(value) in COMPRESSIONS.values():
+    if type(value) in _COMPRESSIONS.values():
         return value  # type: ignore[return-value]
     if isinstance(value, Mapping):
         made: Compression = _from_fields(name, value)
         return made
     words = ", ".join(get_args(Narrow))
-    choices = [f"{cls.__name__}(…)" for cls in COMPRESSIONS.values()]
+    choices = [f"{cls.__name__}(…)" for cls in _COMPRESSIONS.values()]
     raise InvalidInputError(
         f"{name} must be one of {words}, {', '.join(choices[:-1])} and {choices[-1]}, got "
         f"{brief(value)}"
@@ -169,20 +169,20 @@ def _check_compression(name: str, value: object) -> Compression:
 def _from_fields(name: str, fields: Mapping[str, Any]) -> Any:
     """Return the compression that a dictionary describes."""
     kind = fields.get(KIND_KEY)
-    if not isinstance(kind, str) or kind not in COMPRESSIONS:
+    if not isinstance(kind, str) or kind not in _COMPRESSIONS:
         raise InvalidInputError(
-            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got "
+            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, _COMPRESSIONS))}, got "
             f"{brief(kind)}"
         )
     settings = {key: value for key, value in fields.items() if key != KIND_KEY}
-    return made_of(COMPRESSIONS[kind], name, settings)
+    return made_of(_COMPRESSIONS[kind], name, settings)
 
 
 def as_json(compression: Compression) -> object:
     """Return a compression as JSON, which the setting accepts again."""
     if isinstance(compression, str):
         return compression
-    kind = next(name for name, cls in COMPRESSIONS.items() if type(compression) is cls)
+    kind = next(name for name, cls in _COMPRESSIONS.items() if type(compression) is cls)
     values = asdict(compression)
     return {
         KIND_KEY: kind,

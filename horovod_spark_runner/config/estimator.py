@@ -35,7 +35,7 @@ from .sync import (
 from .training import CheckpointOptions, RestartOptions
 from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 
-BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
+_BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
 
 
 def _check_code(name: str, value: object) -> Any:
@@ -254,8 +254,8 @@ class EstimatorSettings(Settings):
         None,
         optional(Kind("function, its import name, or path", _check_model)),
         "function that returns a compiled ``keras.Model`` or a `TorchModel`, called on every "
-        f"worker with ``modelArgs``; {BY_NAME}. Or the path or URL of a ``.keras`` file, or of the "
-        "``.json`` of a compiled model. It has to be given.",
+        f"worker with ``modelArgs``; {_BY_NAME}. Or the path or URL of a ``.keras`` file, or of "
+        "the ``.json`` of a compiled model. Required.",
     )
     model_args: Mapping[str, Any] = setting(
         {},
@@ -266,13 +266,13 @@ class EstimatorSettings(Settings):
     custom_objects: Mapping[str, Any] = setting(
         {},
         Kind("dictionary of functions and classes by name", _check_objects),
-        f"the model's own classes and functions by name, for a model file; each {BY_NAME}.",
+        f"the model's own classes and functions by name, for a model file; each {_BY_NAME}.",
     )
     callbacks: Any = setting(
         None,
         optional(Kind("function, or list of callbacks", _check_callbacks)),
         "function, called on each worker, that returns Keras callbacks, or `TorchCallback` for a "
-        f"PyTorch module; {BY_NAME}. Or a list of callbacks that can be pickled, which cannot be "
+        f"PyTorch module; {_BY_NAME}. Or a list of callbacks that can be pickled, which cannot be "
         "saved.",
     )
     initial_weights: str | os.PathLike[str] | None = setting(

@@ -132,7 +132,7 @@ def named(value: Any) -> Any:
         text = name_here(one) if callable(one) else None
         return one if text is None else CodeName(text, one)
 
-    return each_inside(value, name)
+    return _map_items(value, name)
 
 
 def mark_user_settings(value: Any) -> Any:
@@ -141,29 +141,29 @@ def mark_user_settings(value: Any) -> Any:
     def mark(one: Any) -> Any:
         return CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
 
-    copied = each_inside(value, mark)
+    copied = _map_items(value, mark)
     return UserSettings(copied) if isinstance(copied, dict) else copied
 
 
 def copy_user_mark(value: Any, checked: Any) -> Any:
     """Return a copy of ``checked``, which was made of ``value``, with the mark of ``value``."""
-    copied = each_inside(checked, lambda one: one)
+    copied = _map_items(checked, lambda one: one)
     return UserSettings(copied) if isinstance(value, UserSettings) else copied
 
 
 def from_storage(value: Any) -> Any:
     """Return a copy of ``value`` without the mark, as if read from storage."""
-    copied = each_inside(value, lambda one: str(one) if isinstance(one, CodeName) else one)
+    copied = _map_items(value, lambda one: str(one) if isinstance(one, CodeName) else one)
     return {**copied} if isinstance(copied, dict) else copied
 
 
-def each_inside(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return ``value`` with the items of its dictionaries, lists and tuples changed."""
     if isinstance(value, Mapping):
-        changed = {key: each_inside(one, change) for key, one in value.items()}
+        changed = {key: _map_items(one, change) for key, one in value.items()}
         return UserSettings(changed) if isinstance(value, UserSettings) else changed
     if type(value) in (list, tuple):
-        return type(value)(each_inside(one, change) for one in value)
+        return type(value)(_map_items(one, change) for one in value)
     return change(value)
 
 

@@ -28,7 +28,7 @@ from .validators import (
 
 AllreduceAlgorithm = Literal["auto", "ring", "segmented_ring", "recursive_doubling"]
 # Slots show themselves every 5 seconds; less than three times that ends healthy runs.
-MIN_HEARTBEAT_TIMEOUT = 15.0
+_MIN_HEARTBEAT_TIMEOUT = 15.0
 
 
 def _check_resources(name: str, value: Any) -> Any:
@@ -49,15 +49,15 @@ def _check_resources(name: str, value: Any) -> Any:
 
 def _check_heartbeat(name: str, value: object) -> float:
     seconds = check_number(name, value, unit="seconds")
-    if seconds < MIN_HEARTBEAT_TIMEOUT:
+    if seconds < _MIN_HEARTBEAT_TIMEOUT:
         raise InvalidInputError(
-            f"{name} must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
+            f"{name} must be at least {_MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
         )
     return seconds
 
 
 _HEARTBEAT: Kind[float] = Kind(
-    f"number of seconds, at least {MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
+    f"number of seconds, at least {_MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
 )
 _RESOURCES: Kind[Any] = Kind(
     "amounts above 0 by name, or a Spark `ResourceProfile`; or `None`", _check_resources

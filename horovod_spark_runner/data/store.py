@@ -27,7 +27,7 @@ from .manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
+_MANIFEST_FILE = "manifest.json"
 _USED_FILE = "used"
 _NAME = re.compile(r"data-([0-9a-f]{16})-[0-9a-f]{12}")
 
@@ -59,7 +59,7 @@ def new_folder(folder: Location, key: str) -> Location:
 
 def publish(manifest: Manifest) -> None:
     """Make a written dataset visible: its manifest is written last."""
-    Location(manifest.url).join(MANIFEST_FILE).write_text(manifest.to_json())
+    Location(manifest.url).join(_MANIFEST_FILE).write_text(manifest.to_json())
 
 
 def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
@@ -175,7 +175,7 @@ def _read(place: Location) -> Manifest | None:
         OSError: the storage fails.
     """
     try:
-        manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
+        manifest = Manifest.from_json(place.join(_MANIFEST_FILE).read_text())
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
     manifest = replace(manifest, url=str(place))  # it may have been moved

@@ -57,7 +57,7 @@ class Follower(Protocol):
 
 
 @dataclass
-class StepObserver:
+class _StepObserver:
     """Shows a run on the console, and tracks its progress."""
 
     console: Console
@@ -159,7 +159,7 @@ class Attempts:
         self.directory.sweep()
         first_step = newest or 0
         console = Console(self.directory.location.name, quiet=not self.launch.stream_logs)
-        observer = StepObserver(console, first_step, self.followers)
+        observer = _StepObserver(console, first_step, self.followers)
         attempt = self._begin(spec.workers, first_step)
         try:
             workers = self._available_workers(spec.workers)

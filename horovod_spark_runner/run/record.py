@@ -19,7 +19,7 @@ from ..report.runs.page import write_report
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = [
+_PACKAGES = [
     "pyspark",
     "tensorflow",
     "tensorflow-cpu",
@@ -108,7 +108,7 @@ class CallRecord:
 def versions() -> dict[str, str]:
     """Return the versions of the packages that are installed for the driver."""
     installed = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             installed[name] = version(name)
         except PackageNotFoundError:

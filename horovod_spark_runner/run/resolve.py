@@ -160,7 +160,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     start = _resolve_start(config, directory, model.engine, allotment.workers, console)
     if bindings is None:  # needs a Spark job: after all checks that need none
         console.say("building the model once, to match its inputs with columns")
-        columns = by_name(names_of_model(model, spark), config.label_cols, frame_of(df).columns)
+        columns = by_name(_names_of_model(model, spark), config.label_cols, frame_of(df).columns)
         bindings = _resolve_columns(df, config, model, *columns)
     return ResolvedRun(
         df=df,
@@ -235,7 +235,7 @@ def _resolve_columns(
         by_case = is_case_sensitive(session_of(df))
         check_added(added, frame_of(df).columns, settings, by_case=by_case)
     if config.checkpoints.saved_model:
-        check_saved_model(model, inputs, config.data.transforms)
+        _check_saved_model(model, inputs, config.data.transforms)
     return inputs, outputs
 
 
@@ -300,7 +300,7 @@ def _resolve_start(
 
 
 @dataclass(frozen=True)
-class Answer:
+class _Answer:
     """Answer of a worker: the names, or the traceback of the failure."""
 
     names: ModelNames | None = None
@@ -316,12 +316,12 @@ class _Names:
     def __call__(self) -> str:
         try:
             source: ModelSource = cloudpickle.loads(self.source)
-            return to_json(Answer(engine_named(source.engine).names(source)))
+            return to_json(_Answer(engine_named(source.engine).names(source)))
         except Exception as error:  # the user's function
-            return to_json(Answer(problem=describe_exception(error)[2]))
+            return to_json(_Answer(problem=describe_exception(error)[2]))
 
 
-def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
+def _names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
     """Build the model once, in one of Spark's Python workers, and return its names.
 
     Raises:
@@ -333,7 +333,7 @@ def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
         text = ask_worker(spark, _Names(dumps(source)))
     except Exception as error:
         raise explain_spark_error(error) from error
-    answer = parse_plain(text, Answer)
+    answer = parse_plain(text, _Answer)
     if answer.names is None:
         raise ModelError(
             "feature_cols is missing, and the model, whose inputs may have names of columns, could "
@@ -373,7 +373,7 @@ def default_place(spark: Any, setting: str, folder: str) -> str:
     return name
 
 
-def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
+def _check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
     """Check that a SavedModel can be written, as far as the columns show.
 
     Args:

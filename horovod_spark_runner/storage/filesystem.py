@@ -419,7 +419,7 @@ class Location:
         self.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-class WriteFaults:
+class _WriteFaults:
     """Write errors that a test requests, in any thread of this process.
 
     See `horovod_spark_runner.testing`.
@@ -453,7 +453,7 @@ class WriteFaults:
             raise OSError(errno.EIO, "a fault of storage that a test has requested", path)
 
 
-WRITE_FAULTS = WriteFaults()
+WRITE_FAULTS = _WriteFaults()
 
 
 def open_no_link(path: str, flags: int) -> int:

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 from hdfs_native.fsspec import HdfsFileSystem
 
 # Seconds; the client itself tries for minutes, which is right only during a run.
-CONNECT_TIMEOUT = 10.0
+_CONNECT_TIMEOUT = 10.0
 # The name node's answer as hdfs-native shows it: Java's exception, its message, its stack.
 _ANSWER = re.compile(r'RPCError\("([\w.$]+)", "(.*?)(?:\\n|\n|"\)$)', re.DOTALL)
 
@@ -43,7 +43,7 @@ def connect(scheme: str, authority: str) -> pafs.FileSystem:
 def _connect(scheme: str, authority: str, process: int) -> pafs.FileSystem:
     address = urlsplit(f"//{authority}")
     if address.hostname and address.port:
-        socket.create_connection((address.hostname, address.port), CONNECT_TIMEOUT).close()
+        socket.create_connection((address.hostname, address.port), _CONNECT_TIMEOUT).close()
     # On YARN without Kerberos, containers run as another user than the one who submitted.
     if "SPARK_USER" in os.environ:
         os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])

@@ -112,7 +112,7 @@ class Lease:
 
     def _take(self) -> None:
         """Take the lease once it is known to be free or stale."""
-        watch = Watch()
+        watch = _Watch()
         if self._try_to_take(watch):
             return
         logger.warning(
@@ -124,7 +124,7 @@ class Lease:
         while not self._try_to_take(watch):
             time.sleep(WATCH_SECONDS)
 
-    def _try_to_take(self, watch: Watch) -> bool:
+    def _try_to_take(self, watch: _Watch) -> bool:
         """Take the lease if it is free or stale; return whether that is known yet."""
         with self._exclusive() as exclusive:
             record = read_lease(self._file)
@@ -143,7 +143,7 @@ class Lease:
                 raise self._refusal(record)
         return True
 
-    def _why_stale(self, record: dict[str, Any], watch: Watch) -> str | None:
+    def _why_stale(self, record: dict[str, Any], watch: _Watch) -> str | None:
         """Return why the lease may be taken over; ``None`` while that is unknown."""
         if not record:
             return "it is damaged"
@@ -260,7 +260,7 @@ class Lease:
                 file.close()
 
 
-class Watch:
+class _Watch:
     """Stopwatch of a lease that does not change."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class Matches:
         return f"row {self.row}" + (f" ({values})" if values else "")
 
 
-def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
+def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
     """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -103,7 +103,7 @@ def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> N
             if isinstance(value, list):
                 wanted = F.lit(np.ravel(value).tolist()).cast(f"array<{kind}>")
             condition &= stored.eqNullSafe(wanted)
-    matches = locate(frame, condition)
+    matches = _locate(frame, condition)
     if matches.count:
         others = f", the first of {matches.count} equal ones" if matches.count > 1 else ""
         error.args = (f"{error}; in the DataFrame it is {matches.describe()}{others}",)
@@ -118,11 +118,11 @@ def _shown_columns(frame: DataFrame) -> list[str]:
 
 
 # Bytes at a value's beginning that identify its encoding.
-HEAD_BYTES = 16
+_HEAD_BYTES = 16
 # Regular expressions on the beginning in hexadecimal, two digits per byte, in which Java and Python
 # agree. "npy" and "npz" are NumPy's own formats, in which Petastorm's NdarrayCodec and
 # CompressedNdarrayCodec write.
-SIGNATURES = {
+_SIGNATURES = {
     "image": "|".join(
         (
             "89504E470D0A1A0A",  # PNG
@@ -140,7 +140,7 @@ SIGNATURES = {
     "npz": "504B0304",
 }
 # Names of an encoding's values in messages.
-TITLES = {
+_TITLES = {
     "image": "PNG, JPEG, GIF, WebP, BMP or TIFF images",
     "npy": "npy arrays",
     "npz": "npz arrays",
@@ -149,8 +149,8 @@ TITLES = {
 
 def encoding_of(data: bytes) -> str:
     """Return the encoding whose signature ``data`` begin with; ``"raw"`` if none."""
-    head = data[:HEAD_BYTES].hex().upper()
-    return next((e for e, start in SIGNATURES.items() if re.match(start, head)), "raw")
+    head = data[:_HEAD_BYTES].hex().upper()
+    return next((e for e, start in _SIGNATURES.items() if re.match(start, head)), "raw")
 
 
 # Beginning of the message about missing rows.
@@ -195,7 +195,7 @@ def observations(sources: Sequence[Source]) -> list[SparkColumn]:
             ]
             columns += [
                 F.count_if(_begins(column, encoding)).alias(f"{encoding}{number}")
-                for encoding in SIGNATURES
+                for encoding in _SIGNATURES
             ]
         elif levels(source) == 1:
             columns += [
@@ -319,19 +319,19 @@ def _encoding(
     number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
 ) -> str:
     rows = facts["rows"]
-    for encoding in SIGNATURES:
+    for encoding in _SIGNATURES:
         count = facts[f"{encoding}{number}"]
         if count == rows:
             return encoding
         if count and 2 * count > rows:  # most rows are
             fault = _Fault(
-                f"values that are no {TITLES[encoding]}, as {count} rows are,",
+                f"values that are no {_TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
             _refuse_fault(frame, source, fault)
             raise DataError(
-                f"column {source.name!r} had {rows - count} values that are no {TITLES[encoding]} "
+                f"column {source.name!r} had {rows - count} values that are no {_TITLES[encoding]} "
                 f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
             )
     return "raw"
@@ -441,8 +441,8 @@ class _NotEncoded:
 def _begins(column: SparkColumn, encoding: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
-    head = F.hex(F.substring(column, 1, HEAD_BYTES))
-    return head.rlike(f"^(?:{SIGNATURES[encoding]})")
+    head = F.hex(F.substring(column, 1, _HEAD_BYTES))
+    return head.rlike(f"^(?:{_SIGNATURES[encoding]})")
 
 
 def _byte_size(source: Source) -> SparkColumn:
@@ -472,7 +472,7 @@ def _ragged(
         if min(head) != max(head):
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
-            other = locate(frame, F.exists(lengths, lambda size: size != F.lit(head[0])))
+            other = _locate(frame, F.exists(lengths, lambda size: size != F.lit(head[0])))
             where = f"; row 0 has {head[0]}, {other.describe()} does not"
             if not other.count:
                 where = f" when written, and {head[0]} when computed again; {_UNSTEADY}"
@@ -485,7 +485,7 @@ def _ragged(
 def _refuse_fault(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
     if frame is None:
         raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
-    faulty = locate(frame, fault.condition(source))
+    faulty = _locate(frame, fault.condition(source))
     if faulty.count:
         raise DataError(
             f"column {source.name!r} has {faulty.count} {fault.title} in {faulty.rows} rows, first "

@@ -258,7 +258,7 @@ def expression(source: Source) -> SparkColumn:
             column = _flatten(column)
         column = column.try_cast(f"array<{stored}>")
     elif source.kind == "vector":
-        column = vector_elements(source, source.dtype)
+        column = _vector_elements(source, source.dtype)
     else:
         column = column.try_cast(stored)
     return column.alias(source.name)
@@ -269,7 +269,7 @@ def elements(source: Source) -> SparkColumn:
     from pyspark.sql import functions as F
 
     if source.kind == "vector":
-        return vector_elements(source, "float64")
+        return _vector_elements(source, "float64")
     column = _spark_column(source)
     if source.kind == "scalar":
         return F.array(column)
@@ -283,14 +283,14 @@ def sizes(source: Source, level: int) -> SparkColumn:
     from pyspark.sql import functions as F
 
     column = (
-        vector_elements(source, "float32") if source.kind == "vector" else _spark_column(source)
+        _vector_elements(source, "float32") if source.kind == "vector" else _spark_column(source)
     )
     for _ in range(level - 2):
         column = _flatten(column)
     return F.array(F.size(column)) if level == 1 else F.transform(column, F.size)
 
 
-def vector_elements(source: Source, dtype: str) -> SparkColumn:
+def _vector_elements(source: Source, dtype: str) -> SparkColumn:
     """Return a vector column as arrays; null stays null."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F

@@ -79,7 +79,7 @@ def frame_of(data: Any) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     place, spark = Location(data), active_session()
-    check_spark_reaches(spark, place)
+    _check_spark_reaches(spark, place)
     files = parquet_files(place)
     if files.log != STREAM_LOG:  # which Spark reads
         files.check_all_count("read the table with Spark, and train on the DataFrame")
@@ -114,7 +114,7 @@ def check_has_an_end(frame: DataFrame, use: str) -> None:
         )
 
 
-def check_spark_reaches(spark: SparkSession, place: Location) -> None:
+def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
     """Check that Spark's JVM has the file system of ``place``; Python has another client.
 
     Raises:
@@ -205,7 +205,7 @@ def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession)
     """Return the folder of the data: ``data_dir``, Spark's setting, or in the run directory."""
     directory = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
     folder = Location(directory) if directory else run_folder
-    check_spark_reaches(spark, folder)
+    _check_spark_reaches(spark, folder)
     return folder
 
 

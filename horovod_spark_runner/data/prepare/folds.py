@@ -88,12 +88,12 @@ def _side(
     if not chosen:
         raise DataError(f"{side} rows (validation={name!r}): there are no rows")
     try:
-        return united(chosen)
+        return _unite(chosen)
     except DataError as error:
         raise DataError(f"{side} rows (validation={name!r}): {error}") from error
 
 
-def united(parts: Sequence[Manifest]) -> Manifest:
+def _unite(parts: Sequence[Manifest]) -> Manifest:
     """Return the union of datasets in the same folder. Pure.
 
     Raises:

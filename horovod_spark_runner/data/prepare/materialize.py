@@ -57,7 +57,7 @@ _STORAGE_FAULTS = (
 
 CODEC = "snappy"
 # Seconds after which the next writer deletes incomplete datasets of killed ones.
-INCOMPLETE_AFTER = 7 * 24 * 3600.0
+_INCOMPLETE_AFTER = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
             if existing is not None:
                 mark_used(existing)
                 return Materialized(existing, reused=True)
-        sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
+        sweep_incomplete(folder, _INCOMPLETE_AFTER, time.time())
         with _writing_to(folder):
             target = new_folder(folder, key)
         try:

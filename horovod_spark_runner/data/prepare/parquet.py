@@ -161,10 +161,10 @@ def read_footers(location: Location) -> FooterFacts:
     Raises:
         DataError: a file is not a Parquet file.
     """
-    return footers_of(parquet_files(location))
+    return _footers_of(parquet_files(location))
 
 
-def footers_of(source: ParquetFiles) -> FooterFacts:
+def _footers_of(source: ParquetFiles) -> FooterFacts:
     """Read the footers of Parquet files; see `read_footers`."""
     files: list[FileStat] = []
     sums: list[str] = []
@@ -294,7 +294,7 @@ def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
     folders = {name.lower() for name in files.partitions or ()}
     if files.log or any(name.lower() in folders for name in names):
         return None
-    facts = footers_of(files)
+    facts = _footers_of(files)
     if not facts.uniform:
         return None
     if not facts.row_groups:

@@ -27,12 +27,12 @@ from .decode import RowDecoder, UndecodableRow
 from .row_groups import RowGroupReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
-# Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
+# Rows gathered at once, unless they take more than _CHUNK_BYTES: batches are views into such a
 # chunk, so that the cost per batch is small.
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 8 * 1024 * 1024
 # Chunks the reading thread may be ahead.
-PREFETCH_CHUNKS = 2
+_PREFETCH_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DatasetReader:
         self._pieces = RowGroupReader(manifest, self._columns, keep_bytes)
         self._decode = RowDecoder(self._columns, transforms or {}, manifest.allow_nan)
         row_bytes = max(1, sum(column.size for column in self._columns))
-        self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+        self._chunk_rows = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
 
     def epoch(
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
@@ -303,7 +303,7 @@ def _split(chunks: Generator[Chunk, None, None]) -> Generator[Batch, None, None]
 
 def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None, None]:
     """Yield ``chunks()``, which runs in a separate thread."""
-    ready: queue.Queue[Any] = queue.Queue(PREFETCH_CHUNKS)
+    ready: queue.Queue[Any] = queue.Queue(_PREFETCH_CHUNKS)
     stop = threading.Event()
     thread = threading.Thread(
         target=_produce, args=(chunks, ready, stop), name="hsr-reader", daemon=True

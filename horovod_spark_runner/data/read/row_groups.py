@@ -32,7 +32,7 @@ from .sharding import Piece
 # Unused files that are kept open; far below the 1,024 that a process may have open.
 IDLE_FILES = 64
 # Cached footers of remote files: each saves a request or two before the first row.
-FOOTERS = 512
+_MAX_FOOTERS = 512
 _MAGIC = b"PAR1"
 # Bytes read at once; only a footer of many row groups or columns is larger.
 _TAIL = 64 * 1024
@@ -53,9 +53,9 @@ class ReadAhead:
     size: int
 
 
-NEAR = ReadAhead(4, 8 * 1024 * 1024)
+_LOCAL = ReadAhead(4, 8 * 1024 * 1024)
 # Most of the time is spent waiting for answers: 30 ms for 2 MB are 64 MB/s and thread.
-FAR = ReadAhead(16, 64 * 1024 * 1024)
+_REMOTE = ReadAhead(16, 64 * 1024 * 1024)
 
 
 class RowGroupReader:
@@ -78,7 +78,7 @@ class RowGroupReader:
         self._manifest = manifest
         self._columns = list(columns)
         self._files = _OpenFiles(manifest)
-        self._bound = ahead or (NEAR if Location(manifest.url).is_local else FAR)
+        self._bound = ahead or (_LOCAL if Location(manifest.url).is_local else _REMOTE)
         self._threads: ThreadPoolExecutor | None = None
         self._hangs = False  # one of them
         self._announced: deque[int] = deque()
@@ -311,7 +311,7 @@ class _OpenFiles:
         with self._lock:
             self._footers[number] = footer
             self._footers.move_to_end(number)
-            if len(self._footers) > FOOTERS:
+            if len(self._footers) > _MAX_FOOTERS:
                 self._footers.popitem(last=False)
 
 

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-MAX_LANES = 64
+_MAX_LANES = 64
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: 
         window_row_groups: row groups that fit the shuffle window of one rank, for the case that
             a single rank has to read all lanes.
     """
-    limit = max(1, min(MAX_LANES, len(row_groups), window_row_groups, global_batch))
+    limit = max(1, min(_MAX_LANES, len(row_groups), window_row_groups, global_batch))
     return next(lanes for lanes in range(limit, 0, -1) if global_batch % lanes == 0)
 
 
-def groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
+def _groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
     """Return how many row groups of these bytes a window holds, by the largest; 1 or more."""
     return max(1, window_bytes // max(1, *sizes)) if sizes else 1
 
@@ -310,7 +310,7 @@ def plan_epoch(
     """
     sizes = [size for _, size in row_groups]
     rows = tuple(count for count, _ in row_groups)
-    affordable = groups_in_window(sizes, window_bytes)
+    affordable = _groups_in_window(sizes, window_bytes)
     lanes = lane_count(rows, global_batch, affordable) if shuffle else 1
     row_bytes = max(1.0, sum(sizes) / max(1, sum(rows)))
     block_rows = max(1, int(window_bytes / lanes / row_bytes)) if shuffle else 1
