@@ -186,14 +186,14 @@ class Mutator:
 
     def mutate(self) -> None:
         """Change it."""
-        ways: list[Callable[[], str]] = [self._bytes, self._place, self._link]
+        mutations: list[Callable[[], str]] = [self._bytes, self._place, self._link]
         if self._file.suffix in (".json", ".jsonl"):
-            ways += [self._structure] * 5 + [self._text]
+            mutations += [self._structure] * 5 + [self._text]
         if self._file.suffix in (".keras", ".npz", ".zip"):
-            ways += [self._archive] * 3
-        way = self._random.choice(ways)
+            mutations += [self._archive] * 3
+        mutation = self._random.choice(mutations)
         name = self._file.relative_to(self._run)
-        self.told = f"{name}: {way.__name__}: {way()}"[:500]
+        self.told = f"{name}: {mutation.__name__}: {mutation()}"[:500]
 
     def _bytes(self) -> str:
         chance, data = self._random, bytearray(self._file.read_bytes())
@@ -244,17 +244,17 @@ class Mutator:
         text = self._file.read_text()
         if text.startswith('{"sha256"'):
             value = unseal(text)
-            told = self._change(value)
+            change = self._change(value)
             self._write_sealed(json.dumps(value))
         elif self._file.suffix == ".jsonl":
             lines = [json.loads(line) for line in text.splitlines()]
-            told = self._change(lines)
+            change = self._change(lines)
             self._file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
             holder = [json.loads(text)]
-            told = self._change(holder)
+            change = self._change(holder)
             self._file.write_text(json.dumps(holder[0]) if holder else "")
-        return told
+        return change
 
     def _change(self, value: Any) -> str:
         """Change a place within parsed JSON."""
@@ -407,12 +407,12 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
 
     def command(*words: str) -> Callable[[], str]:
         def call() -> str:
-            code, told = printed(*words)
-            if obeyed := ESCAPES.search(told):
+            code, output = printed(*words)
+            if obeyed := ESCAPES.search(output):
                 raise AssertionError(f"{words} prints {obeyed[0]!r} raw")
-            if words[:2] == ("runs", "list") and (code or not re.search("^good ", told, re.M)):
-                raise AssertionError(f"the other run is hidden: {told:.500}")
-            return f"{code} {told}"
+            if words[:2] == ("runs", "list") and (code or not re.search("^good ", output, re.M)):
+                raise AssertionError(f"the other run is hidden: {output:.500}")
+            return f"{code} {output}"
 
         return call
 
@@ -451,17 +451,17 @@ def call_all(
     calls: Mapping[str, Callable[[], str]], chance: random.Random | None
 ) -> dict[str, str]:
     """Return what came of each call."""
-    found = {}
+    results = {}
     for name, call in calls.items():
         if chance and name not in (*SILENT, "runs list") and chance.random() < 0.5:
             continue
         try:
-            found[name] = call()
+            results[name] = call()
         except HorovodSparkError as error:
-            found[name] = f"refused: {error}"
+            results[name] = f"refused: {error}"
             if obeyed := ESCAPES.search("".join(traceback.format_exception(error))):
                 raise AssertionError(f"the traceback holds {obeyed[0]!r} raw") from error
-    return found
+    return results
 
 
 def picture(folder: Path) -> dict[str, bytes]:
@@ -498,20 +498,20 @@ def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> 
         target.mkdir()
         mutator = Mutator(run, outside, random.Random(f"{seed}-{number}"))
         mutator.mutate()
-        told = f"{seed}-{number}: {mutator.told}"
+        label = f"{seed}-{number}: {mutator.told}"
         try:
-            found = called(run, target, random.Random(number))
+            results = called(run, target, random.Random(number))
         except BaseException:
-            wrong.append(f"{told}\n{traceback.format_exc()[-3000:]}")
+            wrong.append(f"{label}\n{traceback.format_exc()[-3000:]}")
             continue
-        for name in SILENT & found.keys() if not mutator.is_sealed else ():
-            if found[name] != usual[name] and not found[name].startswith("refused"):
-                wrong += [f"{told}\n{name} differs silently"] * (found[name] != "[]")
+        for name in SILENT & results.keys() if not mutator.is_sealed else ():
+            if results[name] != usual[name] and not results[name].startswith("refused"):
+                wrong += [f"{label}\n{name} differs silently"] * (results[name] != "[]")
         expected = {"outside", "runs", "target"}
         if picture(outside) != before or {path.name for path in box.iterdir()} != expected:
-            wrong.append(f"{told}\ntouches what lies outside")
+            wrong.append(f"{label}\ntouches what lies outside")
         if {path.name for path in runs.iterdir()} - {"run", "good"}:
-            wrong.append(f"{told}\nleaves {sorted(path.name for path in runs.iterdir())}")
+            wrong.append(f"{label}\nleaves {sorted(path.name for path in runs.iterdir())}")
     return wrong
 
 

@@ -37,9 +37,9 @@ def frame(spark: Any) -> Any:
 def ids(manifest: Manifest | None) -> list[int]:
     assert manifest is not None
     reader = DatasetReader(manifest)
-    found = np.concatenate([batch.arrays["id"] for batch in reader.share(0, 1, 16)])
+    numbers = np.concatenate([batch.arrays["id"] for batch in reader.share(0, 1, 16)])
     reader.close()
-    return sorted(found.tolist())
+    return sorted(numbers.tolist())
 
 
 @pytest.mark.thorough
@@ -94,18 +94,18 @@ def test_splits_that_cannot_be_leave_nothing(
 
 @pytest.mark.thorough
 def test_what_spark_keeps_already_stays_kept(frame: Any, tmp_path: Path) -> None:
-    kept = frame.filter("id < 50").cache()
-    assert kept.count() == 50
+    cached = frame.filter("id < 50").cache()
+    assert cached.count() == 50
     for place, validation in ((tmp_path / "a", 0.5), (tmp_path / "b", "fold0")):
-        with prepared(kept, ROLES, DataOptions(), validation, Location(place), seed=0):
+        with prepared(cached, ROLES, DataOptions(), validation, Location(place), seed=0):
             pass
-    with prepared_folds(kept, ROLES, DataOptions(), FOLDS, Location(tmp_path / "c")):
+    with prepared_folds(cached, ROLES, DataOptions(), FOLDS, Location(tmp_path / "c")):
         pass
-    assert kept.storageLevel.useMemory
-    kept.unpersist()
-    with prepared(kept, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
+    assert cached.storageLevel.useMemory
+    cached.unpersist()
+    with prepared(cached, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
         pass
-    assert not kept.storageLevel.useMemory
+    assert not cached.storageLevel.useMemory
 
 
 def test_calls_at_once_on_rows_that_come_otherwise_each_time(frame: Any, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def connected(activation: str = "relu", operation: Any = keras.ops.tanh, swap: b
     return model
 
 
-class Own(keras.Model):
+class CustomModel(keras.Model):
     """A subclass that cannot tell its settings."""
 
     def __init__(self, activation: Any) -> None:
@@ -80,8 +80,8 @@ class Own(keras.Model):
         return self.second(self.first(inputs))
 
 
-def own(activation: str = "relu") -> Any:
-    model = Own(activation)
+def custom(activation: str = "relu") -> Any:
+    model = CustomModel(activation)
     model(keras.ops.zeros((1, 4)))
     model.compile("sgd", "mse")
     return model
@@ -92,7 +92,7 @@ def recorded(model: Any) -> Any:
     return json.loads(json.dumps(describe_model(model)))
 
 
-@pytest.mark.parametrize("make", [plain, connected, own])
+@pytest.mark.parametrize("make", [plain, connected, custom])
 def test_automatic_names_do_not_count(make: Callable[[], Any]) -> None:
     then, now = recorded(make()), recorded(make())
     assert then == now
@@ -129,7 +129,7 @@ def test_a_file_is_the_same_model_as_its_function(make: Callable[[], Any], tmp_p
         (connected(), lambda: connected("gelu"), r"layer.activation.*'gelu'"),
         (connected(), lambda: connected(operation=keras.ops.sin), "connect"),
         (connected(), lambda: connected(swap=True), r"layer 12\b.*Flatten"),
-        (own(), lambda: own("tanh"), r"layer 1\b.*Dense.*activation.*'tanh'"),
+        (custom(), lambda: custom("tanh"), r"layer 1\b.*Dense.*activation.*'tanh'"),
     ],
 )
 def test_another_model_is_refused_by_name(then: Any, now: Callable[[], Any], message: str) -> None:
@@ -140,13 +140,13 @@ def test_another_model_is_refused_by_name(then: Any, now: Callable[[], Any], mes
 
 def test_another_learning_rate_is_warned_of_each_time() -> None:
     then = recorded(plain())
-    asked = recorded(plain(optimizer=optimizers.Adam(0.5)))
-    changes = compare_models(then, asked, in_epoch=True)
+    requested = recorded(plain(optimizer=optimizers.Adam(0.5)))
+    changes = compare_models(then, requested, in_epoch=True)
     assert changes.refusal is None
     (text,) = changes.warnings
     assert re.search("learning_rate.*Adam.*0.5.*0.001", text)
     assert "checkpoint" in text
-    again = compare_models(changes.record, asked, in_epoch=True)
+    again = compare_models(changes.record, requested, in_epoch=True)
     assert again.warnings == changes.warnings
     assert compare_models(changes.record, then, in_epoch=True).warnings == ()
 
@@ -173,9 +173,9 @@ def test_loss_scaling_goes_on_with_its_own_scale() -> None:
         return recorded(plain(optimizer=optimizer))
 
     changes = compare_models(scaled(8.0, 0.1), scaled(16.0, 0.2), in_epoch=False)
-    told = " ".join(changes.warnings)
-    assert re.search(r"initial_scale.*LossScaleOptimizer.*\b16\b", told)
-    assert "inner_optimizer.learning_rate" in told
+    warnings = " ".join(changes.warnings)
+    assert re.search(r"initial_scale.*LossScaleOptimizer.*\b16\b", warnings)
+    assert "inner_optimizer.learning_rate" in warnings
     assert compare_models(changes.record, scaled(8.0, 0.1), in_epoch=False).warnings == ()
 
 
@@ -188,17 +188,17 @@ def test_loss_scaling_goes_on_with_its_own_scale() -> None:
     ],
 )
 def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
-    then, asked = recorded(plain()), recorded(plain(**now))
-    within = compare_models(then, asked, in_epoch=True).refusal
+    then, requested = recorded(plain()), recorded(plain(**now))
+    within = compare_models(then, requested, in_epoch=True).refusal
     assert within is not None
     assert re.search(f"{name}.*checkpoint.*epoch", within), within
-    between = compare_models(then, asked, in_epoch=False)
+    between = compare_models(then, requested, in_epoch=False)
     assert between.refusal is None
     assert len(between.warnings) == ("loss" in now)
     for text in between.warnings:
         assert re.search(f"{name}.*new", text), text
     # Once told, it is the run's own.
-    assert compare_models(between.record, asked, in_epoch=True).refusal is None
+    assert compare_models(between.record, requested, in_epoch=True).refusal is None
 
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
@@ -313,7 +313,7 @@ def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "fit", "told"),
+    ("info", "fit", "message"),
     [
         (INFO, {"epochs": 1}, r"epochs=1\b.*new run_dir.*more epochs"),
         (INFO, {"epochs": 1, "seed": 7, "class_weight": {0: 2.0}}, r"trained 1\b.*epochs=1\b"),
@@ -326,14 +326,14 @@ def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     ],
 )
 def test_where_nothing_is_left_to_train_it_is_told(
-    info: CheckpointInfo, fit: Any, told: str
+    info: CheckpointInfo, fit: Any, message: str
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": None}}
     held = replace(FIT, **fit)
     info = replace(info, settings=settings)
     (text,) = resolve_settings(info, held, 2, None, DATA, SYNC)[2]
     assert "nothing is left to train" in text
-    assert re.search(told, text)
+    assert re.search(message, text)
     assert describe_rest(info, held.epochs) == ""
 
 
@@ -346,10 +346,10 @@ def test_which_epochs_are_left_is_told() -> None:
 
 def test_the_same_call_is_not_warned_of() -> None:
     assert resolve_settings(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
-    begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert resolve_settings(begun, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
-    nothing_known = replace(INFO, settings={}, order={}, state={})
-    assert resolve_settings(nothing_known, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
+    started = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
+    assert resolve_settings(started, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
+    empty = replace(INFO, settings={}, order={}, state={})
+    assert resolve_settings(empty, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(

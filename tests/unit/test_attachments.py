@@ -26,16 +26,16 @@ def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: P
         assert isinstance(first, AttachedFile)
         assert len(pickle.dumps((first, second))) < 1000
         assert hand(first) is first
-        found = contents_of(pickle.loads(pickle.dumps(first)))
-        assert found.size == large.size
-        assert found.read() == large.read()
-        (own,) = (tmp_path / "handed").iterdir()
-        assert {path.name for path in own.iterdir()} == {"0000", "0001"}
-        with (own / "0000").open("r+b") as file:
+        contents = contents_of(pickle.loads(pickle.dumps(first)))
+        assert contents.size == large.size
+        assert contents.read() == large.read()
+        (folder,) = (tmp_path / "handed").iterdir()
+        assert {path.name for path in folder.iterdir()} == {"0000", "0001"}
+        with (folder / "0000").open("r+b") as file:
             file.write(b"x")
         with pytest.raises(CheckpointError, match="0000.*damaged"):
             contents_of(first)
-        (own / "0001").unlink()
+        (folder / "0001").unlink()
         with pytest.raises(CheckpointError, match="0001.*missing.*run directory"):
             contents_of(second)
         (tmp_path / "handed" / "other").mkdir()  # of a call that has taken over the lock

@@ -166,8 +166,8 @@ class Elsewhere:
         self._thread.start()
 
     def _write(self) -> None:
-        found = held(host="other", renewed=time.time() + self._ahead)
-        self._directory.lock.write_text(json.dumps(found))
+        record = held(host="other", renewed=time.time() + self._ahead)
+        self._directory.lock.write_text(json.dumps(record))
 
     def _renew(self) -> None:
         while not self._dead.wait(0.5):

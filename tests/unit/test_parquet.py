@@ -53,8 +53,8 @@ def test_folders_of_columns_and_of_other_names(tmp_path: Path) -> None:
     rows(tmp_path / "_k%20a=1" / "l=2" / "1")
     assert parquet_files(place).partitions == ("_k a", "l")
     assert open_parquet(place, REQUEST) is not None
-    asked = replace(REQUEST, roles=Roles(("x",), ("L",)))
-    assert open_parquet(place, asked) is None  # Spark takes it from the folder's name
+    request = replace(REQUEST, roles=Roles(("x",), ("L",)))
+    assert open_parquet(place, request) is None  # Spark takes it from the folder's name
     rows(tmp_path / "2.parquet")
     assert parquet_files(place).partitions is None
     assert read_footers(place).files[-1].name == "_k%20a=1/l=2/1"

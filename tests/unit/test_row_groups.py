@@ -153,20 +153,20 @@ def test_a_footer_of_any_size_is_read_as_pyarrow_reads_it(tmp_path: Path, groups
     dataset(tmp_path, [[1] * groups])
     (path,) = tmp_path.iterdir()
     with pa.OSFile(str(path)) as file:
-        footer, told = read_footer(file)
+        footer, checksum = read_footer(file)
     assert footer.equals(pq.read_metadata(path))
     assert footer.num_row_groups == groups
-    assert len(told) == 16
+    assert len(checksum) == 16
     assert (footer.serialized_size > 64 * 1024) == (groups > 1)
 
 
 def _open_in(folder: Path) -> list[str]:
     """Return the files below ``folder`` that this process has open."""
-    found = []
+    files = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found.append(str(link.readlink()))
-    return [path for path in found if path.startswith(str(folder))]
+            files.append(str(link.readlink()))
+    return [path for path in files if path.startswith(str(folder))]
 
 
 def test_a_dataset_of_many_files_keeps_few_of_them_open(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_pieces_asked_for_in_another_order_than_announced(
     reader: RowGroupReader, seed: int
 ) -> None:
     order = random.Random(seed)
-    announced, asked = all_pieces(), all_pieces()
+    announced, requested = all_pieces(), all_pieces()
     order.shuffle(announced)
-    order.shuffle(asked)
+    order.shuffle(requested)
     reader.announce(announced[order.randrange(4) :])  # and some not announced at all
-    for piece in asked:
+    for piece in requested:
         assert reader.read(piece)["id"].tolist() == expected(piece)
     reader.close()
 
