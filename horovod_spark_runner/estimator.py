@@ -17,13 +17,13 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
 from .cluster.spark.session import check_running, is_case_sensitive, runs_on_this_machine
-from .config.estimator import options, sync_of
+from .config.estimator import parse_options, parse_strategy
 from .config.importable import (
     by_import_name,
-    inside,
+    explain_misfit,
     is_import_name,
+    iterate_items,
     mark_user_settings,
-    misfit,
     refuse_stored_names,
 )
 from .config.keywords import advice_on, meant_by
@@ -204,7 +204,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, dataset.columns, settings, by_case=by_case)
         option_objects: dict[str, Any] = {
-            name: None if value(name) is None else options(kind, name, value(name))
+            name: None if value(name) is None else parse_options(kind, name, value(name))
             for name, kind in OPTIONS.items()
         }
         return TrainingConfig(
@@ -226,7 +226,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             initial_weights=value("initialWeights"),
             check_outputs=_check_of_classes(settings),
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
-            sync=sync_of("sync", value("sync")),
+            sync=parse_strategy("sync", value("sync")),
             **option_objects,
         )
 
@@ -280,7 +280,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 f"modelArgs={brief(arguments)} are for a function, but modelFn={model_fn!r} is "
                 "a file"
             )
-        wrong = misfit(function, **arguments)
+        wrong = explain_misfit(function, **arguments)
         if wrong:
             raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
         return functools.partial(function, **arguments)
@@ -363,7 +363,9 @@ def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | Non
 def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
     """Warn, before a search begins, of functions in its maps that prevent saving it."""
     pairs = [pair for one in maps for pair in one.items()]
-    unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}
+    unnamed = {
+        param.name: one for param, value in pairs for one in iterate_items(value) if callable(one)
+    }
     for name, one in unnamed.items():
         logger.warning(
             "%s has %s, which has no name that another process could import it by: a search over "

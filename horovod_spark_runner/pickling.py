@@ -68,7 +68,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _code_in_file, (make, arguments, file)
 
 
-def pickled(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
+def pickle_value(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
     """Return ``value`` as `Pickler` pickles it."""
     stream = io.BytesIO()
     Pickler(stream, sources=sources, holders=holders).dump(value)

@@ -22,7 +22,7 @@ import cloudpickle
 from .captured import Holders
 from .errors import InvalidInputError
 from .frameworks import head_starts
-from .pickling import Pickler, pickled
+from .pickling import Pickler, pickle_value
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def dumps(value: Any, holders: Holders | None = None) -> bytes:
         holders: holders of the Keras objects in other pickles of the same call.
     """
     with _lock, _caller_modules_by_value():
-        return pickled(value, sources=True, holders=holders)
+        return pickle_value(value, sources=True, holders=holders)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:

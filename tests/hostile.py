@@ -56,7 +56,7 @@ from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays
 from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.folders import saving
+from horovod_spark_runner.storage.folders import convert_save_errors
 from horovod_spark_runner.storage.lease import identity
 from horovod_spark_runner.training.engine import engine_named
 from horovod_spark_runner.training.spec import Binding, OutputSpec
@@ -392,7 +392,7 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
     def loads(checkpoint: int | None = None) -> str:
         trained = read_finished_run(directory, checkpoint=checkpoint)
         place = target / "stage"
-        with saving("the model", Location(str(place))):
+        with convert_save_errors("the model", Location(str(place))):
             ServedModel(trained).save(RunDirectory(str(place)))
         saved = place / "model" / ("model.keras" if checkpoint is None else "weights.npz")
         return f"{trained.stored.signature} {saved.read_bytes()!r}"

@@ -32,21 +32,15 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..storage.lease import Lease, Terms, check_held
-from ..typed_json import load_json
-from .records import (
-    Check,
-    is_account,
-    is_attempt,
-    is_call,
-    is_object,
-    is_settings,
-)
+from ..typed_json import load_json, read_fields
+from .retry_policy import Attempt
 
 # Time breakdown of an epoch, as JSON; ``None`` if unknown.
 Account: TypeAlias = "Mapping[str, Any] | None"
@@ -55,6 +49,7 @@ Say: TypeAlias = Callable[[str], object]
 # Keys of an epoch's line besides its metrics; metrics of these names are in the last one.
 _NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
 _RESERVED = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
+_Check: TypeAlias = Callable[[object], bool]
 _STEP = re.compile(r"step-(\d{8,})")
 # Temporary files of `Location.write_bytes` and `replace_folder`, without the lock's: its holder
 # writes it all the time.
@@ -96,7 +91,7 @@ class RunDirectory:
         return Lease(self.lock, self.location.join(".lock"), self._terms)
 
     def check_held(self, token: str) -> None:
-        """Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
+        """_Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
         check_held(self.lock, token, self._terms)
 
     @property
@@ -283,7 +278,7 @@ class RunDirectory:
         try:
             for number, line in enumerate(self.metrics.read_text().splitlines()[:epochs], 1):
                 account = load_json(line).get(_ACCOUNT)
-                if account is not None and not is_account(account):
+                if account is not None and not _is_account(account):
                     damaged.append(str(number))
                     account = None
                 accounts.append(account)
@@ -296,7 +291,7 @@ class RunDirectory:
 
     def read_config(self, say: Say = _ignore) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
-        settings = _parsed(self.config, say, is_settings)
+        settings = _parsed(self.config, say, _is_settings)
         if settings == {}:
             say("config.json holds no settings.")
         return settings if isinstance(settings, dict) else {}
@@ -316,7 +311,7 @@ class RunDirectory:
 
     def read_attempts(self, say: Say = _ignore) -> list[dict[str, Any]]:
         """Return the records that `write_attempts` wrote; none if they cannot be read."""
-        return _readable(self.attempts, is_attempt, say)
+        return _readable(self.attempts, _is_attempt, say)
 
     def add_call(self, call: Mapping[str, Any]) -> None:
         """Add the record of a call that has ended.
@@ -330,7 +325,7 @@ class RunDirectory:
 
     def read_calls(self, say: Say = _ignore) -> list[dict[str, Any]]:
         """Return the records that `add_call` has added; none if they cannot be read."""
-        return _readable(self.calls, is_call, say)
+        return _readable(self.calls, _is_call, say)
 
 
 def _lines(file: Location) -> list[dict[str, Any]]:
@@ -340,7 +335,7 @@ def _lines(file: Location) -> list[dict[str, Any]]:
         return []
 
 
-def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]:
+def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]]:
     try:
         records = _lines(file)
     except (OSError, ValueError) as error:
@@ -352,7 +347,7 @@ def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]
     return [] if damaged else records
 
 
-def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
+def _parsed(file: Location, say: Say, is_whole: _Check = _is_object) -> object:
     try:
         value = load_json(file.read_text())
     except FileNotFoundError:
@@ -364,3 +359,89 @@ def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
         return value
     say(f"{file.name} is damaged, and is left out.")
     return None
+
+
+# Fields of records, to validate them. A damaged record is not shown at all: a part of its calls
+# would look like all of them.
+
+
+@dataclass(frozen=True)
+class _Account:
+    ranks: list[int]
+    seconds: dict[str, list[float]]
+    mean: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    rank: int
+    host: str
+    slot: int
+    gpus: list[str]
+
+
+@dataclass(frozen=True)
+class _Call:
+    seconds: dict[str, float]
+    ended: float = 0.0
+    placement: list[_Rank] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class _Fit:
+    epochs: int = 0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class _Sync:
+    sync: str = ""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    fit: _Fit = _Fit()
+    num_workers: int = 0
+    rows: int = 0
+    sync: _Sync = _Sync()
+
+
+def _has_fields(value: object, cls: type[object]) -> bool:
+    try:
+        read_fields(value, cls)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_object(value: object) -> bool:
+    """Return whether ``value`` is a dictionary."""
+    return isinstance(value, dict)
+
+
+def _is_account(value: object) -> bool:
+    """Return whether ``value`` is a time breakdown by rank."""
+    return _has_fields(value, _Account) and all(
+        len(each) == len(value["ranks"])  # type: ignore[index]
+        for each in value["seconds"].values()  # type: ignore[index]
+    )
+
+
+def _is_attempt(value: object) -> bool:
+    """Return whether ``value`` has the fields of an `Attempt`."""
+    return _has_fields(value, Attempt)
+
+
+def _is_call(value: object) -> bool:
+    """Return whether ``value`` is the record of a call."""
+    if not (isinstance(value, dict) and _has_fields(value, _Call)):
+        return False
+    accounts = value.get("accounts", {})
+    return accounts == {} or _is_account(accounts)
+
+
+def _is_settings(value: object) -> bool:
+    """Return whether ``value`` holds settings of a run."""
+    return _has_fields(value, _Settings)

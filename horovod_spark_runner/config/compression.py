@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .fields import Settings, from_table, made_of, required, setting
+from .fields import Settings, from_table, parse_settings, required, setting
 from .validators import Kind, count, number, number_above_zero, optional
 
 # Compressions that shorten each number, and lose the rest.
@@ -175,7 +175,7 @@ def _from_fields(name: str, fields: Mapping[str, Any]) -> Any:
             f"{brief(kind)}"
         )
     settings = {key: value for key, value in fields.items() if key != KIND_KEY}
-    return made_of(_COMPRESSIONS[kind], name, settings)
+    return parse_settings(_COMPRESSIONS[kind], name, settings)
 
 
 def as_json(compression: Compression) -> object:

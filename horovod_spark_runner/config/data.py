@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DataError, InvalidInputError, brief
 from .fields import Settings, from_table, setting
-from .importable import misfit
+from .importable import explain_misfit
 from .validators import (
     FLAG,
     PLACE,
@@ -63,7 +63,7 @@ def _check_transform(column: str, transform: Any) -> Transform:
     meant = "it must be a function of a value and a random generator"
     if not callable(transform):
         raise DataError(f"transforms gives column {column!r} {brief(transform)}; {meant}")
-    wrong = misfit(transform, None, None)
+    wrong = explain_misfit(transform, None, None)
     if wrong:
         raise DataError(f"transforms gives column {column!r} a function, but {wrong}; {meant}")
     checked: Transform = transform

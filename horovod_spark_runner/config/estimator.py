@@ -17,7 +17,7 @@ from .fields import (
     check_setting_names,
     default_of,
     from_table,
-    made_of,
+    parse_settings,
     setting,
 )
 from .importable import UserSettings, by_import_name, is_import_name
@@ -166,14 +166,14 @@ def _check_strategy(name: str, value: object) -> dict[str, Any]:
             KIND_KEY: strategy_name(strategy),
             **{one: plain[one] for one in _as_dictionary(name, strategy, type(strategy))},
         }
-    sync_of(name, value)
+    parse_strategy(name, value)
     return dict(value)
 
 
 _SYNC: Kind[Mapping[str, Any]] = Kind("dictionary of a strategy and its settings", _check_strategy)
 
 
-def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
+def parse_strategy(name: str, values: Mapping[str, Any]) -> Sync:
     """Return the strategy that a dictionary describes.
 
     Args:
@@ -194,12 +194,12 @@ def sync_of(name: str, values: Mapping[str, Any]) -> Sync:
             f"{name}={brief(values)} does not name its strategy; give {KIND_KEY!r}, one of "
             f"{', '.join(map(repr, others))}"
         )
-    return made_of(
+    return parse_settings(
         cls, name, {one: each_value for one, each_value in values.items() if one != KIND_KEY}
     )
 
 
-def options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
+def parse_options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
     """Return the options that a Param's dictionary describes, with its functions imported.
 
     Args:

@@ -118,7 +118,7 @@ def check_setting_names(cls: type[Settings], name: str, values: Mapping[str, Any
         )
 
 
-def made_of(cls: type[S], name: str, values: Mapping[str, Any]) -> S:
+def parse_settings(cls: type[S], name: str, values: Mapping[str, Any]) -> S:
     """Return the settings of a class from a dictionary.
 
     Args:

@@ -109,7 +109,9 @@ def refuse_stored_names(settings: Mapping[str, Any]) -> None:
     """
     stored = {
         name: [
-            one for one in inside(value) if is_import_name(one) and not isinstance(one, CodeName)
+            one
+            for one in iterate_items(value)
+            if is_import_name(one) and not isinstance(one, CodeName)
         ]
         for name, value in settings.items()
     }
@@ -125,7 +127,7 @@ def refuse_stored_names(settings: Mapping[str, Any]) -> None:
         )
 
 
-def named(value: Any) -> Any:
+def replace_by_names(value: Any) -> Any:
     """Return ``value`` with its functions and classes replaced by their names, if they have one."""
 
     def name(one: Any) -> Any:
@@ -167,18 +169,18 @@ def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def inside(value: Any) -> Iterator[Any]:
+def iterate_items(value: Any) -> Iterator[Any]:
     """Yield the items of the dictionaries, lists and tuples of ``value``, or ``value`` itself."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for one in value:
-            yield from inside(one)
+            yield from iterate_items(one)
     else:
         yield value
 
 
-def misfit(function: Callable[..., Any], *positional: Any, **by_name: Any) -> str:
+def explain_misfit(function: Callable[..., Any], *positional: Any, **by_name: Any) -> str:
     """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
 
     Some functions written in C have no signature; these may be called.

@@ -107,7 +107,9 @@ class RowGroup:
     size: int
 
 
-def in_memory(groups: Sequence[RowGroup], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
+def with_memory_sizes(
+    groups: Sequence[RowGroup], columns: Sequence[Column]
+) -> tuple[RowGroup, ...]:
     """Return row groups with their sizes as arrays in place of those in Parquet.
 
     A few distinct values take far less in a file, also uncompressed.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from ..config.fields import Settings, default_of, kind_of, text_of
-from ..config.importable import copy_user_mark, mark_user_settings, named
+from ..config.importable import copy_user_mark, mark_user_settings, replace_by_names
 from ..config.prediction import (
     ClassCol,
     HandleInvalid,
@@ -50,7 +50,7 @@ class Converter:
         Functions are given by their names, where they have some: what grids are made of can be
         saved with a search.
         """
-        return named(mark_user_settings(self.checked(value)))
+        return replace_by_names(mark_user_settings(self.checked(value)))
 
     def checked(self, value: object) -> Any:
         """Return ``value`` as a Param keeps it, functions as themselves.

@@ -30,7 +30,7 @@ from ..config.data import Transform
 from ..errors import DataError, InvalidInputError, RunDirectoryError
 from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
-from ..storage.folders import saving, write_aside
+from ..storage.folders import convert_save_errors, write_aside
 from ..typed_json import load_json, read_fields
 from .load import ServedModel, read_finished_run
 from .summary import TrainingSummary
@@ -70,7 +70,7 @@ def write_stage(
             f"{location} is there already; "
             + (advice if location.is_folder else "it is a file, not a folder")
         )
-    with saving("the stage", location):
+    with convert_save_errors("the stage", location):
         if location.renames_whole:
             write_aside(location, write)
         else:

@@ -22,7 +22,13 @@ from ..cluster.spark.followed_jobs import told_of
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
-from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, rows_to_write, session_of
+from ..data.prepare.datasets import (
+    Prepared,
+    add_faulty_row_number,
+    prepare_datasets,
+    rows_to_write,
+    session_of,
+)
 from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
@@ -57,14 +63,16 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
 
 @contextlib.contextmanager
 def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
-    """Materialize the data of a training, and show the progress; see `prepared`.
+    """Materialize the data of a training, and show the progress; see `prepare_datasets`.
 
     Args:
         run: the training.
         run_folder: folder of the data if there is no cache directory.
     """
     config = run.config
-    rows = prepared(run.df, run.roles, config.data, config.validation, run_folder, run.fit.seed)
+    rows = prepare_datasets(
+        run.df, run.roles, config.data, config.validation, run_folder, run.fit.seed
+    )
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
     with contextlib.ExitStack() as stack:
@@ -114,7 +122,7 @@ def train_run(
             text = describe_interruption(directory, run.fit.epochs)
             raise KeyboardInterrupt(text) from None
         except DataError as error:
-            name_faulty_row(error, run.df, run.roles, config.data)
+            add_faulty_row_number(error, run.df, run.roles, config.data)
             raise
     report, result = trained.report, trained.result
     transforms = config.data.transforms

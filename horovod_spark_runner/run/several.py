@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..config.data import WINDOW_BYTES, DataOptions
 from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
-from ..data.prepare.folds import SharedData, prepared_folds
+from ..data.prepare.folds import SharedData, prepare_folds
 from ..model.trained_transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_run
@@ -100,7 +100,7 @@ def _prepare(
     import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
-        with prepared_folds(first.df, first.roles, first.config.data, names, run_folder) as folds:
+        with prepare_folds(first.df, first.roles, first.config.data, names, run_folder) as folds:
             yield folds
     else:
         with prepare_data(first, run_folder) as data:

@@ -24,7 +24,7 @@ from .._version import __version__
 from ..errors import InvalidInputError, RunDirectoryError
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.checksums import compute_checksum, parse_checksums, read_verified, seal, unseal
-from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, parsing
+from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, convert_parse_errors
 from ..typed_json import read_fields
 from .categories import IndexToString, OneHotEncoder, StringIndexer
 from .inputs import Input
@@ -130,7 +130,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """
     read = _reader(path)
     try:
-        with parsing("an exported pipeline"):
+        with convert_parse_errors("an exported pipeline"):
             facts = unseal(read(MAIN_FILE).read().decode())
             return _bundle(facts, read, path)
     except NotADirectoryError as error:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import InvalidInputError
 from ..typed_json import load_json
-from .contents import Contents, open_archive, parsing
+from .contents import Contents, convert_parse_errors, open_archive
 
 Arrays = dict[str, np.ndarray]
 
@@ -101,7 +101,7 @@ class ArraysFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an array, which is not read."""
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             np.lib.format.read_magic(entry)
             shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(entry)[0]
             return shape
@@ -116,14 +116,14 @@ class ArraysFile:
         if self._special.get(name) == _TEXT:
             return np.array(load_json(array.tobytes()), object)
         if name in self._special:
-            with parsing(_KIND):
+            with convert_parse_errors(_KIND):
                 import ml_dtypes  # comes with the frameworks that have such types
 
                 array = array.view(np.dtype(getattr(ml_dtypes, self._special[name])))
         return array
 
     def _stored(self, name: str) -> np.ndarray:
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             np.lib.format.read_magic(entry)
             shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
             size = self._archive.getinfo(f"{name}.npy").file_size - entry.tell()
@@ -131,6 +131,6 @@ class ArraysFile:
             fits = min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size
             if not (fits or dtype.hasobject):
                 raise ValueError(f"{name} of shape {shape} and dtype {dtype} has {size} bytes")
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             array: np.ndarray = np.lib.format.read_array(entry, allow_pickle=False)
         return array

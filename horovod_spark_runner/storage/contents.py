@@ -241,7 +241,7 @@ def open_archive(file: IO[bytes], kind: str) -> Iterator[zipfile.ZipFile]:
             a name twice, or is far larger when unpacked.
         OSError: it cannot be read.
     """
-    with parsing(kind), zipfile.ZipFile(file) as archive:
+    with convert_parse_errors(kind), zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         names = {one.filename for one in entries}
         if len(names) < len(entries) or len(names) > MAX_ENTRIES:
@@ -256,7 +256,7 @@ def open_archive(file: IO[bytes], kind: str) -> Iterator[zipfile.ZipFile]:
 
 
 @contextlib.contextmanager
-def parsing(kind: str) -> Iterator[None]:
+def convert_parse_errors(kind: str) -> Iterator[None]:
     """Turn all errors of parsing untrusted bytes, but not of storage, into one.
 
     Args:

@@ -38,7 +38,7 @@ def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def saving(kind: str, target: Location) -> Iterator[None]:
+def convert_save_errors(kind: str, target: Location) -> Iterator[None]:
     """Name what could not be written where, if storage fails inside.
 
     Args:

@@ -571,13 +571,13 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
 
 def test_jobs_say_in_spark_what_they_are(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions
-    from horovod_spark_runner.data.prepare.datasets import prepared
+    from horovod_spark_runner.data.prepare.datasets import prepare_datasets
 
     context = spark.sparkContext
     context.setJobDescription("the user's own")
     try:
         frame, run_folder = spark.read.parquet(source), Location(tmp_path / "own")
-        with prepared(frame, Roles(("a",), ("id",)), DataOptions(), None, run_folder, 0):
+        with prepare_datasets(frame, Roles(("a",), ("id",)), DataOptions(), None, run_folder, 0):
             assert context.getLocalProperty("spark.job.description") == "the user's own"
     finally:
         context.setLocalProperty("spark.job.description", None)
@@ -621,7 +621,7 @@ def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: P
 @pytest.mark.thorough
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
-    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared
+    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepare_datasets
     from horovod_spark_runner.errors import RunDirectoryError
 
     frame = spark.read.parquet(source)
@@ -629,7 +629,9 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
     roles = Roles(("a",), ("id",))
 
     def run(fail: BaseException | None = None, validation: Any = None, **options: Any) -> bool:
-        with prepared(frame, roles, DataOptions(**options), validation, run_folder, 0) as data:
+        with prepare_datasets(
+            frame, roles, DataOptions(**options), validation, run_folder, 0
+        ) as data:
             if fail is not None:
                 raise fail
             return data.reused

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     MpiOptions,
     run_training,
 )
-from horovod_spark_runner.config.estimator import EstimatorSettings, options
+from horovod_spark_runner.config.estimator import EstimatorSettings, parse_options
 from horovod_spark_runner.config.fields import Settings, default_of, text_of
 from horovod_spark_runner.config.importable import (
     CodeName,
@@ -173,10 +173,10 @@ def test_options_are_kept_as_json_and_made_again() -> None:
         "data": {"shapes": {"x": [8, 8, 1]}, "window_bytes": 5, "allow_nan": True},
         "launch": {"mpi": {"algorithm": "ring"}, "env": {"A": "B"}},
     }
-    assert options(DataOptions, "data", stored["data"]) == original
+    assert parse_options(DataOptions, "data", stored["data"]) == original
     restored = HorovodEstimator(**stored).getLaunch()
     assert restored == stored["launch"]
-    again: Settings = options(LaunchOptions, "launch", restored)
+    again: Settings = parse_options(LaunchOptions, "launch", restored)
     assert again == LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
 
 
@@ -208,7 +208,7 @@ def test_code_has_an_import_name_where_another_process_can_import_it() -> None:
     stored = savable("data", HorovodEstimator(data=transform).getData())
     assert stored == {"transforms": {"x": f"{__name__}:make_transform"}}
     loaded = HorovodEstimator(data=stored).getData()
-    assert options(DataOptions, "data", loaded).transforms == {"x": make_transform}
+    assert parse_options(DataOptions, "data", loaded).transforms == {"x": make_transform}
 
 
 def test_a_name_from_storage_is_not_imported(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_a_name_from_storage_is_not_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     for runs_code in ({"env": {"LD_PRELOAD": "x"}}, {"mpi": {"parameters": {"mca_path": "x"}}}):
         marked = HorovodEstimator(launch=runs_code).copy().getLaunch()
-        assert options(LaunchOptions, "launch", pickle.loads(pickle.dumps(marked)))
+        assert parse_options(LaunchOptions, "launch", pickle.loads(pickle.dumps(marked)))
         with pytest.raises(InvalidInputError, match="launch.*storage.*(LD_PRELOAD|mca_path)"):
-            options(LaunchOptions, "launch", from_storage(marked))
+            parse_options(LaunchOptions, "launch", from_storage(marked))
 
 
 def test_all_code_that_a_loaded_estimator_lacks_is_named_at_once() -> None:

@@ -28,7 +28,7 @@ from horovod_spark_runner.model.load import ServedModel, read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
-from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, parsing, unpack
+from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, convert_parse_errors, unpack
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.typed_json import MAX_DEPTH, load_json
 
@@ -262,7 +262,7 @@ def test_a_terminal_obeys_nothing_that_storage_holds(run: RunDirectory, tmp_path
 def test_a_cause_that_a_traceback_shows_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"\\x1b\[2J") as caught:
         Location(tmp_path / "\x1b[2J").delete_file()
-    with pytest.raises(InvalidInputError) as wrapped, parsing("a file"):
+    with pytest.raises(InvalidInputError) as wrapped, convert_parse_errors("a file"):
         raise ValueError("\x1b[2J")
     for error in (caught.value, wrapped.value):
         assert not hostile.ESCAPES.search("".join(traceback.format_exception(error)))

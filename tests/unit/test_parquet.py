@@ -13,7 +13,7 @@ import pytest
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest
-from horovod_spark_runner.data.prepare.datasets import like
+from horovod_spark_runner.data.prepare.datasets import match_columns
 from horovod_spark_runner.data.prepare.parquet import open_parquet, parquet_files, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
@@ -103,6 +103,6 @@ def test_numbers_are_not_validated_as_strings() -> None:
     numbers = replace(text, columns=(Column("x", "int32"),))
     for ours, theirs in ((numbers, text), (text, numbers)):
         with pytest.raises(DataError, match="validation.*'x'"):
-            like(ours, theirs)
+            match_columns(ours, theirs)
     wider = replace(text, columns=(Column("x", "int64"),))
-    assert like(wider, numbers).columns == numbers.columns
+    assert match_columns(wider, numbers).columns == numbers.columns

@@ -17,8 +17,8 @@ import pytest
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
-from horovod_spark_runner.data.prepare.checks import Footer, Layout, Matches, _faults, check_values
-from horovod_spark_runner.data.prepare.columns import Source, columns_of
+from horovod_spark_runner.data.prepare.checks import Footer, Matches, _faults, check_values
+from horovod_spark_runner.data.prepare.columns import Layout, Source, columns_of
 from horovod_spark_runner.data.prepare.fingerprint import (
     _file_facts,
     _plan_text,

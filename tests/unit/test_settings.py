@@ -15,7 +15,7 @@ import pytest
 
 from horovod_spark_runner import HorovodEstimator, HorovodRunner, run_training, runner
 from horovod_spark_runner.config.data import DataOptions
-from horovod_spark_runner.config.estimator import sync_of
+from horovod_spark_runner.config.estimator import parse_strategy
 from horovod_spark_runner.config.fields import derive
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings, MpiOptions
 from horovod_spark_runner.config.sync import (
@@ -109,7 +109,7 @@ def test_compression_is_a_choice() -> None:
     ],
 )
 def test_a_way_of_synchronising_as_a_dictionary(values: dict[str, Any], expected: Sync) -> None:
-    assert sync_of("sync", values) == expected
+    assert parse_strategy("sync", values) == expected
     assert recorded_sync(expected)["sync"] == values.get("way", "allreduce")
 
 
@@ -146,7 +146,7 @@ def test_a_way_of_synchronising_as_a_dictionary(values: dict[str, Any], expected
 )
 def test_a_way_of_synchronising_that_is_none(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        sync_of("sync", values)
+        parse_strategy("sync", values)
 
 
 def test_a_way_of_synchronising_is_one_of_ours() -> None:

@@ -85,7 +85,7 @@ def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
     return Matches(before, sum(part["count"] for part in parts), row, shown)
 
 
-def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
+def add_row_number(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
     """Add to an error of a stored row its number in the DataFrame, if it can be located."""
     from pyspark.sql import functions as F
 

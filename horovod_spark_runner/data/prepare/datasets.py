@@ -18,7 +18,7 @@ from ...storage.filesystem import Location
 from ...storage.paths import without_secrets
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
-from .checks import NO_ROWS, encoding_of, name_row
+from .checks import NO_ROWS, add_row_number, encoding_of
 from .columns import DataRequest, missing_image_shape, sources_of
 from .materialize import Materialized, materialize
 from .parquet import STREAM_LOG, open_parquet, parquet_files, read_metadata
@@ -185,7 +185,7 @@ def _check_image_shapes(frame: DataFrame, roles: Roles, options: DataOptions) ->
             raise missing_image_shape(name)
 
 
-def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
+def add_faulty_row_number(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
     """Add to an error of a rank the number of the row that cannot be read.
 
     Args:
@@ -198,7 +198,7 @@ def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOpti
         # If the rows cannot be computed again, the error itself is enough.
         with contextlib.suppress(Exception):
             frame = frame_of(data)
-            name_row(error, frame, sources_of(frame, roles, options.dtypes))
+            add_row_number(error, frame, sources_of(frame, roles, options.dtypes))
 
 
 def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession) -> Location:
@@ -210,7 +210,7 @@ def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession)
 
 
 @contextlib.contextmanager
-def prepared(
+def prepare_datasets(
     data: Any, roles: Roles, options: DataOptions, validation: Any, run_folder: Location, seed: int
 ) -> Iterator[Prepared]:
     """Yield the datasets, written now or reused; delete those that are not kept afterwards.
@@ -230,16 +230,16 @@ def prepared(
     Raises:
         DataError: the values cannot be trained on.
     """
-    with stored(data, roles, options, run_folder) as storing:
-        place = without_secrets(str(storing.folder))
+    with track_datasets(data, roles, options, run_folder) as tracked:
+        place = without_secrets(str(tracked.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
-            datasets = _prepare(data, roles, options, validation, storing, seed)
-        storing.ready = True
+            datasets = _prepare(data, roles, options, validation, tracked, seed)
+        tracked.ready = True
         yield datasets
 
 
 @dataclass
-class Storing:
+class TrackedDatasets:
     """Datasets in preparation.
 
     Attributes:
@@ -256,10 +256,10 @@ class Storing:
 
 
 @contextlib.contextmanager
-def stored(
+def track_datasets(
     data: Any, roles: Roles, options: DataOptions, run_folder: Location
-) -> Iterator[Storing]:
-    """Yield a `Storing`, to which the caller adds its datasets; see `prepared`.
+) -> Iterator[TrackedDatasets]:
+    """Yield a `TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
 
     They are deleted at the end, if they are not kept.
     """
@@ -267,23 +267,23 @@ def stored(
     shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
     # A dataset that is deleted at the end must not be another run's.
-    storing = Storing(folder, _request(roles, options, reuse=keep or not shared))
+    tracked = TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
     if not shared:  # nobody else writes there: incomplete ones are of a killed call
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
-        yield storing
+        yield tracked
     except BaseException as error:
         if not shared:
             # A checkpoint may be resumed with these rows, unless they were refused just now: they
             # are invalid, or others than before.
             refused = isinstance(error, RunDirectoryError) or (
-                isinstance(error, DataError) and not storing.ready
+                isinstance(error, DataError) and not tracked.ready
             )
-            storing.made = [one for one in storing.made if refused and not one.reused]
+            tracked.made = [one for one in tracked.made if refused and not one.reused]
         raise
     finally:
         if not keep:
-            for one in storing.made:
+            for one in tracked.made:
                 delete_dataset(one.manifest, quietly=True)
 
 
@@ -298,7 +298,7 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
     return direct or materialize(frame_of(data), request, folder).manifest
 
 
-def lies_ready(data: Any, roles: Roles, options: DataOptions) -> bool:
+def is_readable_in_place(data: Any, roles: Roles, options: DataOptions) -> bool:
     """Return whether all rows can be read in place, so that nothing is written.
 
     Raises:
@@ -319,10 +319,10 @@ def _prepare(
     roles: Roles,
     options: DataOptions,
     validation: Any,
-    storing: Storing,
+    tracked: TrackedDatasets,
     seed: int,
 ) -> Prepared:
-    direct, folder, request = None, storing.folder, storing.request
+    direct, folder, request = None, tracked.folder, tracked.request
     if _is_place(data) and not isinstance(validation, (str, int, float)):
         direct = open_parquet(Location(data), request)
     reused: list[bool] = []
@@ -334,10 +334,10 @@ def _prepare(
                 parts.append(direct)
             elif frame is not None:
                 dataset = _materialize_part(frame, request, folder, part, validation)
-                storing.made.append(dataset)
+                tracked.made.append(dataset)
                 parts.append(dataset.manifest)
                 reused.append(dataset.reused)
-    held_out = like(parts[1], parts[0]) if len(parts) > 1 else None
+    held_out = match_columns(parts[1], parts[0]) if len(parts) > 1 else None
     return Prepared(parts[0], held_out, all(reused))
 
 
@@ -359,7 +359,7 @@ def _materialize_part(
         raise DataError(f"{part} rows (validation={name}): {text}") from error
 
 
-def like(
+def match_columns(
     rows: Manifest,
     first: Manifest,
     names: tuple[str, str] = ("the validation rows", "the training rows"),

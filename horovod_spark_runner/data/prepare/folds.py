@@ -18,14 +18,14 @@ from ...config.data import DataOptions
 from ...errors import DataError
 from ...storage.filesystem import Location
 from ..manifest import Manifest, RowGroup
-from .datasets import Prepared, frame_of, like, stored
-from .materialize import joined_checksum, materialize
+from .datasets import Prepared, frame_of, match_columns, track_datasets
+from .materialize import join_checksums, materialize
 from .schema import Roles
-from .split import computed_once, indicator
+from .split import cache_rows, validation_condition
 
 
 @contextlib.contextmanager
-def prepared_folds(
+def prepare_folds(
     data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     """Yield the datasets of each split; delete those that are not kept afterwards.
@@ -40,10 +40,10 @@ def prepared_folds(
     Raises:
         DataError: the values cannot be trained on, or a split leaves no rows to one side.
     """
-    with stored(data, roles, options, run_folder) as storing:
+    with track_datasets(data, roles, options, run_folder) as tracked:
         # The parts come from the same rows even if the frame is not deterministic.
-        with computed_once(frame_of(data)) as frame:
-            flags = [indicator(frame, name) for name in indicators]
+        with cache_rows(frame_of(data)) as frame:
+            flags = [validation_condition(frame, name) for name in indicators]
             distinct = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
             parts: dict[tuple[bool, ...], Manifest] = {}
             reused = True
@@ -51,15 +51,15 @@ def prepared_folds(
                 rows = frame
                 for flag, wanted in zip(flags, kind, strict=True):
                     rows = rows.filter(flag if wanted else ~flag)
-                one = materialize(rows, storing.request, storing.folder)
-                storing.made.append(one)
+                one = materialize(rows, tracked.request, tracked.folder)
+                tracked.made.append(one)
                 parts[kind] = one.manifest
                 reused = reused and one.reused
         splits: dict[str | None, Prepared] = {
             name: _split(parts, number, name, reused=reused)
             for number, name in enumerate(indicators)
         }
-        storing.ready = True
+        tracked.ready = True
         yield splits
 
 
@@ -74,7 +74,7 @@ def _split(
     train = _side(parts, number, name, wanted=False)
     held_out = _side(parts, number, name, wanted=True)
     try:
-        return Prepared(train, like(held_out, train), reused)
+        return Prepared(train, match_columns(held_out, train), reused)
     except DataError as error:
         raise DataError(f"validation={name!r}: {error}") from error
 
@@ -100,7 +100,7 @@ def _unite(parts: Sequence[Manifest]) -> Manifest:
         DataError: their columns differ.
     """
     first = parts[0]
-    matching = [first, *(like(part, first, ("some rows", "others")) for part in parts[1:])]
+    matching = [first, *(match_columns(part, first, ("some rows", "others")) for part in parts[1:])]
     files: list[str] = []
     groups: list[RowGroup] = []
     for part in matching:
@@ -112,7 +112,7 @@ def _unite(parts: Sequence[Manifest]) -> Manifest:
         url=str(Location(first.url).parent),
         files=tuple(files),
         row_groups=tuple(groups),
-        checksum=joined_checksum([part.checksum for part in matching]),
+        checksum=join_checksums([part.checksum for part in matching]),
         file_sizes=tuple(size for part in matching for size in part.file_sizes),
         footers=tuple(footer for part in matching for footer in part.footers),
         source="",

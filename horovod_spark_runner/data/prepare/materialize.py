@@ -288,7 +288,7 @@ def _checksum(facts: Mapping[str, Any]) -> str:
     return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"
 
 
-def joined_checksum(checksums: Sequence[str]) -> str:
+def join_checksums(checksums: Sequence[str]) -> str:
     """Return the checksum of the rows of several datasets together. Pure."""
     rows = xor = total = 0
     for checksum in checksums:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import FileStat, Location
-from ..manifest import TEXT, Column, Manifest, RowGroup, in_memory
+from ..manifest import TEXT, Column, Manifest, RowGroup, with_memory_sizes
 from ..read.row_groups import read_footer
 from .checks import Footer, encoding_of
 from .columns import DataRequest, Layout, Source, columns_of
@@ -73,7 +73,7 @@ def manifest_of(
         url=str(facts.folder),
         files=tuple(file.name for file in facts.files),
         columns=tuple(columns),
-        row_groups=in_memory(facts.row_groups, columns),
+        row_groups=with_memory_sizes(facts.row_groups, columns),
         checksum=checksum,
         file_sizes=tuple(file.size for file in facts.files),
         verified=verified,

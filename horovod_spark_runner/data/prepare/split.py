@@ -107,9 +107,9 @@ def split_rows(
     if not isinstance(validation, (str, int, float)):
         yield frame, validation
         return
-    with computed_once(frame) as cached:
+    with cache_rows(frame) as cached:
         if isinstance(validation, str):
-            chosen = indicator(cached, validation)
+            chosen = validation_condition(cached, validation)
             yield cached.filter(~chosen), cached.filter(chosen)
         else:
             yield _fraction(cached, float(validation), roles, seed, stratify)
@@ -123,12 +123,12 @@ def training_rows(frame: DataFrame, validation: Any, seed: int) -> DataFrame:
     from pyspark.sql import functions as F
 
     if isinstance(validation, str):
-        return frame.filter(~indicator(frame, validation))
+        return frame.filter(~validation_condition(frame, validation))
     return frame.filter(F.rand(seed) >= validation)
 
 
 @contextlib.contextmanager
-def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
+def cache_rows(frame: DataFrame) -> Iterator[DataFrame]:
     """Yield the frame, cached by Spark meanwhile; a frame that is cached already stays so.
 
     Frames of one plan share the cache, which stays until the last of concurrent calls has ended.
@@ -151,7 +151,7 @@ def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
                 del _users[plan]
 
 
-def indicator(frame: DataFrame, name: str) -> SparkColumn:
+def validation_condition(frame: DataFrame, name: str) -> SparkColumn:
     """Return the condition under which a row is for validation by the column ``name``.
 
     Raises:
