@@ -328,39 +328,6 @@ class RunDirectory:
         return _readable(self.calls, _is_call, say)
 
 
-def _lines(file: Location) -> list[dict[str, Any]]:
-    try:
-        return [load_json(line) for line in file.read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-
-
-def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]]:
-    try:
-        records = _lines(file)
-    except (OSError, ValueError) as error:
-        say(f"{file.name} cannot be read, and is left out: {error}.")
-        return []
-    damaged = [number for number, each in enumerate(records, 1) if not is_whole(each)]
-    if damaged:
-        say(f"{file.name} is damaged in line {damaged[0]}, and is left out.")
-    return [] if damaged else records
-
-
-def _parsed(file: Location, say: Say, is_whole: _Check = _is_object) -> object:
-    try:
-        value = load_json(file.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        say(f"{file.name} cannot be read, and is left out: {error}.")
-        return None
-    if is_whole(value):
-        return value
-    say(f"{file.name} is damaged, and is left out.")
-    return None
-
-
 # Fields of records, to validate them. A damaged record is not shown at all: a part of its calls
 # would look like all of them.
 
@@ -445,3 +412,36 @@ def _is_call(value: object) -> bool:
 def _is_settings(value: object) -> bool:
     """Return whether ``value`` holds settings of a run."""
     return _has_fields(value, _Settings)
+
+
+def _lines(file: Location) -> list[dict[str, Any]]:
+    try:
+        return [load_json(line) for line in file.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]]:
+    try:
+        records = _lines(file)
+    except (OSError, ValueError) as error:
+        say(f"{file.name} cannot be read, and is left out: {error}.")
+        return []
+    damaged = [number for number, each in enumerate(records, 1) if not is_whole(each)]
+    if damaged:
+        say(f"{file.name} is damaged in line {damaged[0]}, and is left out.")
+    return [] if damaged else records
+
+
+def _parsed(file: Location, say: Say, is_whole: _Check = _is_object) -> object:
+    try:
+        value = load_json(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        say(f"{file.name} cannot be read, and is left out: {error}.")
+        return None
+    if is_whole(value):
+        return value
+    say(f"{file.name} is damaged, and is left out.")
+    return None
