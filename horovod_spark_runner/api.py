@@ -168,7 +168,7 @@ def run_training(
         RunDirectoryError: ``run_dir`` cannot be used, or holds another model's run.
         UnreachableError: the storage of ``run_dir`` or of the rows cannot be reached.
         InvalidInputError: another argument is invalid (the four above are kinds of it).
-        EnvironmentProblem: something is not installed or set up as it must be.
+        EnvironmentProblem: something is not installed or set up.
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
         RanksDivergedError: a callback or train_step made the ranks' models differ.

@@ -82,9 +82,9 @@ class Dataset:
         """Yield the batches of one rank in one epoch, read ahead by a thread.
 
         Over all ranks, every row comes exactly once. All ranks take the same number of steps; in
-        the last, a rank has fewer rows than ``batch_size``, maybe none, if the rows do not go up.
-        The order depends on seed, epoch and ``batch_size * size`` only. Close the generator
-        (``contextlib.closing``) where you leave it before its end.
+        the last, a rank may have fewer rows than ``batch_size``, or none. The order depends on
+        seed, epoch and ``batch_size * size`` only. Close the generator (``contextlib.closing``) if
+        you leave it before its end.
 
         Args:
             epoch: epoch, from 0; each has another order.
@@ -93,8 +93,7 @@ class Dataset:
             batch_size: rows per rank and step.
             seed: seed of the order.
             shuffle: ``False`` keeps the order of the rows in storage.
-            first_step: step to begin with, for a resumed epoch; found without reading what is
-                before it.
+            first_step: first step, for a resumed epoch; earlier rows are not read.
             window_bytes: memory of the shuffle window, in bytes.
             as_tensors: TensorFlow tensors, without a copy, in place of NumPy arrays.
 
@@ -126,9 +125,9 @@ class Dataset:
     ) -> tf.data.Dataset:
         """Return the batches of one rank as an endless ``tf.data.Dataset``, for ``model.fit``.
 
-        All batches are full: a partial global batch at the end of an epoch is left out, other rows
-        each epoch. So an epoch has ``rows // (batch_size * size)`` steps, which ``model.fit`` takes
-        as ``steps_per_epoch``.
+        All batches are full: a partial global batch at the end of an epoch is dropped, with other
+        rows in each epoch. So an epoch has ``rows // (batch_size * size)`` steps: pass them to
+        ``model.fit`` as ``steps_per_epoch``.
 
         Args:
             features: the model's input column, or several, which come as a dict.
@@ -153,8 +152,8 @@ class Dataset:
         order = _Order.of(seed, shuffle, window_bytes)
         if self.rows < share.global_batch:
             raise InvalidInputError(
-                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} there "
-                "are; lower batch_size"
+                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} rows; "
+                "lower batch_size"
             )
         roles: list[Any] = [features, labels] + ([] if weight is None else [weight])
         names = [
@@ -176,10 +175,10 @@ class Dataset:
         Ranks may get different numbers of batches. Transforms get no random generator.
 
         Args:
-            rank: whose share, from 0.
+            rank: the rank, from 0.
             size: the number of ranks.
-            batch_size: rows of a batch; the last one of a Parquet row group has fewer if they do
-                not go up, so weight what is computed of a batch by its rows.
+            batch_size: rows of a batch; the last one of a Parquet row group may have fewer, so
+                weight results of a batch by its rows.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
@@ -259,7 +258,7 @@ def _column_names(argument: str, value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Share:
-    """Which rows of every global batch are one rank's; plain, checked numbers."""
+    """One rank's shard of every global batch; plain, checked numbers."""
 
     rank: int
     size: int
@@ -281,7 +280,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class _Order:
-    """What the order of rows follows from, besides the epoch; plain, checked numbers."""
+    """Inputs of the order of rows, besides the epoch; plain, checked numbers."""
 
     seed: int
     shuffle: bool
@@ -310,8 +309,8 @@ def prepare_dataset(
         df: the rows, or the path or URL of Parquet files (a folder, or one file).
         columns: the columns to read: of numbers, arrays, vectors, bytes or strings.
         data_dir: cache directory that the driver and all executors reach; by default Spark's
-            setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Rows that
-            are there already, of the same data, are used again.
+            setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Existing
+            rows of the same data are reused.
         shapes: see `DataOptions`.
         dtypes: see `DataOptions`.
         transforms: see `DataOptions`.

@@ -118,7 +118,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             ModelError: the model cannot be trained on these columns.
             RunDirectoryError: ``runDir`` cannot be used, or ``resumeFrom`` holds no such run.
             InvalidInputError: another Param is invalid (the three above are kinds of it).
-            EnvironmentProblem: something is not installed or set up as it must be.
+            EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run ``numWorkers`` tasks at once.
             RunFailedError: the run ended without a model; see `run_training` for its kinds.
         """
@@ -148,7 +148,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         Raises:
             InvalidInputError: a map, or a Param in it, is invalid; before any training.
             NotEnoughSlotsError: Spark cannot run as many tasks at once as a map requests.
-            EnvironmentProblem: something is not installed or set up as it must be.
+            EnvironmentProblem: something is not installed or set up.
         """
         for one in paramMaps:
             check_own_params(self, one)

@@ -56,7 +56,7 @@ class HorovodRunner(LaunchSettings):
 
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
-            EnvironmentProblem: something is not installed or set up as it must be.
+            EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
             RankFailedError: a rank raised, exited, was killed or lost; names the first, with
                 its traceback.

@@ -93,33 +93,32 @@ class DataOptions(Settings):
     dtypes: Mapping[str, Any] = setting(
         {},
         _by_column("NumPy dtype", _check_dtype),
-        'NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real '
-        "numbers are float32, integers keep their size, strings stay strings and bytes are uint8; "
-        "grey images of 16 bits are uint16, those of real numbers float32. Values are never "
-        "scaled.",
+        'NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default floats are '
+        "float32, integers keep their size, strings stay strings and bytes are uint8; grey images "
+        "of 16 bits are uint16, those of floats float32. Values are never scaled.",
     )
     transforms: Mapping[str, Transform] = setting(
         {},
         _by_column("function", _check_transform),
-        "functions that vary a column's values, such as images, by column: called on threads, once "
-        "per row, with the value (a NumPy array of its own in the column's shape, ``()`` for a "
-        "single number or string; booleans come as int8, 0 and 1) and a ``numpy.random.Generator`` "
-        "(``None`` in validation and prediction) that depends on seed, epoch and the row's place "
-        "in the epoch's order, which is the same on any number of ranks with the same global "
-        "batch. All columns of a row get equal ones. The result has the column's shape and fits "
-        'its type: to make real numbers of an image of uint8, give ``dtypes={"image": '
-        '"float32"}`` too.',
+        "functions that transform a column's values, such as images, by column: called in threads, "
+        "once per row, with the value (a separate NumPy array in the column's shape, ``()`` for a "
+        "single number or string; booleans are int8, 0 and 1) and a ``numpy.random.Generator`` "
+        "(``None`` in validation and prediction) that depends on seed, epoch and the row's "
+        "position in the epoch's order, which is the same on any number of ranks with the same "
+        "global batch. All columns of a row get equal ones. The result must have the column's "
+        "shape and fit its type: to turn an image of uint8 into floats, also set "
+        '``dtypes={"image": "float32"}``.',
     )
     allow_nan: bool = setting(
         False,
         FLAG,
-        "let NaN and infinite values pass, also those that ``transforms`` return (refused by "
+        "allow NaN and infinite values, also those that ``transforms`` return (refused by "
         "default).",
     )
     stratify: str | None = setting(
         None,
         optional(TEXT),
-        "column of whose values training and validation rows get the same proportions, where "
+        "column whose values get the same proportions in training and validation rows, if "
         "``validation`` is a fraction: of each value, that fraction within one row.",
     )
     window_bytes: int = setting(
@@ -137,15 +136,15 @@ class DataOptions(Settings):
     data_dir: str | os.PathLike[str] | None = setting(
         None,
         optional(PLACE),
-        "cache directory of the materialized rows, where later runs on the same data find them; by "
+        "cache directory of the materialized rows, which later runs on the same data reuse; by "
         "default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.",
     )
     keep_data: bool | None = setting(
         None,
         optional(FLAG),
-        "whether the rows stay after the run: in a cache directory they do by default (see "
-        "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded. Those that "
-        "several maps of one ``fit`` share go with the last of their runs, whether or not all have "
-        "succeeded. A few rows of the features, 8 at most, stay with the trained model, which is "
-        "tried with them, unless this is ``False``.",
+        "whether the rows are kept after the run: by default they are in a cache directory (see "
+        "``horovod-spark-runner data``), and in ``run_dir`` until the run has succeeded. Rows that "
+        "several maps of one ``fit`` share are deleted after the last of their runs, whether or "
+        "not all have succeeded. A few rows of the features, 8 at most, are kept with the trained "
+        "model, to try it with, unless this is ``False``.",
     )

@@ -345,7 +345,7 @@ class EstimatorSettings(Settings):
     mlflow: Mapping[str, Any] | None = setting(
         None,
         optional(_settings_of(MlflowOptions)),
-        "see `MlflowOptions`, likewise: ``{}`` tells MLflow, by its defaults, of every fit; "
+        "see `MlflowOptions`, likewise: ``{}`` logs every fit to MLflow, by its defaults; "
         "``None`` (default) does not.",
         shown=False,
     )

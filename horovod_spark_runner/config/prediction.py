@@ -74,18 +74,18 @@ class PredictionSettings(Settings):
     prediction_col: PredictionCol = setting(
         None,
         Kind("column, or columns by output or in the outputs' order", check_prediction_col),
-        'names of the added columns. ``None`` (default): "prediction" for a single output; several '
-        "are called by the outputs' names. A string: the name, or, for several outputs, what their "
-        'names begin with (``"p"`` gives ``"p_price"``). A dictionary from output to column, where '
-        "outputs that are not in it keep their names; or a list, in the outputs' order.",
+        'names of the added columns. ``None`` (default): "prediction" for a single output; the '
+        "outputs' names for several. A string: the name, or, for several outputs, a prefix "
+        '(``"p"`` makes ``"p_price"``). A dictionary from output to column, where other outputs '
+        "keep their names; or a list, in the outputs' order.",
     )
     probability_col: ClassCol = setting(
         None,
         Kind("column, or columns by output", _check_class_col),
         "column for the probabilities of the classes, as Spark ML's vector; the output's column "
         "of ``prediction_col`` then holds the index of the likeliest class, a double, as Spark's "
-        "evaluators take it. It says that the output is a probability for each class (softmax), or "
-        "that of class 1 of two (sigmoid), which is checked in every row; with "
+        "evaluators take it. It declares that the output is a probability for each class "
+        "(softmax), or that of class 1 of two (sigmoid), which is checked in every row; with "
         "``raw_prediction_col``, they are computed from that. For a model with several outputs, a "
         "dictionary from output to column. None by default.",
     )
@@ -93,14 +93,14 @@ class PredictionSettings(Settings):
         None,
         Kind("column, or columns by output", _check_class_col),
         "column for the scores of the classes before softmax or sigmoid (logits), as Spark ML's "
-        "vector. It says that the output is such scores; the output's column of "
-        "``prediction_col`` then holds the index of the largest one, a double. Given as "
-        "``probability_col`` is. None by default.",
+        "vector. It declares that the output is such scores; the output's column of "
+        "``prediction_col`` then holds the index of the largest one, a double. See "
+        "``probability_col``. None by default.",
     )
     output_form: OutputForm = setting(
         "array",
         choice(*get_args(OutputForm)),
-        'what outputs of several numbers per row become: ``"array"`` (default) of numbers of the '
+        'form of outputs of several numbers per row: ``"array"`` (default) of numbers of the '
         "output's type, or Spark ML's ``\"vector\"``, of doubles; an output of one number per row "
         'is a number in both. ``"struct"`` puts all outputs, as arrays and numbers, into one '
         "column.",
@@ -108,9 +108,9 @@ class PredictionSettings(Settings):
     handle_invalid: HandleInvalid = setting(
         "error",
         choice(*get_args(HandleInvalid)),
-        "what becomes of rows with a null, or an array that has null elements or another size, in "
-        'a feature column: ``"error"`` (default), ``"skip"`` leaves them out, ``"keep"`` gives '
-        "them null as prediction. Bytes that hold no such image or array are an error in any case.",
+        "treatment of rows with a null, or an array that has null elements or another size, in a "
+        'feature column: ``"error"`` (default), ``"skip"`` drops them, ``"keep"`` predicts null. '
+        "Invalid bytes of an image or array are always an error.",
     )
     predict_batch_size: int = setting(1024, count(), "rows per call of the model (1024).")
 

@@ -20,10 +20,10 @@ class Allreduce(Settings):
     compression: Compression = setting(
         "none",
         COMPRESSION,
-        '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve what is sent of float32 gradients, '
-        "and the latter keeps their range, adds up in float32 and rounds the sum to bfloat16. "
-        "`TopK`, `Threshold` and `PowerSGD` send a small part of them, and what is left later; in "
-        'a dictionary: ``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
+        '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve the bytes of float32 gradients; the '
+        "latter keeps their range, adds up in float32 and rounds the sum to bfloat16. "
+        "`TopK`, `Threshold` and `PowerSGD` send a small part of them, and the rest later; as a "
+        'dictionary: ``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
     )
 
 
@@ -33,8 +33,8 @@ class Rounds(Settings):
 
     every: int = required(
         count(),
-        "ranks meet after each step of the run whose number is a multiple of it; steps are counted "
-        "on over the ends of epochs and ``warmup_steps``, after which they meet as well.",
+        "ranks meet after each step of the run whose number is a multiple of it, counted over all "
+        "epochs and ``warmup_steps``, after which they meet as well.",
     )
     warmup_steps: int = setting(
         0,
@@ -49,31 +49,31 @@ class Rounds(Settings):
 class LocalSGD(Rounds):
     """Ranks train alone for some steps, then take the mean of their weights.
 
-    Every rank makes its steps with its own optimizer, as a process of its own would, on its own
-    ``batch_size`` rows. Where ranks meet, each weight becomes the mean of theirs, by the rows that
-    each has trained on since they met last; so do moments of batch normalisation. They also meet at
-    every epoch's end, where the model is validated and kept. That sends less than `Allreduce`, and
-    trains something else unless ``every`` is 1 and the optimizer is plain SGD. The algorithm:
-    Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+    Every rank makes its steps with its own optimizer, like a separate process, on its own
+    ``batch_size`` rows. When ranks meet, each weight becomes the ranks' mean, weighted by the rows
+    that each has trained on since the last meeting; so do moments of batch normalisation. They also
+    meet at every epoch's end, where the model is validated and saved. That sends less than
+    `Allreduce`, but is not equivalent, unless ``every`` is 1 and the optimizer is plain SGD. The
+    algorithm: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
     """
 
     average_optimizer: bool = setting(
         False,
         FLAG,
-        "take the mean of the optimizers' moments as well, which sends more; otherwise each rank "
-        "keeps its own (false).",
+        "also average the optimizers' moments, which sends more; otherwise each rank keeps its own "
+        "(false).",
     )
 
 
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Rounds):
-    """Ranks train alone for many steps; an outer optimizer takes what they have learned together.
+    """Ranks train alone for many steps; an outer optimizer applies their mean change.
 
-    As `LocalSGD`, but by how much the mean of the weights has changed since ranks met last is the
-    gradient of a step of SGD with Nesterov momentum on the weights they had then. Weights that are
-    not trained (moments of batch normalisation) take the mean, and so do all in the first
-    ``warmup_steps``. The paper has ``every=500``. The algorithm: Douillard and others,
+    As `LocalSGD`, but the change of the mean weights since the last meeting is the gradient of a
+    step of SGD with Nesterov momentum on the weights of that meeting. Weights that are not trained
+    (moments of batch normalisation) are averaged, and so are all in the first ``warmup_steps``. The
+    paper has ``every=500``. The algorithm: Douillard and others,
     "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     """
 
@@ -84,14 +84,14 @@ class DiLoCo(Rounds):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class AsyncServer(Settings):
-    """Ranks step by themselves on weights that all share, and none waits for the others.
+    """Ranks step asynchronously on shared weights, without waiting for each other.
 
-    The trained weights lie on servers, parts of the ranks themselves. A rank takes them, makes a
-    step with its own optimizer on ``batch_size`` rows, as a process of its own would, and adds what
-    that has changed to what others have made of them meanwhile. Batches of an epoch go to whoever
-    is free, so a slow rank takes fewer; every row is still read once. Ranks meet at every
-    epoch's end, where the model is validated and kept. What is trained depends on who is faster:
-    two runs do not end alike. Ranks of several hosts connect to each other on ports of their own.
+    The trained weights are on servers, which are parts of the ranks. A rank reads them, makes a
+    step with its own optimizer on ``batch_size`` rows, like a separate process, and adds the change
+    to the current weights. Batches of an epoch go to free ranks, so a slow rank takes fewer; every
+    row is still read once. Ranks meet at every epoch's end, where the model is validated and saved.
+    The result depends on the ranks' speed: two runs differ. Ranks of several hosts connect to each
+    other on separate ports.
     The algorithms: Recht and others, "Hogwild!", NIPS 2011; bounded delay as in Li and others,
     "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
     """
@@ -99,8 +99,8 @@ class AsyncServer(Settings):
     staleness: int = setting(
         8,
         count(),
-        "steps that each of the other ranks may begin, on average, while one rank is in one; who "
-        "would begin more waits for it (8).",
+        "steps that each of the other ranks may begin, on average, during one rank's step; ranks "
+        "that would begin more wait for it (8).",
     )
     servers: int | None = setting(
         None,

@@ -142,7 +142,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     Raises:
         InvalidInputError: it is invalid.
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
-        EnvironmentProblem: something is not installed or set up as it must be.
+        EnvironmentProblem: something is not installed or set up.
     """
     began = time.monotonic()
     Console("a new run", quiet=not config.stream_logs).say("checking the configuration")

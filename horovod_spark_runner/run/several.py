@@ -54,7 +54,7 @@ def train_several(
     Raises:
         InvalidInputError: a training cannot be carried out.
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
-        EnvironmentProblem: something is not set up as it must be.
+        EnvironmentProblem: something is not installed or set up.
     """
     runs = [resolve(df, config) for config in configs]
     groups: list[list[ResolvedRun]] = []

@@ -29,7 +29,7 @@ def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
         return
     if mode == "error":
         raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
+            f"{target} exists already; mode='overwrite' replaces an earlier export"
         )
     if not target.join(mark).exists():
         raise RunDirectoryError(
@@ -73,7 +73,7 @@ def check_free_file(target: Location, mode: str) -> None:
         return
     if mode == "error":
         raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
+            f"{target} exists already; mode='overwrite' replaces an earlier export"
         )
     if target.is_folder:
         raise RunDirectoryError(f"{target} is a folder, which no file replaces; give another path")

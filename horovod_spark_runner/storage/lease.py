@@ -45,7 +45,7 @@ _live: set[str] = set()
 
 
 class Holder(Enum):
-    """State of a lease's holder, as far as this process can tell at once."""
+    """State of a lease's holder, as far as this process can find out at once."""
 
     ALIVE = "alive"
     DEAD = "dead"
