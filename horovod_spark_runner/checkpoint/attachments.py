@@ -88,7 +88,7 @@ class AttachmentWriter:
         self._count += 1
         try:
             self._folder.make_folder()
-            checksum = write_with_checksum(place.write_by, lambda sink: sink.write_all(carried))
+            checksum = write_with_checksum(place.write_stream, lambda sink: sink.write_all(carried))
         except OSError as error:
             raise CheckpointError(
                 f"{place}: the {carried.size:,} bytes that the ranks start with could not be "

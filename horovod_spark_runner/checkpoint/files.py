@@ -108,7 +108,7 @@ def save_checkpoint(
         OSError: the storage fails; other checkpoints are untouched.
     """
     folder = directory.checkpoint(info.step)
-    if folder.renames_whole:
+    if folder.has_atomic_rename:
         # The same step is saved twice when the end of its epoch follows: the later one counts.
         write_aside(folder, lambda aside: _write(aside, info, files))
     else:
@@ -123,10 +123,10 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     sums = {}
     for name, arrays in files.items():
         fill = functools.partial(_write_all, arrays)
-        sums[name] = write_with_checksum(folder.join(name).write_unseen_by, fill)
+        sums[name] = write_with_checksum(folder.join(name).write_stream_in_place, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
     text = json.dumps({"format": FORMAT, "sums": sums, **facts})
-    folder.join(MANIFEST_FILE).write_unseen(seal(text).encode())
+    folder.join(MANIFEST_FILE).write_in_place(seal(text).encode())
 
 
 def _write_all(arrays: Arrays, sink: Sink) -> None:

@@ -196,12 +196,12 @@ def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
 def _write(bundle: Bundle, target: Location) -> None:
     """Write the files; where storage can rename, a reader sees the old ones or the new ones."""
     files = bundle_files(bundle)
-    if not target.renames_whole:
+    if not target.has_atomic_rename:
         main = target.join(MAIN_FILE)
         if main.exists():
             main.delete_file()
         for name, data in files.items():
-            target.join(name).write_unseen(data)
+            target.join(name).write_in_place(data)
         for file in target.files():
             if file.name not in files:
                 target.join(file.name).delete_file()
@@ -210,6 +210,6 @@ def _write(bundle: Bundle, target: Location) -> None:
     def write(folder: Location) -> None:
         folder.make_folder()
         for name, data in files.items():
-            folder.join(name).write_unseen(data)
+            folder.join(name).write_in_place(data)
 
     write_aside(target, write)

@@ -71,7 +71,7 @@ def write_stage(
             + (advice if location.is_folder else "it is a file, not a folder")
         )
     with convert_save_errors("the stage", location):
-        if location.renames_whole:
+        if location.has_atomic_rename:
             write_aside(location, write)
         else:
             write(location)

@@ -34,7 +34,7 @@ from ..errors import (
     on_one_line,
 )
 from ..storage.filesystem import Location
-from ..storage.paths import without_secrets
+from ..storage.paths import redact_url
 from ..training.progress import beside, numbers
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def _check_reachable(uri: str) -> None:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise InvalidInputError(
-            f"mlflow: {without_secrets(uri)} cannot be reached: {error}; check tracking_uri and "
+            f"mlflow: {redact_url(uri)} cannot be reached: {error}; check tracking_uri and "
             "the driver's network"
         ) from None
 
@@ -109,7 +109,7 @@ def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
             answer.put((None, error))
 
     threading.Thread(target=work, name="hsr-mlflow-ask", daemon=True).start()
-    where = without_secrets(options.tracking_uri or "its own default (MLFLOW_TRACKING_URI)")
+    where = redact_url(options.tracking_uri or "its own default (MLFLOW_TRACKING_URI)")
     try:
         value, error = answer.get(timeout=ANSWER_SECONDS)
     except queue.Empty:
@@ -211,7 +211,7 @@ class Tracking:
         params, changed = [], []
         logged = run.data.params
         for key, value in _flat("", settings):
-            name, text = _name(key), without_secrets(str(value))[:_VALUE]
+            name, text = _name(key), redact_url(str(value))[:_VALUE]
             before = logged.get(name)
             if before is None:
                 params.append(Param(name, text))
@@ -308,7 +308,7 @@ class Tracking:
 def _describe_error(error: Exception, options: MlflowOptions) -> str:
     text = f"{type(error).__name__}: {on_one_line(error)}"
     uri = options.tracking_uri
-    return text if uri is None else text.replace(uri, without_secrets(uri))
+    return text if uri is None else text.replace(uri, redact_url(uri))
 
 
 def _name(key: str) -> str:
@@ -336,6 +336,6 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, (list, tuple)):
-        yield prefix, json.dumps([without_secrets(v) if isinstance(v, str) else v for v in value])
+        yield prefix, json.dumps([redact_url(v) if isinstance(v, str) else v for v in value])
     else:
         yield prefix, value

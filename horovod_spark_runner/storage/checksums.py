@@ -59,7 +59,7 @@ def write_with_checksum(
     """Write a file and return its checksum.
 
     Args:
-        write: `Location.write_by` or `Location.write_unseen_by` of the file.
+        write: `Location.write_stream` or `Location.write_stream_in_place` of the file.
         fill: writes the contents.
 
     Raises:

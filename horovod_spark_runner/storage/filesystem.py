@@ -101,7 +101,7 @@ class Location:
         return not self._scheme
 
     @property
-    def renames_whole(self) -> bool:
+    def has_atomic_rename(self) -> bool:
         """Whether a folder can be renamed in one step, as object stores cannot."""
         return self._scheme in ("", *HDFS_SCHEMES)
 
@@ -309,10 +309,10 @@ class Location:
         call_with_timeout(lambda watchdog: self._pour(watchdog, seen), self._text)
 
     def write_bytes(self, data: bytes | memoryview | Contents) -> None:
-        """Write a whole file; see `write_by`."""
-        self.write_by(lambda sink: sink.write_all(data))
+        """Write a whole file; see `write_stream`."""
+        self.write_stream(lambda sink: sink.write_all(data))
 
-    def write_by(self, write: Callable[[Sink], object]) -> None:
+    def write_stream(self, write: Callable[[Sink], object]) -> None:
         """Write a whole file atomically: a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
@@ -321,13 +321,13 @@ class Location:
         Args:
             write: writes its contents sequentially.
         """
-        if not self.renames_whole:
-            self.write_unseen_by(write)
+        if not self.has_atomic_rename:
+            self.write_stream_in_place(write)
             return
         folder, _, name = self._text.rpartition("/")
         aside = Location(f"{folder}/.{name}.{uuid.uuid4().hex[:8]}")
         try:
-            aside.write_unseen_by(write)
+            aside.write_stream_in_place(write)
             aside.move_to(self)
         except BaseException:
             # A partial file must not keep a full disk full.
@@ -354,12 +354,12 @@ class Location:
                     stream.truncate(before)
                 raise
 
-    def write_unseen(self, data: bytes | memoryview | Contents) -> None:
+    def write_in_place(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file that has no readers yet; a local one has then reached the disk."""
-        self.write_unseen_by(lambda sink: sink.write_all(data))
+        self.write_stream_in_place(lambda sink: sink.write_all(data))
 
-    def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
-        """Write a whole file that has no readers yet; see `write_by`."""
+    def write_stream_in_place(self, write: Callable[[Sink], object]) -> None:
+        """Write a whole file that has no readers yet; see `write_stream`."""
         call_with_timeout(lambda watchdog: self._write(write, watchdog), self._text)
 
     def _write(self, write: Callable[[Sink], object], watchdog: Watchdog) -> None:

@@ -53,7 +53,7 @@ def convert_save_errors(kind: str, target: Location) -> Iterator[None]:
     except OSError as error:
         left = (
             "what was there before, if anything, is untouched"
-            if target.renames_whole
+            if target.has_atomic_rename
             else "what is there now may be incomplete, and is then refused when it is read"
         )
         raise StorageError(f"{kind} could not be written to {target}: {error}; {left}") from error

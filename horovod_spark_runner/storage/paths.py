@@ -113,7 +113,7 @@ def parent_of_url(url: str) -> str:
     return f"{scheme}://{authority}{'/' if above or not authority else ''}{above}"
 
 
-def without_secrets(text: str) -> str:
+def redact_url(text: str) -> str:
     """Return ``text`` without the user, password and query of a URL, if it is one."""
     if "://" not in text:
         return text

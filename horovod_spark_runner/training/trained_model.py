@@ -129,16 +129,16 @@ class ModelWriter:
         directory.model.make_folder()
 
     def write(self, name: str, data: bytes | memoryview | Contents) -> None:
-        self.write_by(name, lambda sink: sink.write_all(data))
+        self.write_stream(name, lambda sink: sink.write_all(data))
 
-    def write_by(self, name: str, fill: Callable[[Sink], object]) -> None:
+    def write_stream(self, name: str, fill: Callable[[Sink], object]) -> None:
         """Write a file that is too large to be held in memory.
 
         Args:
             name: of the file.
             fill: writes its contents.
         """
-        self._sums[name] = write_with_checksum(self._directory.model.join(name).write_by, fill)
+        self._sums[name] = write_with_checksum(self._directory.model.join(name).write_stream, fill)
 
     def copy(self, model: StoredModel, name: str) -> None:
         """Copy a file of another model.

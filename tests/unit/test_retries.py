@@ -73,7 +73,7 @@ def test_a_place_that_does_not_answer_is_left(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match=r"pipe.*\b0\.3 s"):
-        Location(str(pipe)).write_unseen(b"x")
+        Location(str(pipe)).write_in_place(b"x")
     pipe.open("rb").close()  # lets the writer go
 
 

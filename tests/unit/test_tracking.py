@@ -16,7 +16,7 @@ from horovod_spark_runner.cluster.protocol.messages import Progress
 from horovod_spark_runner.config.mlflow import MlflowOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, RunCancelledError
 from horovod_spark_runner.run.tracking import begin_tracking, check_tracking
-from horovod_spark_runner.storage.paths import without_secrets
+from horovod_spark_runner.storage.paths import redact_url
 
 SETTINGS = {
     "fit": {"batch_size": 32, "epochs": 2},
@@ -193,4 +193,4 @@ def test_wrong_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_secrets_are_left_out(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert redact_url(text) == shown

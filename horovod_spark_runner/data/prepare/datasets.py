@@ -15,7 +15,7 @@ from ...cluster.spark.session import active_session, check_is_frame, classic_con
 from ...config.data import DataOptions
 from ...errors import DataError, EnvironmentProblem, RunDirectoryError
 from ...storage.filesystem import Location
-from ...storage.paths import without_secrets
+from ...storage.paths import redact_url
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS, add_row_number, encoding_of
@@ -231,7 +231,7 @@ def prepare_datasets(
         DataError: the values cannot be trained on.
     """
     with track_datasets(data, roles, options, run_folder) as tracked:
-        place = without_secrets(str(tracked.folder))
+        place = redact_url(str(tracked.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
             datasets = _prepare(data, roles, options, validation, tracked, seed)
         tracked.ready = True

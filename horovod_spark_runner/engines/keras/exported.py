@@ -98,7 +98,7 @@ def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
     Raises:
         OSError: storage fails.
     """
-    if not target.renames_whole:
+    if not target.has_atomic_rename:
         main = target.join(GRAPH_FILE)
         if main.exists():
             main.delete_file()
@@ -119,7 +119,7 @@ def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str
         if name == GRAPH_FILE:
             sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
-            target.join(COLUMNS_FILE).write_unseen(seal(json.dumps(facts)).encode())
+            target.join(COLUMNS_FILE).write_in_place(seal(json.dumps(facts)).encode())
         place, digest = target.join(name), hashlib.sha256()
         place.parent.make_folder()
         Location(path).copy_to(place, digest.update)
