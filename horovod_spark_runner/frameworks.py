@@ -65,7 +65,7 @@ def transformer_of(engine: str) -> str:
     return FRAMEWORKS.get(engine, FRAMEWORKS[KERAS]).transformer
 
 
-def head_starts() -> dict[str, tuple[str, ...]]:
+def modules_to_preload() -> dict[str, tuple[str, ...]]:
     """Return the modules worth importing before a call arrives, by the package it mentions."""
     return {
         package: (*framework.packages[: number + 1], framework.horovod)

@@ -21,7 +21,7 @@ import cloudpickle
 
 from .captured import Holders
 from .errors import InvalidInputError
-from .frameworks import head_starts
+from .frameworks import modules_to_preload
 from .pickling import Pickler, pickle_value
 
 T = TypeVar("T")
@@ -211,7 +211,7 @@ def _pickles(value: Any) -> bool:
 
 def _mentioned_modules(payload: bytes) -> tuple[str, ...]:
     modules: dict[str, None] = {}
-    for name, imports in head_starts().items():
+    for name, imports in modules_to_preload().items():
         if name.encode() in payload:
             modules.update(dict.fromkeys(imports))
     return tuple(modules)
