@@ -68,7 +68,8 @@ class Writing:
 
     def same(self) -> None:
         """Write as plainly, in the encoding and row groups of ours."""
-        from horovod_spark_runner.data.prepare.materialize import CODEC, ROW_GROUP_BYTES
+        from horovod_spark_runner.data.prepare.columns import ROW_GROUP_BYTES
+        from horovod_spark_runner.data.prepare.materialize import CODEC
 
         self.number += 1
         writer = self.frame.write.option("compression", CODEC)
@@ -77,7 +78,8 @@ class Writing:
         writer.parquet(str(self.folder / f"same-{self.number}"))
 
     def materialize(self) -> Any:
-        from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
+        from horovod_spark_runner.data.prepare.columns import DataRequest
+        from horovod_spark_runner.data.prepare.materialize import materialize
         from horovod_spark_runner.data.prepare.schema import Roles
         from horovod_spark_runner.storage.filesystem import Location
 

@@ -90,7 +90,7 @@ def ours(place: str, columns: list[str], **options: Any) -> Callable[[int], Any]
     The files are taken as they are, without the checks by Spark that a user's call makes first.
     """
     from horovod_spark_runner import Dataset
-    from horovod_spark_runner.data.prepare.materialize import DataRequest
+    from horovod_spark_runner.data.prepare.columns import DataRequest
     from horovod_spark_runner.data.prepare.parquet import open_parquet
     from horovod_spark_runner.data.prepare.schema import Roles
     from horovod_spark_runner.storage.filesystem import Location

@@ -11,7 +11,7 @@ from .config.data import DataOptions
 from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
 from .config.mlflow import MlflowOptions
-from .config.sync import WAYS, Sync
+from .config.sync import STRATEGIES, Sync
 from .config.training import (
     CheckpointOptions,
     InitialWeights,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         "restarts": [RestartOptions],
         "launch": [LaunchOptions],
         "mlflow": [MlflowOptions],
-        "sync": list(WAYS.values()),
+        "sync": list(STRATEGIES.values()),
     },
 )
 def run_training(
@@ -76,30 +76,29 @@ def run_training(
 
     Args:
         df: the rows to train on, or the path or URL of Parquet files (a folder, or one file), which
-            are read as they are if their types allow. Features and labels are numbers, booleans,
+            are read in place if their types allow. Features and labels are numbers, booleans,
             decimals, Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images
             (PNG, JPEG, GIF, WebP, BMP, TIFF), NumPy arrays as Petastorm's codecs write them, or the
             raw elements of an array. Features may be strings or arrays of strings, for models that
             begin with ``StringLookup``, ``TextVectorization`` or ``Hashing``.
         model_fn: function without arguments that returns a compiled ``keras.Model`` or a
             `TorchModel`, called on every worker; or the path or URL of a ``.keras`` file, or of the
-            ``.json`` of a compiled model. A function for another framework says its engine by an
+            ``.json`` of a compiled model. A function for another framework names its engine by an
             attribute ``horovod_engine``, the dotted name of the engine's module; see
             `horovod_spark_runner.training.engine`.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by their
             names, or a dictionary from input name to column. A list in place of a column
             (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
-            gets the only column as it is, those of a list as a tuple, those of a dictionary as one.
-            By default the column ``features``, Spark ML's name; where there is none, the columns
-            that are called as the model's inputs (their layers, or the keys of a dictionary). To
-            learn their names, one of Spark's Python workers builds the model once more.
+            gets a single column directly, a list as a tuple, a dictionary as one. By default the
+            column ``features``, Spark ML's name; without it, the columns with the names of the
+            model's inputs (their layers, or the keys of a dictionary). To get these names, one of
+            Spark's Python workers builds the model once more.
         label_cols: columns the model's outputs are compared with, likewise; a feature column may be
             a label too (autoencoders), and one column the label of several outputs. An output
-            without a loss is left out, or ``None``. By default, where ``feature_cols`` is not
-            given, the column ``label`` if there is one, or, where the model's inputs name the
-            feature columns, those that are called as its outputs; else none, for a model that needs
-            no labels. Where both, or only some outputs, have a column, none is chosen: a
-            `DataError` says what to give.
+            without a loss is left out, or ``None``. By default, without ``feature_cols``, the
+            column ``label`` if there is one, or, if the model's inputs name the feature columns,
+            those with the names of its outputs; else none, for a model that needs no labels. If
+            both exist, or columns of some outputs only, a `DataError` asks you to choose.
         sample_weight_col: column of weights of the rows in the loss, none of them negative; for a
             Keras model, it may hold an array for each row, a weight for each step of a sequence.
         validation: fraction of the rows, name of a column that is true or 1 for validation rows and
@@ -107,20 +106,20 @@ def run_training(
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
             counted from 1.
         num_workers: ranks, one per Spark task; by default as many as Spark can run at once, which
-            is said on the terminal.
+            is printed.
         gpus_per_worker: GPUs of each rank as Spark schedules them; 0 (default) for CPU.
         batch_size: rows per rank and step (32); a global batch is ``num_workers`` times as large.
-        epochs: epochs the run is to have in the end (1); a resumed run trains the remaining ones.
-        steps_per_epoch: steps of an epoch; the next one goes on in the data where it ended. By
+        epochs: total epochs of the run (1); a resumed run trains the remaining ones.
+        steps_per_epoch: steps of an epoch; the next one continues in the data where it ended. By
             default, an epoch is all rows once.
-        class_weight: weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where not
-            given. For a model with one output, and not beside ``sample_weight_col``.
+        class_weight: weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 for
+            others. For a model with one output, and not beside ``sample_weight_col``.
         lr_scaling: ``"linear"`` multiplies the learning rate by the number of ranks, ``"sqrt"`` by
             its root; ``"none"`` (default).
         warmup_epochs: epochs over which the rate rises to its scaled value (0). A callback that
             sets the rate ends the warm-up.
         seed: seed of the order of rows, the split and the model's initial weights (0).
-        shuffle: take the rows in another order every epoch (default).
+        shuffle: shuffle the rows anew every epoch (default).
         callbacks: Keras callbacks (`TorchCallback` for a PyTorch module) that can be pickled, or a
             function, called on each worker, that returns them. Keras' own that write files run on
             rank 0 only.
@@ -132,33 +131,33 @@ def run_training(
             `InitialWeights`, to take over only those that fit.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.
-        resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
+        resume: ``"auto"`` (default) resumes from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
-            What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,
-            ``launch``, ``validation_freq``, ``prediction_col``, ``stream_logs``, metrics, settings
-            of the optimizer other than its rate (clipping, decay, schedules), and, from an epoch's
-            end on, ``num_workers``, ``batch_size``, ``shuffle`` and ``window_bytes``. A new loss,
-            ``class_weight``, ``steps_per_epoch``, ``sync`` or column of ``transforms`` is trained
-            with, and warned of. What the checkpoint decides is kept, with a warning that names both
-            values: the learning rate that ``compile`` gave, ``lr_scaling``, ``warmup_epochs``,
-            ``initial_weights``, and of ``seed`` all but the order of rows. Refused by name: other
-            training rows (also by another ``validation``), columns, layers or settings of layers,
-            optimizer classes. Automatic names (``dense_3``) do not count. A run that a callback
-            stopped has nothing left to train, whatever ``epochs`` says.
+            May change from call to call: ``epochs``, callbacks, checkpoints, restarts, ``launch``,
+            ``validation_freq``, ``prediction_col``, ``stream_logs``, metrics, settings of the
+            optimizer other than its rate (clipping, decay, schedules), and, from an epoch's end on,
+            ``num_workers``, ``batch_size``, ``shuffle`` and ``window_bytes``. Used with a warning:
+            a new loss, ``class_weight``, ``steps_per_epoch``, ``sync`` or column of ``transforms``.
+            Kept as in the checkpoint, with a warning that names both values: the learning rate that
+            ``compile`` set, ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and ``seed``
+            but for the order of rows. Refused by name: other training rows (also by another
+            ``validation``), columns, layers or settings of layers, optimizer classes. Automatic
+            names (``dense_3``) do not count. A run that a callback stopped has nothing left to
+            train, whatever ``epochs`` is.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
-        stream_logs: show progress, where the ranks run and their output on the driver (default);
-            without, only warnings.
-        data: see `DataOptions`: shapes, types and transforms of columns, and where the rows are
-            kept.
+        stream_logs: show progress, placement and output of the ranks on the driver (default);
+            otherwise only warnings.
+        data: see `DataOptions`: shapes, types and transforms of columns, and the folder of the
+            rows.
         checkpoints: see `CheckpointOptions`: when they are taken besides every epoch's end, and
             which are kept.
-        restarts: see `RestartOptions`: going on after a failure by itself.
-        launch: see `LaunchOptions`: how the ranks are started and watched, and how MPI moves data.
-        sync: how the ranks are kept one model: `Allreduce` (default), `LocalSGD`,
-            `DiLoCo` or `AsyncServer`.
-        mlflow: see `MlflowOptions`: has the driver tell MLflow of the parameters, of every epoch's
-            metrics and of the model; ``None`` (default) does not.
+        restarts: see `RestartOptions`: automatic restarts after a failure.
+        launch: see `LaunchOptions`: starting and monitoring the ranks, and MPI.
+        sync: strategy of synchronising the ranks: `Allreduce` (default), `LocalSGD`, `DiLoCo` or
+            `AsyncServer`.
+        mlflow: see `MlflowOptions`: log parameters, every epoch's metrics and the model to MLflow;
+            ``None`` (default) does not.
 
     Returns:
         The trained model, a `TFTransformer` or `TorchTransformer`; its ``summary`` has the metrics.
@@ -168,8 +167,8 @@ def run_training(
         ModelError: ``model_fn`` or its model cannot be trained on these columns.
         RunDirectoryError: ``run_dir`` cannot be used, or holds another model's run.
         UnreachableError: the storage of ``run_dir`` or of the rows cannot be reached.
-        InvalidInputError: another argument cannot be right (the four above are kinds of it).
-        EnvironmentProblem: something is not installed or set up as it must be.
+        InvalidInputError: another argument is invalid (the four above are kinds of it).
+        EnvironmentProblem: something is not installed or set up.
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
         RanksDivergedError: a callback or train_step made the ranks' models differ.

@@ -1,13 +1,13 @@
 """Pickle Keras objects that functions capture: an equal copy, or a refusal.
 
-Keras saves an object as its archive, of configuration and weights. A copy is made of that at once,
+Keras saves an object as its archive, of configuration and weights. A copy is built of it at once,
 and compared with the original attribute by attribute: settings, functions, values of all variables,
-what is frozen, optimizers. What Keras did not save is set on the copy, here and at the destination.
-A copy that still differs is refused.
+frozen layers, optimizers. Attributes that Keras did not save are set on the copy, here and at the
+destination. A copy that still differs is refused.
 
-The comparison does not run the model. It sees what is in attributes, and neither state that an
-object keeps elsewhere (in slots, C++ or the globals of installed packages) nor attributes in
-`_PER_PROCESS`, which Keras makes anew.
+The comparison does not run the model. It covers attributes, but neither state elsewhere (in slots,
+C++ or the globals of installed packages) nor attributes in `_PER_PROCESS`, which Keras creates
+anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PER_PROCESS = re.compile(
     r"|_(parent_)?path|_input_spec|_saved_model_(inputs|arg)_spec|_auto_config|_build_shapes_dict"
     r"|_exclude_from_weight_decay_cache|_trainable_variables_indices"
 )
-# Those of its models, besides. A graph is compared as part of the configuration.
+# Further ones of its models. A graph is compared as part of the configuration.
 _OF_MODELS = re.compile(
     r"_nodes|_(nodes|operations)_by_depth|_operations|_(in|out)puts(_struct)?|_functional"
     r"|_compiled_trainable_state|_distribut(e|ion)_strategy|_eval_epoch_iterator|stop_training"
@@ -47,7 +47,7 @@ _OF_MODELS = re.compile(
 )
 # Set by compile().
 _COMPILED = ("_compile_config", "_compile_loss", "_compile_metrics", "_loss_tracker", "loss")
-# Names of variables in this process: no use in another one.
+# Names of variables in this process, useless in another one.
 _EXCLUDED = "_exclude_from_weight_decay"
 # Objects of these packages are compared by value. The workers have their code.
 _LEAVES = sys.stdlib_module_names | {"numpy", "tensorflow"}
@@ -56,13 +56,13 @@ _ADVICE = "build it inside model_fn, or inside the function that runs on the ran
 
 
 class _Absent:
-    """Stands for an attribute that the original does not have."""
+    """Placeholder for an attribute that the original lacks."""
 
 
 class Holders:
     """Captured objects by the layers, optimizers and variables that they hold.
 
-    Each object is pickled by itself, so a part of two would come out as two.
+    Each object is pickled separately, so a shared part would be duplicated.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Holders:
         Raises:
             InvalidInputError: another object holds one of them.
         """
-        layers = [one for one in layers_of(value)[1:] if one.variables]
+        layers = [one for one in _layers_of(value)[1:] if one.variables]
         optimizer = getattr(value, "optimizer", None)
         optimizers = [optimizer, getattr(optimizer, "inner_optimizer", None)]
         for part in [value, *layers, *optimizers, *getattr(value, "variables", ())]:
@@ -82,20 +82,20 @@ class Holders:
             if holder is not value and part is not None:
                 raise InvalidInputError(
                     f"{_called(part)} is captured twice, in {_called(holder)} and in "
-                    f"{_called(value)}, and would come out as two; capture one object that holds "
+                    f"{_called(value)}, and would be duplicated; capture one object that holds "
                     f"all, and take the others from it, or {_ADVICE}"
                 )
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a copy is given once it is made of Keras' archive.
+    """State to set on a copy after it is built from Keras' archive.
 
     Attributes:
         custom_objects: classes and functions by the names that Keras looks up.
-        compiled: arguments of ``compile`` but the optimizer; ``None`` where Keras compiles.
+        compiled: arguments of ``compile`` but the optimizer; ``None`` if Keras compiles.
         optimizer: its configuration.
-        built_for: places of the variables it was built for; ``None`` if it was not.
+        built_for: indices of the variables it was built for; ``None`` if it was not.
         patches: values that differ, by their paths from the copy.
     """
 
@@ -107,17 +107,17 @@ class _State:
 
 
 def reduce_keras_object(value: Any, holders: Holders) -> Any:
-    """Return how a Keras object is pickled, or ``NotImplemented`` where its own way will do.
+    """Return the reduction of a Keras object, or ``NotImplemented`` if its own suffices.
 
     Args:
         value: any object.
-        holders: of what was pickled before, and will be beside it.
+        holders: holders of the objects that are pickled with it.
 
     Raises:
-        InvalidInputError: no equal copy can be made, or what was pickled before shares a part.
+        InvalidInputError: no equal copy can be made, or it shares a part with another object.
     """
     keras: Any = sys.modules.get("keras")
-    # There is no layer while Keras is being imported.
+    # Layer is missing while Keras is being imported.
     bases = getattr(getattr(keras, "Layer", None), "__mro__", ())
     saveable: Any = next((base for base in bases if base.__name__ == "KerasSaveable"), None)
     if saveable is None:
@@ -132,17 +132,17 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
         return plain, (plain(value),)
     if isinstance(value, keras.Variable):
         holders.note(value)
-    own_way = any(
+    has_reduce = any(
         getattr(cls, name) is not getattr(saveable, name, None)
         for name in ("__reduce__", "__reduce_ex__")
     )
-    if own_way or not isinstance(value, saveable):
+    if has_reduce or not isinstance(value, saveable):
         return NotImplemented
     if isinstance(value, (keras.Layer, keras.optimizers.Optimizer)):
         holders.note(value)
     if isinstance(value, keras.losses.Loss):
-        own = hasattr(value, "__getstate__")  # every object has it from Python 3.11 on
-        return new, (cls,), value.__getstate__() if own else vars(value)
+        has_state = hasattr(value, "__getstate__")  # every object has it from Python 3.11 on
+        return new, (cls,), value.__getstate__() if has_state else vars(value)
     return _reduce_saveable(value, keras)
 
 
@@ -154,7 +154,7 @@ def _reduce_saveable(value: Any, keras: Any) -> Any:
     try:
         with _undisturbed(keras), _named_lambdas((plain, optimizer)):
             make, arguments = plain.__reduce__()
-            # Functions that it is compiled with may hold the model: they follow once it is made.
+            # Functions that it is compiled with may hold the model: they follow once it is built.
             state = _state(plain, optimizer, compiled, keras)
             copy = _make(state.custom_objects, make, arguments)
             _complete(copy, state)
@@ -165,24 +165,24 @@ def _reduce_saveable(value: Any, keras: Any) -> Any:
                     _set(copy, path, part)
                 left = [path for path, _ in _differing(value, copy, compiled)] if patches else []
                 left += _config_differences(plain, copy if compiled is None else _uncompiled(copy))
-    except Exception as error:  # whatever classes of users raise
+    except Exception as error:  # of user classes
         text = f"{refusal} from what Keras saves ({type(error).__name__}: {error}); {_ADVICE}"
         raise InvalidInputError(text) from error
     if left:
-        # Attributes of Keras' own tell less.
+        # Public attributes are more informative.
         path = min(left, key=lambda path: str(path[-1]).startswith("_"))
         name = ".".join(map(str, path))
         raise InvalidInputError(f"{refusal}: its {name} would differ; {_ADVICE}")
     del copy
     if isinstance(value, keras.Model):
-        gc.collect()  # models are cycles, and may be large
+        gc.collect()  # models have cycles, and may be large
     whole = replace(state, patches=patches)
     return _make, (state.custom_objects, make, arguments), whole, None, None, _complete
 
 
 @contextlib.contextmanager
 def _undisturbed(keras: Any) -> Iterator[None]:
-    """Make a copy without drawing random numbers or giving names, and without GPU memory."""
+    """Build a copy without side effects on random numbers, names and GPU memory."""
     from keras.src.backend.common import global_state
 
     names = global_state.get_global_attribute("object_name_uids", defaultdict(int))
@@ -198,7 +198,7 @@ def _undisturbed(keras: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_lambdas(value: Any) -> Iterator[None]:
-    """Give lambdas names, by which Keras saves them: of others it loses what is global there."""
+    """Name lambdas, since Keras loses the globals of unnamed ones."""
     lambdas = [one for one in _walk(value) if getattr(one, "__name__", "") == "<lambda>"]
     for number, function in enumerate(lambdas):
         function.__name__ = f"lambda_{number}"
@@ -210,11 +210,11 @@ def _named_lambdas(value: Any) -> Iterator[None]:
 
 
 def _compile_arguments(value: Any, keras: Any) -> Mapping[str, Any] | None:
-    """Return a model's arguments of ``compile``; ``None`` where it does not compile Keras' way."""
+    """Return a model's arguments of ``compile``; ``None`` if it overrides Keras' compilation."""
     if not isinstance(value, keras.Model) or not value.compiled:
         return None
-    own = ("compile", "compile_from_config", "get_compile_config")
-    if any(getattr(type(value), name) is not getattr(keras.Model, name) for name in own):
+    methods = ("compile", "compile_from_config", "get_compile_config")
+    if any(getattr(type(value), name) is not getattr(keras.Model, name) for name in methods):
         return None
     config = dict(value._compile_config.config)
     del config["optimizer"]
@@ -222,7 +222,7 @@ def _compile_arguments(value: Any, keras: Any) -> Mapping[str, Any] | None:
 
 
 def _uncompiled(model: Any) -> Any:
-    """Return another object with a model's attributes, but for what it was compiled with."""
+    """Return an object with a model's attributes, but for those set by ``compile``."""
     shadow = object.__new__(type(model))
     unset = {name: None for name in (*_COMPILED, "optimizer") if name in vars(model)}
     vars(shadow).update({**vars(model), **unset, "compiled": False})
@@ -238,20 +238,20 @@ def _state(plain: Any, optimizer: Any, compiled: Mapping[str, Any] | None, keras
         return state
     places = {id(one): place for place, one in enumerate(plain.weights)}
     variables = optimizer._trainable_variables
-    # A variable of another model has no place, and is found to differ.
+    # A variable of another model is missing here, and detected as a difference.
     built_for = [places.get(id(one), 0) for one in variables]
     return replace(state, built_for=tuple(built_for) if isinstance(variables, tuple) else built_for)
 
 
 def _make(objects: Mapping[str, Any], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Make a copy; let Keras name new layers as if it had named those of the copy here."""
+    """Build a copy; let Keras name later layers as if it had named the copy's here."""
     import keras
     from keras.src.backend.common.global_state import get_global_attribute
 
     with keras.saving.custom_object_scope(dict(objects)):
         copy = make(*arguments)
     counts = get_global_attribute("object_name_uids", defaultdict(int), set_to_default=True)
-    for layer in layers_of(copy):
+    for layer in _layers_of(copy):
         name, _, number = layer.name.rpartition("_")
         name, number = (name, int(number)) if _NUMBER.fullmatch(number) else (layer.name, 0)
         counts[name] = max(counts[name], number + 1)
@@ -271,19 +271,19 @@ def _complete(copy: Any, state: _State) -> None:
                 variables = [weights[place] for place in state.built_for]
                 keep = tuple if isinstance(state.built_for, tuple) else list
                 optimizer.build(keep(variables))
-            # One that scales the loss was made of it already.
+            # An optimizer that scales the loss was created already.
             copy.compile(optimizer, **state.compiled, auto_scale_loss=False)
     for path, value in state.patches:
         _set(copy, path, value)
-    for layer in layers_of(copy):
+    for layer in _layers_of(copy):
         for part in _walk(getattr(layer, "_compile_config", None)):
-            # A model resets its metrics before they count, but not before it has called them.
+            # Keras resets a model's metrics only after their first call.
             if isinstance(part, keras.metrics.Metric):
                 part.reset_state()
 
 
 def _differing(value: Any, copy: Any, compiled: Any) -> list[tuple[Path, Any]]:
-    """Return `_differences`, but for the arguments of ``compile``, which are sent as they are."""
+    """Return `_differences`, without the arguments of ``compile``, which are sent unchanged."""
     sent = () if compiled is None else ("_compile_config",)
     return [(path, part) for path, part in _differences(value, copy, {}) if path[0] not in sent]
 
@@ -294,8 +294,8 @@ def _differences(one: Any, two: Any, seen: dict[int, list[Any]], path: Path = ()
     Args:
         one: the original, or a part of it.
         two: that of the copy.
-        seen: what parts of the original became, by their ids.
-        path: to the part.
+        seen: the copies of the original's parts, by their ids.
+        path: path to the part.
     """
     if one is two or _is_left_over(one):
         return
@@ -309,8 +309,8 @@ def _differences(one: Any, two: Any, seen: dict[int, list[Any]], path: Path = ()
         if any(copy is two for copy in copies):
             return
         copies.append(two)
-        # Others of Keras', such as dtype policies, have no state that could be shared.
-        if len(copies) > 1 and (_has_variables(one) or not _is_keras_own(type(one))):
+        # Other Keras objects, such as dtype policies, have no state to share.
+        if len(copies) > 1 and (_has_variables(one) or not _is_keras_code(type(one))):
             yield path, one
     others = _parts(two) or {}
     if isinstance(one, (list, tuple)) and len(parts) != len(others):
@@ -326,7 +326,7 @@ def _differences(one: Any, two: Any, seen: dict[int, list[Any]], path: Path = ()
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """Return what an object, variable or container is made of by name; ``None`` of other values."""
+    """Return the parts of an object, variable or container by name; ``None`` for other values."""
     keras = sys.modules["keras"]
     if isinstance(value, keras.Variable):
         names = ("trainable", "regularizer", "constraint")
@@ -357,14 +357,14 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     }
 
 
-def _is_wrapped_method(value: Any, name: str, found: Any) -> bool:
-    """Tell whether an attribute is one of the methods that Keras wraps."""
-    wrapped = getattr(found, "__wrapped__", None)
+def _is_wrapped_method(value: Any, name: str, attribute: Any) -> bool:
+    """Return whether an attribute is one of the methods that Keras wraps."""
+    wrapped = getattr(attribute, "__wrapped__", None)
     return name in ("build", "quantize") and getattr(wrapped, "__self__", None) is value
 
 
 def _is_left_over(value: Any) -> bool:
-    """Tell whether a value is of a graph or a ``fit``, which has left it."""
+    """Return whether a value is a remnant of a graph or a ``fit``."""
     keras = sys.modules["keras"]
     if isinstance(value, (keras.KerasTensor, keras.callbacks.History)):
         return True
@@ -385,12 +385,12 @@ def _is_same(one: Any, two: Any) -> bool:
         if one.dtype.hasobject:
             return bool(one.tolist() == two.tolist())
         return np.array_equal(one.ravel().view(np.uint8), two.ravel().view(np.uint8))
-    except Exception:  # of classes of users
+    except Exception:  # of user classes
         return False
 
 
 def _is_fixed(path: Path, value: Any) -> bool:
-    """Tell whether a value cannot be set on a copy, as variables, or names of this process."""
+    """Return whether a value cannot be set on a copy: variables, or names in this process."""
     if path[-1:] in (("compiled",), (_EXCLUDED,)):
         return bool(value)
     return any(map(_has_variables, _walk(value)))
@@ -423,35 +423,35 @@ def _called(value: Any) -> str:
 def _config_differences(one: Any, two: Any) -> list[Path]:
     serialize = sys.modules["keras"].saving.serialize_keras_object
     differing = _differences(serialize(one), serialize(two), {})
-    # Layers are built with the shapes of the first rows that they saw.
+    # Layers record the shapes of their first rows.
     return [path for path, _ in differing if "build_config" not in path]
 
 
-def layers_of(value: Any) -> list[Any]:
-    """Return a layer and all that it is made of, outer ones first; of another object, itself."""
+def _layers_of(value: Any) -> list[Any]:
+    """Return a layer and all layers inside it, outer ones first; another object itself."""
     flatten = getattr(value, "_flatten_layers", None)
     return [value] if flatten is None else list(flatten(include_self=True, recursive=True))
 
 
 def code_of(value: Any) -> dict[str, list[Any]]:
-    """Return functions and classes, but Keras' own classes, that an object is made of, by name."""
-    found: dict[str, list[Any]] = {}
+    """Return the functions and classes in an object, without Keras' own, by name."""
+    code: dict[str, list[Any]] = {}
     for part in _walk(value):
         thing = part if inspect.isfunction(part) or isinstance(part, type) else type(part)
         if thing is part or hasattr(part, "get_config"):
-            named = found.setdefault(thing.__name__, [])
-            known = isinstance(thing, type) and _is_keras_own(thing)
-            if not known and all(other is not thing for other in named):
+            named = code.setdefault(thing.__name__, [])
+            excluded = isinstance(thing, type) and _is_keras_code(thing)
+            if not excluded and all(other is not thing for other in named):
                 named.append(thing)
-    return {name: things for name, things in found.items() if things}
+    return {name: things for name, things in code.items() if things}
 
 
-def _is_keras_own(thing: Any) -> bool:
+def _is_keras_code(thing: Any) -> bool:
     return str(thing.__module__).partition(".")[0] in {"keras", "tensorflow", "numpy", "builtins"}
 
 
 def _custom_objects(value: Any, keras: Any) -> dict[str, Any]:
-    """Return the classes and functions that a copy looks up, by the keys that Keras uses."""
+    """Return the classes and functions that a copy looks up, by Keras' keys."""
     objects: dict[str, Any] = {}
     for name, things in code_of(value).items():
         for thing in things:
@@ -461,7 +461,7 @@ def _custom_objects(value: Any, keras: Any) -> dict[str, Any]:
 
 
 def _walk(value: Any) -> Iterator[Any]:
-    """Yield a value and all that it is made of, each once."""
+    """Yield a value and all its parts, each once."""
     stack, seen = [value], {}
     while stack:
         part = stack.pop()

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from pyspark.sql import DataFrame
 
-# Where rows are kept on a ``local`` master if no cache directory is given.
-DEFAULT_FOLDER = "runs/data"
+# Folder of rows on a ``local`` master without a cache directory.
+_DEFAULT_FOLDER = "runs/data"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows that any number of ranks can read, each its own part; made by `prepare_dataset`.
+    """Rows that any number of ranks can read, each its own shard; made by `prepare_dataset`.
 
-    It pickles: give it to ``HorovodRunner.run`` as an argument.
+    It can be pickled: pass it to ``HorovodRunner.run`` as an argument.
 
     Attributes:
-        manifest: where the rows lie, and in which types and shapes.
-        transforms: what to do with each row's value, by column.
+        manifest: files, types and shapes of the rows.
+        transforms: functions of each row's value, by column.
     """
 
     manifest: Manifest
@@ -82,9 +82,9 @@ class Dataset:
         """Yield the batches of one rank in one epoch, read ahead by a thread.
 
         Over all ranks, every row comes exactly once. All ranks take the same number of steps; in
-        the last, a rank has fewer rows than ``batch_size``, maybe none, if the rows do not go up.
-        The order depends on seed, epoch and ``batch_size * size`` only. Close the generator
-        (``contextlib.closing``) where you leave it before its end.
+        the last, a rank may have fewer rows than ``batch_size``, or none. The order depends on
+        seed, epoch and ``batch_size * size`` only. Close the generator (``contextlib.closing``) if
+        you leave it before its end.
 
         Args:
             epoch: epoch, from 0; each has another order.
@@ -93,8 +93,7 @@ class Dataset:
             batch_size: rows per rank and step.
             seed: seed of the order.
             shuffle: ``False`` keeps the order of the rows in storage.
-            first_step: step to begin with, for a resumed epoch; found without reading what is
-                before it.
+            first_step: first step, for a resumed epoch; earlier rows are not read.
             window_bytes: memory of the shuffle window, in bytes.
             as_tensors: TensorFlow tensors, without a copy, in place of NumPy arrays.
 
@@ -126,9 +125,9 @@ class Dataset:
     ) -> tf.data.Dataset:
         """Return the batches of one rank as an endless ``tf.data.Dataset``, for ``model.fit``.
 
-        All batches are full: a partial global batch at the end of an epoch is left out, other rows
-        each epoch. So an epoch has ``rows // (batch_size * size)`` steps, which ``model.fit`` takes
-        as ``steps_per_epoch``.
+        All batches are full: a partial global batch at the end of an epoch is dropped, with other
+        rows in each epoch. So an epoch has ``rows // (batch_size * size)`` steps: pass them to
+        ``model.fit`` as ``steps_per_epoch``.
 
         Args:
             features: the model's input column, or several, which come as a dict.
@@ -153,8 +152,8 @@ class Dataset:
         order = _Order.of(seed, shuffle, window_bytes)
         if self.rows < share.global_batch:
             raise InvalidInputError(
-                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} there "
-                "are; lower batch_size"
+                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} rows; "
+                "lower batch_size"
             )
         roles: list[Any] = [features, labels] + ([] if weight is None else [weight])
         names = [
@@ -162,9 +161,9 @@ class Dataset:
             *_column_names("labels", labels),
             *([] if weight is None else _column_names("weight", [weight])),
         ]
-        known = [column.name for column in self.manifest.columns]
-        if unknown := sorted(set(names) - set(known)):
-            raise InvalidInputError(f"no column {unknown[0]!r}; there are {known}")
+        available = [column.name for column in self.manifest.columns]
+        if unknown := sorted(set(names) - set(available)):
+            raise InvalidInputError(f"no column {unknown[0]!r}; there are {available}")
         first = check_count("first_epoch", first_epoch, minimum=0)
         blocks = functools.partial(self._full_blocks, names, share, order, first)
         columns = {name: self.manifest.column(name) for name in names}
@@ -176,10 +175,10 @@ class Dataset:
         Ranks may get different numbers of batches. Transforms get no random generator.
 
         Args:
-            rank: whose share, from 0.
+            rank: the rank, from 0.
             size: the number of ranks.
-            batch_size: rows of a batch; the last one of a Parquet row group has fewer if they do
-                not go up, so weight what is computed of a batch by its rows.
+            batch_size: rows of a batch; the last one of a Parquet row group may have fewer, so
+                weight results of a batch by its rows.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
@@ -245,13 +244,13 @@ class Dataset:
                             }
 
 
-def _column_names(argument: str, given: Any) -> list[str]:
+def _column_names(argument: str, value: Any) -> list[str]:
     """Return the columns an argument of `Dataset.tf_dataset` names."""
-    names = [given] if isinstance(given, str) else given
+    names = [value] if isinstance(value, str) else value
     listed = isinstance(names, Sequence) and len(names) > 0
     if not listed or not all(isinstance(name, str) for name in names):
         raise InvalidInputError(
-            f"{argument} must be a column name, or a list of some, got {brief(given)}; for the "
+            f"{argument} must be a column name, or a list of some, got {brief(value)}; for the "
             "arrays of chosen columns alone, see Dataset.epoch"
         )
     return list(names)
@@ -259,7 +258,7 @@ def _column_names(argument: str, given: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Share:
-    """Which rows of every global batch are one rank's; plain, checked numbers."""
+    """One rank's shard of every global batch; plain, checked numbers."""
 
     rank: int
     size: int
@@ -281,7 +280,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class _Order:
-    """What the order of rows follows from, besides the epoch; plain, checked numbers."""
+    """Inputs of the order of rows, besides the epoch; plain, checked numbers."""
 
     seed: int
     shuffle: bool
@@ -310,8 +309,8 @@ def prepare_dataset(
         df: the rows, or the path or URL of Parquet files (a folder, or one file).
         columns: the columns to read: of numbers, arrays, vectors, bytes or strings.
         data_dir: cache directory that the driver and all executors reach; by default Spark's
-            setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Rows that
-            are there already, of the same data, are used again.
+            setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Existing
+            rows of the same data are reused.
         shapes: see `DataOptions`.
         dtypes: see `DataOptions`.
         transforms: see `DataOptions`.
@@ -336,7 +335,7 @@ def prepare_dataset(
     spark = check_running(session_of(df))
     roles = Roles(tuple(columns), (), labelled=False)
     check_data(df, roles, options)
-    folder = data_folder(options, Location(DEFAULT_FOLDER), spark)
+    folder = data_folder(options, Location(_DEFAULT_FOLDER), spark)
     if folder.is_local and not options.data_dir and not runs_on_this_machine(spark):
         raise InvalidInputError(
             "data_dir is needed on a cluster: a folder or URL that the driver and all executors "

@@ -3,14 +3,14 @@
 ::
 
     HorovodSparkError
-    ├── InvalidInputError (also a ValueError)   what the caller passed cannot work
+    ├── InvalidInputError (also a ValueError)   an argument is invalid
     │   ├── DataError                           columns, types or values of the DataFrame
     │   ├── ModelError                          model_fn, or the model it returned
-    │   ├── RunDirectoryError                   the run directory, or what it holds
-    │   └── UnreachableError                    storage that may be away for a while only
-    ├── EnvironmentProblem                      something is not installed or not built right
-    ├── StorageError (also an OSError)          what was to be saved could not be written
-    ├── NotEnoughSlotsError                     Spark cannot give the slots that were asked for
+    │   ├── RunDirectoryError                   the run directory, or its contents
+    │   └── UnreachableError                    storage that may be unreachable for a while only
+    ├── EnvironmentProblem                      something is not installed or set up
+    ├── StorageError (also an OSError)          a file could not be saved
+    ├── NotEnoughSlotsError                     Spark has too few slots
     └── RunFailedError                          a distributed run ended without a result
         ├── RankFailedError                     a rank raised, exited, was killed or lost
         ├── StalledError                        no rank made any progress
@@ -18,12 +18,11 @@
         ├── LaunchError                         the ranks could not be started or lost Spark
         ├── RanksDivergedError                  ranks hold different models
         ├── CheckpointError                     checkpoints or rows could not be written or read
-        └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
+        └── PreemptedError                      a rank got SIGTERM; a checkpoint was saved
 
-Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
-installs the cluster (``EnvironmentProblem``), keeps its storage (``StorageError``) or sizes it
-(``NotEnoughSlotsError``), or the author of the training code (``RankFailedError``). Every exception
-pickles, with its fields.
+The branches differ by who can fix the problem: the caller (``InvalidInputError``), the cluster's
+administrator (``EnvironmentProblem``, ``StorageError``, ``NotEnoughSlotsError``), or the author of
+the training code (``RankFailedError``). Every exception can be pickled, with its fields.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
-# What a message shows of a value: characters.
+# Characters of a value in a message.
 _LONGEST = 200
-# What a terminal is told in a text.
+# Colour codes of terminals.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# What a terminal obeys and does not show, or shows out of order; and what has no UTF-8.
+# Control characters, also those that change the direction of text, and lone surrogates.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: object) -> str:
-    """Return ``text`` for a terminal: what it would obey, as Python escapes it."""
-    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], str(text))
+    """Return ``text`` for a terminal, with control characters escaped as in Python."""
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], str(text))
 
 
 def one_line(text: object) -> str:
@@ -56,7 +55,7 @@ def one_line(text: object) -> str:
 
 
 def escaped(error: E) -> E:
-    """Make what an error of others says `printable`: a traceback shows it as the cause of ours."""
+    """Make the message of a foreign error `printable`: tracebacks show it as a cause."""
     error.args = tuple(printable(one) if isinstance(one, str) else one for one in error.args)
     if isinstance(error, OSError) and isinstance(error.strerror, str):
         error.strerror = printable(error.strerror)
@@ -71,15 +70,15 @@ class HorovodSparkError(Exception):
 
 
 class InvalidInputError(HorovodSparkError, ValueError):
-    """What the caller passed cannot work; raised before the first step."""
+    """An argument is invalid; raised before the first step."""
 
 
 class DataError(InvalidInputError):
-    """The DataFrame's columns, types or values do not fit the training asked for.
+    """The DataFrame's columns, types or values do not fit the training.
 
     Attributes:
-        row: what is stored of the row that cannot be read, by column, with the MD5 of encoded
-            bytes; empty if the error is of no single row.
+        row: stored values of the row that cannot be read, by column, with the MD5 of encoded bytes;
+            empty if the error does not concern a single row.
     """
 
     row: Mapping[str, Any] = MappingProxyType({})
@@ -90,27 +89,27 @@ class ModelError(InvalidInputError):
 
 
 class RunDirectoryError(InvalidInputError):
-    """The run directory cannot be used, or holds something else than this run."""
+    """The run directory cannot be used, or holds another run."""
 
 
 class UnreachableError(InvalidInputError):
-    """Storage cannot be reached, and nothing that this process lacks is the cause."""
+    """Storage cannot be reached, and no missing configuration of this process is the cause."""
 
 
 class EnvironmentProblem(HorovodSparkError):
-    """A program or package is missing, or is built in a way that cannot work."""
+    """A program or package is missing, or was built wrong."""
 
 
 class StorageError(HorovodSparkError, OSError):
-    """Storage failed while something was saved or exported; what was there before still is."""
+    """Storage failed while something was saved or exported; earlier files are unchanged."""
 
 
 class NotEnoughSlotsError(HorovodSparkError):
-    """Spark cannot run as many tasks at once as ranks were asked for.
+    """Spark cannot run as many tasks at once as the requested ranks.
 
     Attributes:
-        asked: slots asked for.
-        found: slots Spark can give.
+        asked: requested slots.
+        found: available slots.
     """
 
     def __init__(self, message: str, *, asked: int, found: int) -> None:
@@ -154,11 +153,11 @@ class RanksDivergedError(RunFailedError):
 
 
 class CheckpointError(RunFailedError):
-    """Storage failed: a checkpoint, or rows, could not be written or read; those there stay."""
+    """Storage failed: a checkpoint, or rows, could not be written or read; others are unchanged."""
 
 
 class PreemptedError(RunFailedError):
-    """A rank was asked to end, by SIGTERM; a checkpoint of the last step was saved."""
+    """A rank got SIGTERM; a checkpoint of the last step was saved."""
 
 
 class RankFailedError(RunFailedError):
@@ -201,14 +200,14 @@ class RankFailedError(RunFailedError):
 
 
 def brief(value: object) -> str:
-    """Return how Python writes ``value``, for a message: of what is long, the beginning."""
+    """Return the ``repr`` of ``value`` for a message, shortened."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def on_one_line(said: object, longest: int = 500) -> str:
-    """Return what an error of others says, for a message: its beginning, without colours."""
-    return " ".join(_COLOURS.sub("", str(said)).split())[:longest]
+def on_one_line(text: object, longest: int = 500) -> str:
+    """Return the text of a foreign error on one line, shortened and without colours."""
+    return " ".join(_COLOURS.sub("", str(text)).split())[:longest]
 
 
 def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:

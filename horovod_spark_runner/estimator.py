@@ -1,4 +1,4 @@
-"""`HorovodEstimator`: the training of a Keras model or a PyTorch module as a stage of Spark ML."""
+"""`HorovodEstimator`: training of a Keras model or a PyTorch module as a stage of Spark ML."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
 from .cluster.spark.session import check_running, is_case_sensitive, runs_on_this_machine
-from .config.estimator import options, sync_of
+from .config.estimator import parse_options, parse_strategy
 from .config.importable import (
     by_import_name,
-    check_given,
-    given_here,
-    inside,
+    explain_misfit,
     is_import_name,
-    misfit,
+    iterate_items,
+    mark_user_settings,
+    refuse_stored_names,
 )
 from .config.keywords import advice_on, meant_by
 from .config.prediction import PredictionSettings
-from .config.sync import WAYS
+from .config.sync import STRATEGIES
 from .config.training import FitOptions
 from .config.training_config import OPTIONS, TrainingConfig
 from .config.validators import ColumnNames
@@ -51,11 +51,11 @@ from .training.spec import FEATURES, bind_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ParamMap = Mapping[Any, Any]
+_ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
 
-# What Params are called that `run_training` takes under another name.
+# Names of Params that have another name in `run_training`.
 _MEANT = {"sample_weight_col": "weightCol", "validation": "validationFraction"}
 
 
@@ -64,17 +64,17 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
     An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
     ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
-    settings are Params, given as keywords, by setters or by maps, and checked when they are given;
-    ``explainParams()`` tells of each. `run_training` trains as `fit` does, with the same settings.
+    settings are Params, set by keywords, setters or maps, and validated at once;
+    ``explainParams()`` explains each. `run_training` trains as `fit` does, with the same settings.
 
-    A grid searches over what the model is built of by ``modelArgs``, the arguments of ``modelFn``.
-    Every fit has a run directory of its own in ``runDir``.
+    A grid searches over the model by ``modelArgs``, the arguments of ``modelFn``. Every fit has a
+    separate run directory in ``runDir``.
 
     Args:
         params: the Params by name, such as ``modelFn=make_model, epochs=3``.
 
     Raises:
-        InvalidInputError: there is no such Param, or its value cannot be right.
+        InvalidInputError: there is no such Param, or its value is invalid.
     """
 
     def __init__(self, **params: Any) -> None:
@@ -82,13 +82,13 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         self.setParams(**params)
 
     def setParams(self, **params: Any) -> HorovodEstimator:
-        """Set Params by name and return this estimator; ``None`` takes back what was set.
+        """Set Params by name and return this estimator; ``None`` resets one to its default.
 
         Args:
             params: the Params by name.
 
         Raises:
-            InvalidInputError: there is no such Param, or its value cannot be right.
+            InvalidInputError: there is no such Param, or its value is invalid.
         """
         for name in params:
             if not self.hasParam(name):
@@ -99,7 +99,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             else:
                 self._set(**{name: value})
                 param = self.getParam(name)
-                self._paramMap[param] = given_here(self._paramMap[param])
+                self._paramMap[param] = mark_user_settings(self._paramMap[param])
         return self
 
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:
@@ -117,8 +117,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             DataError: columns, types or values cannot be trained on.
             ModelError: the model cannot be trained on these columns.
             RunDirectoryError: ``runDir`` cannot be used, or ``resumeFrom`` holds no such run.
-            InvalidInputError: another Param cannot be right (the three above are kinds of it).
-            EnvironmentProblem: something is not installed or set up as it must be.
+            InvalidInputError: another Param is invalid (the three above are kinds of it).
+            EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run ``numWorkers`` tasks at once.
             RunFailedError: the run ended without a model; see `run_training` for its kinds.
         """
@@ -134,7 +134,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
     def fitMultiple(
         self,
         dataset: DataFrame,
-        paramMaps: Sequence[ParamMap],
+        paramMaps: Sequence[_ParamMap],
     ) -> Iterator[tuple[int, TrainedTransformer]]:
         """Train a model for each map; the rows are prepared once where the maps allow it.
 
@@ -146,13 +146,13 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             An iterator over numbers of maps and their models, which threads may share.
 
         Raises:
-            InvalidInputError: a map, or a Param in it, cannot be right; before any training.
-            NotEnoughSlotsError: Spark cannot run as many tasks at once as a map asks for.
-            EnvironmentProblem: something is not installed or set up as it must be.
+            InvalidInputError: a map, or a Param in it, is invalid; before any training.
+            NotEnoughSlotsError: Spark cannot run as many tasks at once as a map requests.
+            EnvironmentProblem: something is not installed or set up.
         """
         for one in paramMaps:
             check_own_params(self, one)
-        _tell_of_unnamed(paramMaps)
+        _warn_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         configs = [
@@ -196,15 +196,15 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         settings = prediction_settings(self)
         value = self.getOrDefault
         code = {name: value(name) for name in ("modelFn", "customObjects", "callbacks")}
-        check_given({**code, "data['transforms']": value("data").get("transforms")})
+        refuse_stored_names({**code, "data['transforms']": value("data").get("transforms")})
         resume_from = value("resumeFrom")
         features, labels = self._columns(dataset)
-        if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
+        if hasattr(dataset, "sparkSession"):  # other objects are refused with the rest
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, dataset.columns, settings, by_case=by_case)
-        given: dict[str, Any] = {
-            name: None if value(name) is None else options(kind, name, value(name))
+        option_objects: dict[str, Any] = {
+            name: None if value(name) is None else parse_options(kind, name, value(name))
             for name, kind in OPTIONS.items()
         }
         return TrainingConfig(
@@ -226,8 +226,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             initial_weights=value("initialWeights"),
             check_outputs=_check_of_classes(settings),
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
-            sync=sync_of("sync", value("sync")),
-            **given,
+            sync=parse_strategy("sync", value("sync")),
+            **option_objects,
         )
 
     def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:
@@ -259,33 +259,34 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         fraction: float | None = self.getOrDefault("validationFraction")
         if column is not None and fraction is not None:
             raise InvalidInputError(
-                f"validationIndicatorCol={column!r} and validationFraction={fraction} both say "
-                "which rows to validate with; give one of them"
+                f"validationIndicatorCol={column!r} and validationFraction={fraction} both choose "
+                "the validation rows; give one of them"
             )
         return fraction if column is None else column
 
     def _build(self) -> Any:
-        """Return what builds the model, with its arguments."""
-        given = self.getOrDefault("modelFn")
-        if given is None:
+        """Return the function or file that builds the model, with its arguments."""
+        model_fn = self.getOrDefault("modelFn")
+        if model_fn is None:
             raise InvalidInputError(
                 "modelFn is not set; give a function that returns a compiled keras.Model or a "
                 "TorchModel, or the path of a .keras or .json file"
             )
-        function, arguments = _imported("modelFn", given), self.getOrDefault("modelArgs")
+        function, arguments = _imported("modelFn", model_fn), self.getOrDefault("modelArgs")
         if not arguments:
             return function
         if not callable(function):
             raise InvalidInputError(
-                f"modelArgs={brief(arguments)} are for a function, but modelFn={given!r} is a file"
+                f"modelArgs={brief(arguments)} are for a function, but modelFn={model_fn!r} is "
+                "a file"
             )
-        wrong = misfit(function, **arguments)
+        wrong = explain_misfit(function, **arguments)
         if wrong:
             raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
         return functools.partial(function, **arguments)
 
     def _new_place(self, dataset: Any) -> Location:
-        """Return a run directory that nobody has."""
+        """Return a new run directory."""
         base = self.getOrDefault("runDir")
         if base is None:
             if not runs_on_this_machine(session_of(dataset)):
@@ -298,29 +299,31 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return Location(base).join(name)
 
     def _no_such(self, name: str) -> str:
-        known, meant = [one.name for one in self.params], meant_by(name)
+        names, meant = [one.name for one in self.params], meant_by(name)
         param = _MEANT.get(meant) or camel_case(meant)
         within = [one for one, kind in OPTIONS.items() if meant in kind.__dataclass_fields__]
-        ways = [way for way in WAYS.values() if meant in way.__dataclass_fields__]
-        near = difflib.get_close_matches(name, known, n=3)
+        strategies = [
+            strategy for strategy in STRATEGIES.values() if meant in strategy.__dataclass_fields__
+        ]
+        near = difflib.get_close_matches(name, names, n=3)
         if advice_on(name):
             advice = advice_on(name).replace("model_fn", "modelFn")
-        elif param in known:
+        elif param in names:
             advice = f"give {param}=…"
         elif within:
             advice = f"give {within[0]}={{{meant!r}: …}}"
-        elif ways:
-            advice = f"give sync={ways[0].__name__}({meant}=…)"
+        elif strategies:
+            advice = f"give sync={strategies[0].__name__}({meant}=…)"
         else:
-            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(known)}"
+            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(names)}"
         return f"HorovodEstimator has no Param {name!r}; {advice}"
 
 
 class _Fits(Iterator[tuple[int, TrainedTransformer]]):
-    """Models that are trained when they are asked for, each once; safe for threads.
+    """Iterator that trains a model per step; safe for threads.
 
-    Spark's searches ask from threads of their own, which go on after the search has ended. So a fit
-    that fails, as the one that Ctrl-C cancels does, is the last one.
+    Spark's searches iterate in threads, which continue after the search has ended. So a failed fit,
+    such as one that Ctrl-C cancels, is the last one.
     """
 
     def __init__(self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit]) -> None:
@@ -342,25 +345,27 @@ class _Fits(Iterator[tuple[int, TrainedTransformer]]):
 
 
 def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> TrainedTransformer:
-    """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
+    """Return the model that ``train`` returns, with the Params that it shares with ``stage``."""
     trained = train()
-    # As Spark's own models do: a map of the estimator's Params holds for the model, too.
+    # As in Spark's models: a map of the estimator's Params holds for the model, too.
     trained._resetUid(stage.uid)
     model: TrainedTransformer = stage._copyValues(trained)
     return model
 
 
 def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | None:
-    """Return what ranks are to check of the model's outputs, if that is more than any model's."""
+    """Return the ranks' check of the model's outputs, if class columns are requested."""
     if settings.probability_col is None and settings.raw_prediction_col is None:
         return None
     return functools.partial(check_classes, settings=settings, whole=True)
 
 
-def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:
-    """Warn of functions that keep a search over these maps from being saved, before it begins."""
+def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
+    """Warn, before a search begins, of functions in its maps that prevent saving it."""
     pairs = [pair for one in maps for pair in one.items()]
-    unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}
+    unnamed = {
+        param.name: one for param, value in pairs for one in iterate_items(value) if callable(one)
+    }
     for name, one in unnamed.items():
         logger.warning(
             "%s has %s, which has no name that another process could import it by: a search over "
@@ -371,5 +376,5 @@ def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:
         )
 
 
-def _imported(name: str, given: Any) -> Any:
-    return by_import_name(name, given) if is_import_name(given) else given
+def _imported(name: str, value: Any) -> Any:
+    return by_import_name(name, value) if is_import_name(value) else value

@@ -1,11 +1,11 @@
-"""Facts about the supported frameworks; loads none."""
+"""Facts about the supported frameworks, without importing them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# Dotted names of the engines' modules, by which models, runs and checkpoints name them.
+# Dotted names of the engines' modules, as in models, runs and checkpoints.
 KERAS = "horovod_spark_runner.engines.keras.engine"
 TORCH = "horovod_spark_runner.engines.torch.engine"
 
@@ -15,12 +15,12 @@ class Framework:
     """One framework.
 
     Attributes:
-        model: what a model of it is called in messages.
-        transformer: name of the public class that holds its trained models.
-        packages: what it is imported as, each after those it is built on.
+        model: name of its models in messages.
+        transformer: name of the public class of its trained models.
+        packages: its packages, each after those it depends on.
         horovod: Horovod's module for it.
-        may_follow: how the names of its errors begin that may follow from another rank's end.
-        surroundings: errors that tell of what a rank runs on, not of its code.
+        may_follow: prefixes of its errors' names that another rank's end may cause.
+        surroundings: errors that come from a rank's surroundings, not from its code.
     """
 
     model: str
@@ -55,28 +55,30 @@ FRAMEWORKS = {
 
 
 def model_of(engine: str) -> str:
-    """Return what a model of an engine, which may be anybody's, is called in messages."""
-    known = FRAMEWORKS.get(engine)
-    return f"model of the engine {engine!r}" if known is None else known.model
+    """Return the name of an engine's models in messages; the engine may be a user's."""
+    framework = FRAMEWORKS.get(engine)
+    return f"model of the engine {engine!r}" if framework is None else framework.model
 
 
 def transformer_of(engine: str) -> str:
-    """Return the name of the public class that holds an engine's models."""
+    """Return the name of the public class of an engine's models."""
     return FRAMEWORKS.get(engine, FRAMEWORKS[KERAS]).transformer
 
 
-def head_starts() -> dict[str, tuple[str, ...]]:
-    """Return, by the package that a call mentions, what is worth importing before it is there."""
+def modules_to_preload() -> dict[str, tuple[str, ...]]:
+    """Return the modules worth importing before a call arrives, by the package it mentions."""
     return {
-        package: (*known.packages[: number + 1], known.horovod)
-        for known in FRAMEWORKS.values()
-        for number, package in enumerate(known.packages)
+        package: (*framework.packages[: number + 1], framework.horovod)
+        for framework in FRAMEWORKS.values()
+        for number, package in enumerate(framework.packages)
     }
 
 
 def frameworks_of(modules: Collection[str]) -> list[str]:
-    """Return the engines of the frameworks that modules to be imported are of."""
-    given = {*modules, *(module.partition(".")[0] for module in modules)}
+    """Return the engines of the frameworks that the modules belong to."""
+    packages = {*modules, *(module.partition(".")[0] for module in modules)}
     return [
-        engine for engine, known in FRAMEWORKS.items() if given & {*known.packages, known.horovod}
+        engine
+        for engine, framework in FRAMEWORKS.items()
+        if packages & {*framework.packages, framework.horovod}
     ]

@@ -10,36 +10,36 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """Return what is equal for all processes of a machine until it is started again."""
+    """Return the identity of this machine's boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def numbering() -> str:
-    """Return eight letters for where a process's number means it: a name space of one boot."""
+    """Return eight letters that identify the name space of process ids, within one boot."""
     space = f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     return hashlib.sha256(space.encode()).hexdigest()[:8]
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a process of this machine started, in clock ticks; ``None`` if it is gone.
+    """Return the start of a process of this machine, in clock ticks; ``None`` if it has ended.
 
-    Numbers of processes come again; together with this they do not.
+    Process ids are reused; together with the start they are unique.
     """
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process of this machine does nothing since SIGSTOP.
+    """Return whether a process of this machine is stopped by SIGSTOP.
 
-    One that is traced stops again and again, and goes on.
+    A traced process, which stops repeatedly, is not.
     """
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
 
 
 def handles(pid: int, number: int) -> bool:
-    """Tell whether a process of this machine handles a signal, in place of what it does by default.
+    """Return whether a process of this machine has a handler for a signal.
 
     Args:
         pid: the process.
@@ -54,7 +54,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return how much memory a process of this machine holds, shared pages included, in bytes."""
+    """Return the memory of a process of this machine in bytes, shared pages included."""
     pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -62,23 +62,23 @@ def resident_bytes(pid: int) -> int:
 def environment_at_start() -> dict[str, str]:
     """Return the environment this process was started with.
 
-    That of now may have more: frameworks set variables when they are imported, which are not for
-    another process (``KMP_INIT_AT_FORK``, ``TF_NUM_INTEROP_THREADS``).
+    The current one may have more: frameworks set variables when they are imported, which must not
+    reach other processes (``KMP_INIT_AT_FORK``, ``TF_NUM_INTEROP_THREADS``).
     """
     try:
         data = Path("/proc/self/environ").read_bytes()
     except OSError:
         return dict(os.environ)
     pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
-    told = {name: text for name, separator, text in pairs if name and separator}
-    # Programs that give themselves another title write it there.
-    return told if "PATH" in told or "PATH" not in os.environ else dict(os.environ)
+    environment = {name: text for name, separator, text in pairs if name and separator}
+    # Programs that change their title write it there.
+    return environment if "PATH" in environment or "PATH" not in os.environ else dict(os.environ)
 
 
 def exit_code_of(pid: int) -> int | None:
-    """Return the exit code of an ended process of this user whose parent has not asked for it yet.
+    """Return the exit code of an ended process of this user whose parent has not waited for it yet.
 
-    That of a signal is negative; ``None`` if the process runs or is gone.
+    That of a signal is negative; ``None`` if the process runs or does not exist.
     """
     fields = _stat(pid)
     return (
@@ -87,7 +87,7 @@ def exit_code_of(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return what the kernel tells of a process from its state on; ``None`` if it is gone."""
+    """Return a process's fields in ``/proc``, from its state on; ``None`` if it has ended."""
     try:
         # The command's name, in brackets, may hold anything; the rest are numbers.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -96,7 +96,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the cores of this host that its processes may use, by a container's limits.
+    """Return the number of cores that this host's processes may use, by a container's limits.
 
     Args:
         cgroup: mount point of the kernel's control groups.

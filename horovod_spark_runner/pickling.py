@@ -1,4 +1,4 @@
-"""Cloudpickle that also takes source code, cached functions, Keras objects, Spark's broadcasts."""
+"""Cloudpickle for source code, cached functions, Keras objects and Spark's broadcasts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _CACHED = type(functools.lru_cache(lambda: None))
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle's, but what is pickled by value also works where it comes to.
+    """Cloudpickle's pickler, with complete objects by value.
 
-    Code keeps the name of its file and brings the source along: tracebacks show lines, and what
-    reads source, such as AutoGraph and TorchScript, finds that of the code, also of a notebook's
-    cell, and of a file that was edited since or that another host does not have.
+    Code keeps the name of its file and is sent with its source. So tracebacks show lines, and
+    readers of source, such as AutoGraph and TorchScript, get the code's own source, also of a
+    notebook's cell, and of a file that was edited since or is missing on another host.
 
-    Functions cached by `functools` have a cache of their own; Python pickles them as names in a
-    module. Of Keras objects, see `captured`.
+    Functions cached by `functools` get new caches; Python pickles them as names in a module. For
+    Keras objects, see `captured`.
 
-    A broadcast variable brings its value along: ranks are no Spark tasks, and a trained model
+    A broadcast variable is sent with its value: ranks are no Spark tasks, and a trained model
     outlives the session. An accumulator is refused.
 
     Args:
-        file: where to write.
-        sources: let code bring its source along.
-        holders: of the Keras objects in what is pickled by itself and belongs together.
+        file: the file to write.
+        sources: send code with its source.
+        holders: holders of the Keras objects in other pickles of the same call.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         super().__init__(file, protocol=5)
         self._holders = holders or Holders()
-        # One object for each file, so that it is pickled once.
+        # One object per file, so that it is pickled once.
         self._sources: dict[str, _Source] | None = {} if sources else None
 
     def reducer_override(self, value: Any) -> Any:
@@ -68,7 +68,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _code_in_file, (make, arguments, file)
 
 
-def pickled(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
+def pickle_value(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
     """Return ``value`` as `Pickler` pickles it."""
     stream = io.BytesIO()
     Pickler(stream, sources=sources, holders=holders).dump(value)
@@ -76,7 +76,7 @@ def pickled(value: Any, *, sources: bool = False, holders: Holders | None = None
 
 
 def _reduce_shared(value: Any) -> Any:
-    """Return how one of Spark's shared variables is pickled, else ``NotImplemented``.
+    """Return the reduction of one of Spark's shared variables, else ``NotImplemented``.
 
     Raises:
         InvalidInputError: it is an accumulator, or a broadcast variable without its value.
@@ -91,7 +91,7 @@ def _reduce_shared(value: Any) -> Any:
         return NotImplemented
     if value._jbroadcast is not None and not os.path.exists(value._path):
         raise InvalidInputError(
-            f"broadcast variable {value._jbroadcast.id()} has no value any more: destroy() was "
+            f"broadcast variable {value._jbroadcast.id()} no longer has a value: destroy() was "
             "called, or its Spark session has ended. Broadcast the value again"
         )
     unset = dict.fromkeys(("_jbroadcast", "_sc", "_python_broadcast", "_path"))
@@ -99,28 +99,28 @@ def _reduce_shared(value: Any) -> Any:
 
 
 def _is_of_spark(value: Any, module: str, name: str) -> bool:
-    """Tell whether ``value`` is of a class of PySpark, which is not imported for that."""
+    """Return whether ``value`` is of a class of PySpark, without importing it."""
     return issubclass(type(value), getattr(sys.modules.get(module), name, ()))
 
 
 class _Source:
-    """The name of a file of source, which is a string once unpickled; its text comes along."""
+    """The name of a source file, pickled with its text; a string once unpickled."""
 
     def __init__(self, file: str) -> None:
         self._file = file
 
     def __reduce__(self) -> tuple[Callable[..., str], tuple[str, bytes]]:
-        linecache.checkcache(self._file)  # it may have been edited, and loaded again
+        linecache.checkcache(self._file)  # it may have been edited and reloaded
         text = "".join(linecache.getlines(self._file))
-        # Frameworks are looked for by their names in what is pickled; this is no use of them.
+        # Compressed: frameworks are detected by names in the pickle, but not by those in source.
         return _know_source, (self._file, zlib.compress(text.encode(errors="surrogatepass"), 1))
 
 
 def _know_source(file: str, source: bytes) -> str:
     text = zlib.decompress(source).decode(errors="surrogatepass")
-    known = linecache.cache.get(file)
-    # What this process has read itself has a time, by which it knows when to read it again.
-    if text and (known is None or (len(known) > 1 and known[1] is None)):
+    entry = linecache.cache.get(file)
+    # A file that this process has read itself has a time stamp, and is kept.
+    if text and (entry is None or (len(entry) > 1 and entry[1] is None)):
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return file
 
@@ -134,14 +134,14 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 def _is_by_value(function: Any) -> bool:
-    """Tell whether a function is pickled by value, as one that others cannot import."""
+    """Return whether a function is pickled by value, as one that others cannot import."""
     name = str(function.__module__)
     if name == "__main__" or name not in sys.modules:
         return True
     for module in cloudpickle.list_registry_pickle_by_value():
         if name == module or name.startswith(f"{module}."):
             return True
-    found: Any = sys.modules[name]
+    target: Any = sys.modules[name]
     for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is not function
+        target = getattr(target, part, None)
+    return target is not function

@@ -1,4 +1,4 @@
-"""Importing frameworks: without the notices they print on every start, and sooner."""
+"""Import frameworks without their notices, and faster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Hold back what native code writes to standard error; shown only if the imports fail.
+    """Suppress output of native code to standard error, unless the imports fail.
 
-    TensorFlow's C++ libraries write some notices before any setting of theirs can stop them.
-    Garbage is not collected meanwhile: to look, again and again, at all that an import makes, none
-    of which goes, is a quarter of TensorFlow's import.
+    TensorFlow's C++ libraries print some notices before any of their settings can stop them.
+    Garbage collection is paused: it is a quarter of TensorFlow's import, and frees nothing.
     """
     collects = gc.isenabled()
     gc.disable()

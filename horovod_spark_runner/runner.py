@@ -36,7 +36,7 @@ _SESSION: Kind[Any] = Kind("Spark session; or `None`", _check_session)
 class HorovodRunner(LaunchSettings):
     """Runs a function on ``num_workers`` MPI ranks, one per Spark barrier task.
 
-    The function is an ordinary Horovod program: it calls ``hvd.init()`` and goes on from there.
+    The function is an ordinary Horovod program: it begins with ``hvd.init()``.
     """
 
     spark: SparkSession | None = setting(
@@ -46,9 +46,8 @@ class HorovodRunner(LaunchSettings):
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RunResult:
         """Call ``function(*args, **kwargs)`` on every rank and return what they returned.
 
-        A rank's process ends once its function has returned: threads that still run then do not
-        come to their end, and what was registered with ``atexit`` is not called. Join threads and
-        close what must be written before you return.
+        A rank's process ends once its function has returned: running threads are ended, and
+        ``atexit`` functions are not called. Join threads and close files before you return.
 
         Args:
             function: pickled and sent to every rank.
@@ -57,7 +56,7 @@ class HorovodRunner(LaunchSettings):
 
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
-            EnvironmentProblem: something is not installed or set up as it must be.
+            EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
             RankFailedError: a rank raised, exited, was killed or lost; names the first, with
                 its traceback.
@@ -69,7 +68,7 @@ class HorovodRunner(LaunchSettings):
         logs = None if self.log_dir is None else str(Location(self.log_dir))
         return chosen_launcher().launch(
             self.spark,
-            # What travels to the slots is without the session.
+            # The slots get no session.
             derive(LaunchSettings, self, log_dir=logs),
             function,
             args,

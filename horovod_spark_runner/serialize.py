@@ -1,7 +1,7 @@
-"""Pickling what runs on the workers, and naming the culprit when it cannot be pickled.
+"""Pickle calls for the workers, and name the part that cannot be pickled.
 
-Code of installed packages is pickled by name, as the workers have it too. Code of the caller's own
-modules, which lie beside a script or notebook, is pickled by value: the workers need no copy.
+Code of installed packages is pickled by name, as the workers have it too. Code of the caller's
+modules, beside a script or notebook, is pickled by value: the workers need no copy.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import cloudpickle
 
 from .captured import Holders
 from .errors import InvalidInputError
-from .frameworks import head_starts
-from .pickling import Pickler, pickled
+from .frameworks import modules_to_preload
+from .pickling import Pickler, pickle_value
 
 T = TypeVar("T")
 
-# What makes a module part of an installation. Distributions' own names for site-packages differ.
+# Parts of the paths of installed modules. Distributions' names for site-packages differ.
 _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
-# Asked for once: sysconfig works them out anew each time, and there are thousands of modules.
+# Cached: sysconfig computes them anew each time, and there are thousands of modules.
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_OWN_PACKAGE = __name__.partition(".")[0]
-# Which modules are pickled by value is a setting of the whole process.
+_THIS_PACKAGE = __name__.partition(".")[0]
+# The list of modules that are pickled by value is global to the process.
 _lock = threading.Lock()
 
 
@@ -40,14 +40,14 @@ def dumps(value: Any, holders: Holders | None = None) -> bytes:
 
     Args:
         value: what to pickle.
-        holders: of the Keras objects in what else is sent.
+        holders: holders of the Keras objects in other pickles of the same call.
     """
-    with _lock, _own_modules_by_value():
-        return pickled(value, sources=True, holders=holders)
+    with _lock, _caller_modules_by_value():
+        return pickle_value(value, sources=True, holders=holders)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
-    """Return ``value`` pickled for the workers, and what was left out of that.
+    """Return ``value`` pickled for the workers, and the objects left out.
 
     Args:
         value: what to pickle.
@@ -63,13 +63,13 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
             return len(apart) - 1
 
     buffer = io.BytesIO()
-    with _lock, _own_modules_by_value():
+    with _lock, _caller_modules_by_value():
         Leaving(buffer, sources=True).dump(value)
     return buffer.getvalue(), apart
 
 
 def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
-    """Return what `dumps_without` pickled, given what it left out."""
+    """Return the value that `dumps_without` pickled, with the objects it left out."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, number: int) -> Any:
@@ -79,12 +79,12 @@ def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _own_modules_by_value() -> Iterator[None]:
+def _caller_modules_by_value() -> Iterator[None]:
     already = cloudpickle.list_registry_pickle_by_value()
     modules = [
         module
         for name, module in list(sys.modules.items())
-        if _is_callers_own(name, module) and name not in already
+        if _is_callers_module(name, module) and name not in already
     ]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -95,9 +95,9 @@ def _own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_callers_own(name: str, module: ModuleType) -> bool:
+def _is_callers_module(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or name.partition(".")[0] in (_OWN_PACKAGE, "__main__"):
+    if not isinstance(file, str) or name.partition(".")[0] in (_THIS_PACKAGE, "__main__"):
         return False
     return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
@@ -105,11 +105,11 @@ def _is_callers_own(name: str, module: ModuleType) -> bool:
 def dump_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[bytes, tuple[str, ...]]:
-    """Return the pickled call and the modules its code mentions.
+    """Return the pickled call and the modules that its code mentions.
 
     Raises:
         InvalidInputError: ``function`` is not callable, or something in the call cannot be
-            pickled; the message says what.
+            pickled; the message names it.
     """
     if not callable(function):
         raise InvalidInputError(f"a function is needed, got {function!r}")
@@ -118,30 +118,30 @@ def dump_call(
     except Exception as error:
         named = {"the function": function, **{f"argument {i}": a for i, a in enumerate(args)}}
         named.update((f"argument {name}", value) for name, value in kwargs.items())
-        raise InvalidInputError(unpicklable_message(named, error)) from error
+        raise InvalidInputError(_unpicklable_message(named, error)) from error
     return payload, _mentioned_modules(payload)
 
 
 def check_picklable(named: dict[str, Any]) -> None:
-    """Check that every value can be sent to the workers, beside the others.
+    """Check that the values can be sent to the workers together.
 
     Raises:
-        InvalidInputError: one cannot; the message names it and the object inside to blame.
+        InvalidInputError: one cannot; the message names it and the part to blame.
     """
     holders = Holders()
     for name, value in named.items():
         try:
             dumps(value, holders)
         except Exception as error:
-            raise InvalidInputError(unpicklable_message({name: value}, error)) from error
+            raise InvalidInputError(_unpicklable_message({name: value}, error)) from error
 
 
-def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
-    """Say which of ``named`` cannot be pickled and which object inside it is to blame."""
+def _unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
+    """Return a message on which of ``named`` cannot be pickled, and the part to blame."""
     for name, value in named.items():
         if not _pickles(value):
-            path = find_culprit(value) or repr(value)
-            if isinstance(error, InvalidInputError):  # which says what to do
+            path = _find_culprit(value) or repr(value)
+            if isinstance(error, InvalidInputError):  # its message has the advice
                 return f"{name} cannot be sent to the workers, because of {path}: {error}"
             return (
                 f"{name} cannot be sent to the workers: {path} cannot be pickled "
@@ -151,12 +151,12 @@ def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
     return f"the call cannot be sent to the workers: {type(error).__name__}: {error}"
 
 
-def find_culprit(value: Any, depth: int = 4) -> str | None:
+def _find_culprit(value: Any, depth: int = 4) -> str | None:
     """Return a description of the innermost part of ``value`` that cannot be pickled."""
     for name, part in _parts(value):
         if _pickles(part):
             continue
-        inner = find_culprit(part, depth - 1) if depth else None
+        inner = _find_culprit(part, depth - 1) if depth else None
         return inner or f"{name} (a {type(part).__module__}.{type(part).__qualname__})"
     return None
 
@@ -164,11 +164,13 @@ def find_culprit(value: Any, depth: int = 4) -> str | None:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if inspect.isfunction(value):
         label = f"function {value.__qualname__}"
-        captured, known = inspect.getclosurevars(value).nonlocals, value.__globals__
-        named = [name for name in dict.fromkeys(_names_in(value.__code__)) if name in known]
+        captured, module_globals = inspect.getclosurevars(value).nonlocals, value.__globals__
+        named = [
+            name for name in dict.fromkeys(_names_in(value.__code__)) if name in module_globals
+        ]
         return [
             *((f"variable {n!r} captured by {label}", v) for n, v in captured.items()),
-            *((f"global {n!r} used by {label}", known[n]) for n in named),
+            *((f"global {n!r} used by {label}", module_globals[n]) for n in named),
             *((f"a default of {label}", v) for v in value.__defaults__ or ()),
         ]
     if inspect.ismethod(value):
@@ -177,13 +179,13 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"entry {key!r}", v) for key, v in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"element {i}", v) for i, v in enumerate(value)]
-    # What is pickled in a way of its own is not its attributes.
-    own_way = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
-    if own_way or type(value).__module__.startswith("pyspark."):
+    # Objects with their own reduction are not pickled by their attributes.
+    has_reduce = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if has_reduce or type(value).__module__.startswith("pyspark."):
         return []
     if inspect.isclass(value):
-        own = [(n, v) for n, v in vars(value).items() if inspect.isfunction(v) or n[0] != "_"]
-        return [(f"{n!r} of class {value.__qualname__}", v) for n, v in own]
+        members = [(n, v) for n, v in vars(value).items() if inspect.isfunction(v) or n[0] != "_"]
+        return [(f"{n!r} of class {value.__qualname__}", v) for n, v in members]
     if isinstance(getattr(value, "__dict__", None), dict):
         owner = type(value).__qualname__
         attributes = [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]
@@ -192,7 +194,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that code uses, and those of the functions within it."""
+    """Yield the names that code uses, and those of the functions in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -209,7 +211,7 @@ def _pickles(value: Any) -> bool:
 
 def _mentioned_modules(payload: bytes) -> tuple[str, ...]:
     modules: dict[str, None] = {}
-    for name, imports in head_starts().items():
+    for name, imports in modules_to_preload().items():
         if name.encode() in payload:
             modules.update(dict.fromkeys(imports))
     return tuple(modules)

@@ -57,8 +57,8 @@ def parse(text: str | bytes, *kinds: type[M]) -> M:
     Raises:
         MessageError: it is of none of them, or not as that one is declared.
     """
-    known: Mapping[str, type[M]] = _named(kinds)
-    return _by_kind(_load(text), known)
+    classes: Mapping[str, type[M]] = _named(kinds)
+    return _by_kind(_load(text), classes)
 
 
 def parse_plain(text: str | bytes, cls: type[T]) -> T:
@@ -155,12 +155,12 @@ def _named(kinds: tuple[type, ...]) -> Mapping[str, type]:
     return {kind.__name__: kind for kind in kinds}
 
 
-def _by_kind(value: object, known: Mapping[str, type[M]]) -> M:
+def _by_kind(value: object, classes: Mapping[str, type[M]]) -> M:
     fields = _object(value)
     kind = fields.pop(_KIND, None)
-    cls = known.get(kind) if isinstance(kind, str) else None
+    cls = classes.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        expected = ", ".join(sorted(known))
+        expected = ", ".join(sorted(classes))
         raise MessageError(f"a message of kind {reprlib.repr(kind)}; expected {expected}")
     return _by_fields(fields, cls)
 
@@ -221,13 +221,13 @@ def _reader(hint: object, exactly: bool) -> _Reader:
 
 def _class_reader(cls: type, exactly: bool) -> _Reader:
     if issubclass(cls, Message):
-        known = _named((cls,))
-        return lambda value: _by_kind(value, known)
+        classes = _named((cls,))
+        return lambda value: _by_kind(value, classes)
     if dataclasses.is_dataclass(cls):
         return lambda value: _by_fields(value, cls, exactly)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    return functools.partial(_instance, cls)  # which lies beside the JSON
+    return functools.partial(_instance, cls)  # which is beside the JSON
 
 
 def _instance(cls: type, value: object) -> object:
@@ -279,7 +279,7 @@ def _text(value: object) -> object:
 
 def _whole(value: object) -> object:
     if type(value) is not int:
-        raise _unexpected("a whole number", value)
+        raise _unexpected("an integer", value)
     return value
 
 

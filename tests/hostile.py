@@ -52,12 +52,12 @@ from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.text import HashingTF, RegexTokenizer
 from horovod_spark_runner.scoring.values import Bucketizer
 from horovod_spark_runner.scoring.vectors import Scaler, VectorAssembler
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays
+from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.folders import saving
+from horovod_spark_runner.storage.folders import convert_save_errors
 from horovod_spark_runner.storage.lease import identity
-from horovod_spark_runner.storage.sums import sealed, unsealed
 from horovod_spark_runner.training.engine import engine_named
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import ModelWriter, Signature
@@ -186,14 +186,14 @@ class Mutator:
 
     def mutate(self) -> None:
         """Change it."""
-        ways: list[Callable[[], str]] = [self._bytes, self._place, self._link]
+        mutations: list[Callable[[], str]] = [self._bytes, self._place, self._link]
         if self._file.suffix in (".json", ".jsonl"):
-            ways += [self._structure] * 5 + [self._text]
+            mutations += [self._structure] * 5 + [self._text]
         if self._file.suffix in (".keras", ".npz", ".zip"):
-            ways += [self._archive] * 3
-        way = self._random.choice(ways)
+            mutations += [self._archive] * 3
+        mutation = self._random.choice(mutations)
         name = self._file.relative_to(self._run)
-        self.told = f"{name}: {way.__name__}: {way()}"[:500]
+        self.told = f"{name}: {mutation.__name__}: {mutation()}"[:500]
 
     def _bytes(self) -> str:
         chance, data = self._random, bytearray(self._file.read_bytes())
@@ -237,24 +237,24 @@ class Mutator:
         return f"text {how}"
 
     def _write_sealed(self, text: str) -> None:
-        self._file.write_text(sealed(text))
+        self._file.write_text(seal(text))
         self.is_sealed = True
 
     def _structure(self) -> str:
         text = self._file.read_text()
         if text.startswith('{"sha256"'):
-            value = unsealed(text)
-            told = self._change(value)
+            value = unseal(text)
+            change = self._change(value)
             self._write_sealed(json.dumps(value))
         elif self._file.suffix == ".jsonl":
             lines = [json.loads(line) for line in text.splitlines()]
-            told = self._change(lines)
+            change = self._change(lines)
             self._file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
             holder = [json.loads(text)]
-            told = self._change(holder)
+            change = self._change(holder)
             self._file.write_text(json.dumps(holder[0]) if holder else "")
-        return told
+        return change
 
     def _change(self, value: Any) -> str:
         """Change a place within parsed JSON."""
@@ -359,9 +359,9 @@ class Mutator:
         for record in ("signature.json", "checkpoint.json", MAIN_FILE):
             place = self._file.with_name(record)
             if place.exists():
-                facts = unsealed(place.read_text())
+                facts = unseal(place.read_text())
                 facts["sums"][self._file.name] = hashlib.sha256(self._file.read_bytes()).hexdigest()
-                place.write_text(sealed(json.dumps(facts)))
+                place.write_text(seal(json.dumps(facts)))
                 self.is_sealed = True
 
 
@@ -392,7 +392,7 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
     def loads(checkpoint: int | None = None) -> str:
         trained = read_finished_run(directory, checkpoint=checkpoint)
         place = target / "stage"
-        with saving("the model", Location(str(place))):
+        with convert_save_errors("the model", Location(str(place))):
             ServedModel(trained).save(RunDirectory(str(place)))
         saved = place / "model" / ("model.keras" if checkpoint is None else "weights.npz")
         return f"{trained.stored.signature} {saved.read_bytes()!r}"
@@ -407,12 +407,12 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
 
     def command(*words: str) -> Callable[[], str]:
         def call() -> str:
-            code, told = printed(*words)
-            if obeyed := ESCAPES.search(told):
+            code, output = printed(*words)
+            if obeyed := ESCAPES.search(output):
                 raise AssertionError(f"{words} prints {obeyed[0]!r} raw")
-            if words[:2] == ("runs", "list") and (code or not re.search("^good ", told, re.M)):
-                raise AssertionError(f"the other run is hidden: {told:.500}")
-            return f"{code} {told}"
+            if words[:2] == ("runs", "list") and (code or not re.search("^good ", output, re.M)):
+                raise AssertionError(f"the other run is hidden: {output:.500}")
+            return f"{code} {output}"
 
         return call
 
@@ -451,17 +451,17 @@ def call_all(
     calls: Mapping[str, Callable[[], str]], chance: random.Random | None
 ) -> dict[str, str]:
     """Return what came of each call."""
-    found = {}
+    results = {}
     for name, call in calls.items():
         if chance and name not in (*SILENT, "runs list") and chance.random() < 0.5:
             continue
         try:
-            found[name] = call()
+            results[name] = call()
         except HorovodSparkError as error:
-            found[name] = f"refused: {error}"
+            results[name] = f"refused: {error}"
             if obeyed := ESCAPES.search("".join(traceback.format_exception(error))):
                 raise AssertionError(f"the traceback holds {obeyed[0]!r} raw") from error
-    return found
+    return results
 
 
 def picture(folder: Path) -> dict[str, bytes]:
@@ -472,9 +472,9 @@ def picture(folder: Path) -> dict[str, bytes]:
 def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> list[str]:
     """Return what went wrong with each of so many mutations of a run or exported pipeline."""
     called = look_at_bundle if (pristine / MAIN_FILE).exists() else look
-    patience.PAUSES = ()  # type: ignore[assignment]
+    retries.PAUSES = ()  # type: ignore[assignment]
     cli.make_parser = functools.cache(cli.make_parser)  # takes longer than a command
-    os.environ[patience.ANSWER_VARIABLE] = "20"
+    os.environ[retries.TIMEOUT_VARIABLE] = "20"
     outside, runs, target = box / "outside", box / "runs", box / "target"
     outside.mkdir(parents=True)
     (outside / "victim.txt").write_text("precious")
@@ -498,20 +498,20 @@ def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> 
         target.mkdir()
         mutator = Mutator(run, outside, random.Random(f"{seed}-{number}"))
         mutator.mutate()
-        told = f"{seed}-{number}: {mutator.told}"
+        label = f"{seed}-{number}: {mutator.told}"
         try:
-            found = called(run, target, random.Random(number))
+            results = called(run, target, random.Random(number))
         except BaseException:
-            wrong.append(f"{told}\n{traceback.format_exc()[-3000:]}")
+            wrong.append(f"{label}\n{traceback.format_exc()[-3000:]}")
             continue
-        for name in SILENT & found.keys() if not mutator.is_sealed else ():
-            if found[name] != usual[name] and not found[name].startswith("refused"):
-                wrong += [f"{told}\n{name} differs silently"] * (found[name] != "[]")
+        for name in SILENT & results.keys() if not mutator.is_sealed else ():
+            if results[name] != usual[name] and not results[name].startswith("refused"):
+                wrong += [f"{label}\n{name} differs silently"] * (results[name] != "[]")
         expected = {"outside", "runs", "target"}
         if picture(outside) != before or {path.name for path in box.iterdir()} != expected:
-            wrong.append(f"{told}\ntouches what lies outside")
+            wrong.append(f"{label}\ntouches what lies outside")
         if {path.name for path in runs.iterdir()} - {"run", "good"}:
-            wrong.append(f"{told}\nleaves {sorted(path.name for path in runs.iterdir())}")
+            wrong.append(f"{label}\nleaves {sorted(path.name for path in runs.iterdir())}")
     return wrong
 
 

@@ -20,7 +20,7 @@ from peers.session import join
 
 from horovod_spark_runner import run_training
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.config.estimator import sync_of
+from horovod_spark_runner.config.estimator import parse_strategy
 from tests.digits import load
 
 WIDTH, BATCH, STEPS = 2200, 32, 16
@@ -71,7 +71,7 @@ def main() -> None:
             steps_per_epoch=STEPS,
             validation=held if asked["validate"] else None,
             run_dir=place,
-            sync=sync_of("sync", asked["way"]),
+            sync=parse_strategy("sync", asked["way"]),
             stream_logs=False,
         )
         directory = RunDirectory(str(Path(place)))

@@ -1,4 +1,4 @@
-"""Files for the ranks that are too large for their call: kept in the run directory meanwhile."""
+"""Attachments of a call: contents too large to be sent, left in the run directory for the ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import CheckpointError
+from ..storage.checksums import read_verified_file, verify_file, write_with_checksum
 from ..storage.contents import SMALL_BYTES, Contents, FilePart
 from ..storage.filesystem import Location
-from ..storage.sums import contents_checked, sum_checked, write_summed
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ _ELSEWHERE = "; the run directory must be a place that the driver and all execut
 
 
 @dataclass(frozen=True)
-class HandedFile:
-    """Contents that lie in the run directory while a call trains.
+class AttachedFile:
+    """Contents in the run directory, while a call trains.
 
     Attributes:
         place: the file.
@@ -34,7 +34,7 @@ class HandedFile:
     size: int
 
     def contents(self) -> Contents:
-        """Return what was handed over; nothing of it is in memory yet.
+        """Return the contents, verified but not yet in memory.
 
         Raises:
             CheckpointError: it is missing, damaged or cannot be read.
@@ -42,34 +42,34 @@ class HandedFile:
         folder, name = self.place.parent, self.place.name
         try:
             if not self.place.is_local:
-                return contents_checked(folder, name, {name: self.sum})
-            sum_checked(folder, name, {name: self.sum})
+                return read_verified_file(folder, name, {name: self.sum})
+            verify_file(folder, name, {name: self.sum})
             return Contents(FilePart(str(self.place), 0, self.size))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self.place}, which the driver has left for the ranks, cannot be read: {error}"
+                f"{self.place}, an attachment for the ranks, cannot be read: {error}"
                 f"{_ELSEWHERE if isinstance(error.__cause__, FileNotFoundError) else ''}"
             ) from error
 
 
-# What a call carries of contents: themselves, or where they are.
-Carried: TypeAlias = "Contents | HandedFile"
+# Contents of a call: themselves, or their attachment.
+Carried: TypeAlias = "Contents | AttachedFile"
 
 
 def contents_of(carried: Carried) -> Contents:
-    """Return what a call carries, or says where it is.
+    """Return contents, or those of an attachment.
 
     Raises:
-        CheckpointError: see `HandedFile.contents`.
+        CheckpointError: see `AttachedFile.contents`.
     """
-    return carried.contents() if isinstance(carried, HandedFile) else carried
+    return carried.contents() if isinstance(carried, AttachedFile) else carried
 
 
-class HandOver:
-    """Leaves large contents in a run directory; see `handing_over`.
+class AttachmentWriter:
+    """Leaves large contents in a run directory; see `open_attachments`.
 
     Args:
-        folder: where to.
+        folder: the folder for them.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -77,39 +77,39 @@ class HandOver:
         self._count = 0
 
     def __call__(self, carried: Carried) -> Carried:
-        """Return what the call is to carry: small contents as they are.
+        """Attach large contents; return small ones unchanged.
 
         Raises:
-            CheckpointError: the run directory does not take them.
+            CheckpointError: they cannot be written.
         """
-        if isinstance(carried, HandedFile) or carried.size <= SMALL_BYTES:
+        if isinstance(carried, AttachedFile) or carried.size <= SMALL_BYTES:
             return carried
         place = self._folder.join(f"{self._count:04}")
         self._count += 1
         try:
             self._folder.make_folder()
-            found = write_summed(place.write_by, lambda sink: sink.write_all(carried))
+            checksum = write_with_checksum(place.write_stream, lambda sink: sink.write_all(carried))
         except OSError as error:
             raise CheckpointError(
-                f"{place}: the run directory does not take the {carried.size:,} bytes that the "
-                f"ranks are to begin with: {error}"
+                f"{place}: the {carried.size:,} bytes that the ranks start with could not be "
+                f"written: {error}"
             ) from error
-        return HandedFile(place, found, carried.size)
+        return AttachedFile(place, checksum, carried.size)
 
 
 @contextlib.contextmanager
-def handing_over(directory: RunDirectory) -> Iterator[HandOver]:
-    """Hand large contents to the ranks of a call, whose lock is held; at the end they go."""
-    with contextlib.suppress(OSError):  # what a killed call has left
-        directory.handed.delete_folder()
-    # Its own: a call that has lost the lock leaves alone what the next one hands over.
-    folder = directory.handed.join(uuid.uuid4().hex[:8])
+def open_attachments(directory: RunDirectory) -> Iterator[AttachmentWriter]:
+    """Yield what attaches large contents to a call that holds the lease; delete them at the end."""
+    with contextlib.suppress(OSError):  # of a killed call
+        directory.attachments.delete_folder()
+    # A folder per call: one that has lost the lease must not delete the next one's.
+    folder = directory.attachments.join(uuid.uuid4().hex[:8])
     try:
-        yield HandOver(folder)
+        yield AttachmentWriter(folder)
     finally:
         try:
             folder.delete_folder()
-            if not directory.handed.list():
-                directory.handed.delete_folder()
+            if not directory.attachments.list():
+                directory.attachments.delete_folder()
         except OSError as error:
             logger.warning("%s could not be deleted: %s", folder, error)

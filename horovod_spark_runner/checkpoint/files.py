@@ -1,11 +1,11 @@
-"""Saving and finding checkpoints; knows arrays and JSON, no framework.
+"""Checkpoint files: save, find, verify and prune them; imports no framework.
 
 A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
-SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
-not fit, is not a checkpoint: it is skipped, loudly, for the one before. The driver, which needs no
-arrays, reads ``checkpoint.json`` only; whoever needs the others checks their sums where it reads
-them. One that cannot be read now may be whole: it is tried again, and neither skipped nor deleted.
-On storage that can rename a folder, the whole folder appears in one step.
+SHA-256 of the others and of itself and is written last. So a folder without it, or with wrong
+checksums, is no checkpoint: it is skipped, with a warning, for the one before. The driver needs no
+arrays and reads ``checkpoint.json`` only; the ranks verify the other files when they read them. A
+checkpoint that cannot be read now may be whole: the read is retried, and it is neither skipped nor
+deleted. On storage that can rename a folder, the whole folder appears in one step.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import numpy as np
 from ..config.training import CheckpointOptions
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays, load_arrays, write_arrays
+from ..storage.checksums import (
+    parse_checksums,
+    read_verified_file,
+    seal,
+    unseal,
+    verify_file,
+    write_with_checksum,
+)
 from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly, write_aside
-from ..storage.patience import patiently
-from ..storage.sums import (
-    contents_checked,
-    read_sums,
-    sealed,
-    sum_checked,
-    unsealed,
-    write_summed,
-)
+from ..storage.retries import retry
 from ..typed_json import read_fields
 from .run_directory import RunDirectory
 
@@ -47,7 +47,7 @@ MANIFEST_FILE = "checkpoint.json"
 T = TypeVar("T")
 
 LogValue: TypeAlias = "str | int | float | bool | list[LogValue] | None"
-# What an epoch told, by name, as JSON: numbers, and lists where a metric gives several.
+# Logs of an epoch, by name, as JSON: numbers, and lists where a metric has several.
 PlainLogs: TypeAlias = Mapping[str, LogValue]
 
 
@@ -67,8 +67,8 @@ class CheckpointInfo:
         run_id: identity of the run.
         order: what the order of samples follows from: global batch, seed, shuffle, window, steps
             per epoch.
-        settings: what the run was started with.
-        state: small values that training goes on with, such as the unscaled learning rate.
+        settings: settings of the run.
+        state: small values that training continues with, such as the unscaled learning rate.
         rank_states: small values of each rank, such as the state of its callbacks.
         model: the model's layers and what it was compiled with (``describe_model``), and by which
             optimizer which weights are trained; empty in checkpoints of earlier versions.
@@ -91,24 +91,24 @@ class CheckpointInfo:
 
 
 class IncompleteCheckpoint(ValueError):
-    """The folder was left by a writer that did not come to its end."""
+    """The folder was left by a writer that did not finish."""
 
 
 def save_checkpoint(
     directory: RunDirectory, info: CheckpointInfo, files: Mapping[str, Arrays]
 ) -> Location:
-    """Write a checkpoint and return its folder; a reader sees all of it or nothing.
+    """Write a checkpoint atomically and return its folder.
 
     Args:
         directory: the run directory.
-        info: what it is.
+        info: all of it but its arrays.
         files: arrays by name, by file name.
 
     Raises:
-        OSError: the storage does not take it; other checkpoints are untouched.
+        OSError: the storage fails; other checkpoints are untouched.
     """
     folder = directory.checkpoint(info.step)
-    if folder.renames_whole:
+    if folder.has_atomic_rename:
         # The same step is saved twice when the end of its epoch follows: the later one counts.
         write_aside(folder, lambda aside: _write(aside, info, files))
     else:
@@ -123,10 +123,10 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     sums = {}
     for name, arrays in files.items():
         fill = functools.partial(_write_all, arrays)
-        sums[name] = write_summed(folder.join(name).write_unseen_by, fill)
+        sums[name] = write_with_checksum(folder.join(name).write_stream_in_place, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
     text = json.dumps({"format": FORMAT, "sums": sums, **facts})
-    folder.join(MANIFEST_FILE).write_unseen(sealed(text).encode())
+    folder.join(MANIFEST_FILE).write_in_place(seal(text).encode())
 
 
 def _write_all(arrays: Arrays, sink: Sink) -> None:
@@ -138,9 +138,9 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
 
     Args:
         directory: the run directory.
-        newest: step of the checkpoint just written. What claims to be later was damaged when
-            this run began; it does not count and is not touched.
-        options: how many to keep, and which metric tells the best.
+        newest: step of the checkpoint just written. Later ones were damaged when this run began;
+            they do not count and are not touched.
+        options: how many to keep, and the metric of the best.
     """
     whole: dict[int, CheckpointInfo] = {}
     for step in directory.checkpoint_steps():
@@ -151,9 +151,9 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
                 delete_quietly(directory.checkpoint(step))
             except OSError as error:  # it may be whole, and the best
                 logger.warning("checkpoint %s stays: %s", directory.checkpoint(step), error)
-    kept = {*list(whole)[: options.keep]}
+    retained = {*list(whole)[: options.keep]}
     best = best_step(whole, options)
-    for step in whole.keys() - kept - {best}:
+    for step in whole.keys() - retained - {best}:
         delete_quietly(directory.checkpoint(step))
     for left in directory.checkpoints.list():
         if left.name.startswith(".step-"):  # of a writer that was killed
@@ -180,7 +180,7 @@ def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -
 
 
 def read_info(folder: Location) -> CheckpointInfo:
-    """Return what ``checkpoint.json`` in ``folder`` says.
+    """Return the contents of ``checkpoint.json`` in ``folder``.
 
     Raises:
         IncompleteCheckpoint: there is none.
@@ -191,7 +191,7 @@ def read_info(folder: Location) -> CheckpointInfo:
 
 
 def verify_checkpoint(folder: Location) -> CheckpointInfo:
-    """Return what a checkpoint is, after every file of it was read and its sum checked.
+    """Read all files of a checkpoint, verify them, and return its `CheckpointInfo`.
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
@@ -199,30 +199,30 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
     """
     info, sums = _read_manifest(folder)
     for name in sums:
-        sum_checked(folder, name, sums)
+        verify_file(folder, name, sums)
     return info
 
 
 def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[str, np.ndarray]]]:
-    """Return a checkpoint: what it is, and its arrays by name, by file name.
+    """Return a checkpoint's info, and its arrays by name, by file name.
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, {name: load_arrays(contents_checked(folder, name, sums)) for name in sums}
+    return info, {name: load_arrays(read_verified_file(folder, name, sums)) for name in sums}
 
 
 def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
-    """Return a checkpoint: what it is, and one of its files, whose sum was checked.
+    """Return a checkpoint's info, and one of its files, verified.
 
     Raises:
         ValueError: there is no such file, or its contents have changed.
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, contents_checked(folder, name, sums)
+    return info, read_verified_file(folder, name, sums)
 
 
 def newest_checkpoint(
@@ -230,29 +230,29 @@ def newest_checkpoint(
     run_id: str | None = None,
     say: Callable[[str], None] = logger.warning,
 ) -> tuple[Location, CheckpointInfo] | None:
-    """Return the newest checkpoint, by what the manifests say: no arrays are read.
+    """Return the newest checkpoint, by its manifest; no arrays are read.
 
     Args:
         directory: the run directory.
-        run_id: identity of the run; a checkpoint of another run is passed over.
-        say: takes a line about each that is skipped.
+        run_id: identity of the run; a checkpoint of another run is skipped.
+        say: prints a line about each skipped one.
 
     Raises:
         RunDirectoryError: there are checkpoints, but none can be resumed from.
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
-    found = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
-    return None if found is None else found[:2]
+    newest = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
+    return None if newest is None else newest[:2]
 
 
 def read_steps(directory: RunDirectory) -> tuple[int, ...]:
     """Return the steps of all checkpoints there are, whole or not.
 
     Raises:
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
-    told = f"{directory.checkpoints} cannot be read"
-    return tuple(patiently(directory.checkpoint_steps, told))
+    problem = f"{directory.checkpoints} cannot be read"
+    return tuple(retry(directory.checkpoint_steps, problem))
 
 
 def newest_readable(
@@ -263,19 +263,19 @@ def newest_readable(
     newest: int | None = None,
     say: Callable[[str], None] = logger.warning,
 ) -> tuple[Location, CheckpointInfo, T] | None:
-    """Return the newest checkpoint that can be read; tells of those that cannot.
+    """Return the newest checkpoint that can be read; report those that cannot.
 
     Args:
         directory: the run directory.
-        read: reads as much of it as is needed, such as `load_checkpoint`.
-        run_id: identity of the run; a checkpoint of another run is passed over.
-        newest: steps of the newest that counts.
+        read: reads the needed part of it, such as `load_checkpoint`.
+        run_id: identity of the run; a checkpoint of another run is skipped.
+        newest: step of the newest one to consider.
         say: takes a line about each that is skipped.
 
     Raises:
-        RunDirectoryError: there are checkpoints, but none can be resumed from: starting anew would
-            in the end delete what may still be saved.
-        CheckpointError: the storage fails, again and again.
+        RunDirectoryError: there are checkpoints, but none is usable: starting anew would in the
+            end delete what may still be repaired.
+        CheckpointError: the storage fails repeatedly.
     """
     damaged = []
     for step in read_steps(directory):
@@ -283,7 +283,7 @@ def newest_readable(
             continue
         folder = directory.checkpoint(step)
         try:
-            info, contents = patiently(functools.partial(read, folder), f"{folder} cannot be read")
+            info, contents = retry(functools.partial(read, folder), f"{folder} cannot be read")
             if run_id is not None and info.run_id != run_id:
                 raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
@@ -302,10 +302,10 @@ def newest_readable(
 
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
-        manifest = unsealed(folder.join(MANIFEST_FILE).read_text())
+        manifest = unseal(folder.join(MANIFEST_FILE).read_text())
         if manifest["format"] != FORMAT:
-            raise ValueError("it is of another format")
-        return read_fields(manifest, CheckpointInfo), read_sums(manifest["sums"])
+            raise ValueError("it has another format")
+        return read_fields(manifest, CheckpointInfo), parse_checksums(manifest["sums"])
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
     except (KeyError, TypeError, ValueError) as error:

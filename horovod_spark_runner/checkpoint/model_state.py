@@ -1,4 +1,4 @@
-"""A training's variables as named arrays, and back: what checkpoints hold."""
+"""Variables of a training, shared by its ranks: capture, restore, compare and broadcast them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Variable(Protocol):
 
 
 class Described(NamedTuple):
-    """A variable in the description of a training's."""
+    """Description of one variable."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ class Described(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str, list[int], str]:
-        """What does not depend on the names of layers and models."""
+        """The part that does not depend on the names of layers and models."""
         group = self.name.partition("/")[0]
         last = re.sub(r"_\d+$", "", self.path.rpartition("/")[2])
         # An optimizer's variables carry the names of the weights they are for.
@@ -65,13 +65,13 @@ class Described(NamedTuple):
 
 
 class TrainingVariables(ABC):
-    """All variables a training goes on from: weights, optimizers, seeds of random layers.
+    """All variables that a training resumes from: weights, optimizers, seeds of random layers.
 
-    Weights and optimizers have one value on all ranks, where the way of synchronising makes it so;
-    each rank's random layers have seeds of their own. An engine says which there are.
+    Weights and optimizers have one value on all ranks if the strategy keeps it so; each rank's
+    random layers have other seeds. An engine lists them.
     """
 
-    # Always as they are now: an optimizer, or a layer, may make variables in the first step.
+    # Not cached: an optimizer, or a layer, may create variables in the first step.
 
     @property
     @abstractmethod
@@ -90,31 +90,31 @@ class TrainingVariables(ABC):
     def trained_by(self) -> list[list[int] | None]:
         """Return, for each optimizer, the indices of the weights it was built for, as JSON.
 
-        ``None`` stands for one that is not built, or was built for something else than weights.
+        ``None`` stands for one that is not built, or was built for other variables.
         """
         return []
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
-        """Build the optimizers that were built when `trained_by` was asked, for the same weights.
+        """Build the optimizers that were built when `trained_by` was called, for the same weights.
 
-        One that is built in its first step only would else have nothing to restore values to. Where
-        an optimizer makes what it keeps of each weight in that one's first step, it keeps something
-        of these weights afterwards, and of no others.
+        One that is built only in its first step would have no variables to restore. An optimizer
+        that creates a weight's variables in that weight's first step has variables of these weights
+        afterwards, and of no others.
         """
 
     def is_trained(self, variable: Variable) -> bool:
-        """Tell whether an optimizer changes it."""
+        """Return whether an optimizer changes it."""
         return bool(getattr(variable, "trainable", True))
 
     def is_rate(self, variable: Variable) -> bool:
-        """Tell whether others differ between ranks because this one does, such as a rate."""
+        """Return whether others differ between ranks because this one does, such as a rate."""
         return False
 
     def likely_cause(self, differing: Sequence[Variable]) -> str:
         """Return a sentence on why ``differing`` are not the same on all ranks, and what to do."""
         return (
-            "They are set from what only their own rank knows; let all ranks change them alike, by "
-            "gradients that are exchanged"
+            "Their values depend on what only one rank knows; change them equally on all ranks, by "
+            "exchanged gradients"
         )
 
     @property
@@ -132,7 +132,7 @@ class TrainingVariables(ABC):
         return list(self.named.values())
 
     def describe(self) -> list[Described]:
-        """Return what tells every variable from another, as JSON."""
+        """Return the descriptions of all variables, as JSON."""
         seeds = {f"seed/{number:05d}": variable for number, variable in enumerate(self.seeds)}
         return [
             Described(name, variable.path, list(variable.shape), str(variable.dtype))
@@ -143,8 +143,8 @@ class TrainingVariables(ABC):
         """Return a copy of what all ranks share.
 
         Args:
-            arrays: what an earlier call returned and nobody needs any more; it is filled again,
-                because memory that the system has to provide first costs more than the copy.
+            arrays: the result of an earlier call, no longer used; it is filled again, because new
+                memory from the system costs more than the copy.
         """
         room = arrays or {}
         return {
@@ -153,7 +153,7 @@ class TrainingVariables(ABC):
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over what `capture` returned."""
+        """Set the values that `capture` returned."""
         for name, variable in self.named.items():
             variable.assign(arrays[name])
 
@@ -163,41 +163,41 @@ class TrainingVariables(ABC):
         """Check that a checkpoint's variables are those of this model, whatever their names.
 
         Args:
-            described: what `describe` returned, as JSON gives it back.
+            described: the result of `describe`, as JSON gives it back.
             where: the checkpoint.
-            changes: known differences that may explain others.
+            changes: known differences, which may explain others.
 
         Raises:
-            RunDirectoryError: they are not; the first difference is shown.
+            RunDirectoryError: they are others; the first difference is shown.
         """
-        own, theirs = self.describe(), [Described(*entry) for entry in described]
+        current, saved = self.describe(), [Described(*entry) for entry in described]
         differ = next(
             (
                 index
-                for index, (ours, other) in enumerate(zip(own, theirs, strict=False))
-                if ours.kind != other.kind
+                for index, (one, other) in enumerate(zip(current, saved, strict=False))
+                if one.kind != other.kind
             ),
-            None if len(own) == len(theirs) else min(len(own), len(theirs)),
+            None if len(current) == len(saved) else min(len(current), len(saved)),
         )
         if differ is None:
             return
         shown = [
             entries[differ].show() if differ < len(entries) else "no further variable"
-            for entries in (theirs, own)
+            for entries in (saved, current)
         ]
         why = f" ({'; '.join(changes)})" if changes else ""
         raise RunDirectoryError(_other_model(where, shown[0], shown[1] + why))
 
     def separate_seeds(self, rank: int) -> None:
-        """Give the random layers of this rank a stream of their own."""
+        """Give the random layers of this rank separate streams."""
         for variable in self.seeds:
             variable.assign(separate_seed(variable.numpy(), rank))
 
 
 def _copied(value: np.ndarray, room: np.ndarray | None) -> np.ndarray:
-    """Return a copy, in an array that is there if it is of the same form.
+    """Return a copy, in an existing array if it has the same shape and type.
 
-    A number of an optimizer's may have become one of another type.
+    A number of an optimizer may have changed its type.
     """
     if room is None or (room.shape, room.dtype) != (value.shape, value.dtype):
         return np.array(value)
@@ -206,10 +206,10 @@ def _copied(value: np.ndarray, room: np.ndarray | None) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def kept(variables: TrainingVariables) -> Iterator[None]:
-    """Let shared variables come out of a step as they were.
+def preserve_shared(variables: TrainingVariables) -> Iterator[None]:
+    """Restore the shared variables after a step.
 
-    All but whole numbers: the steps that an optimizer counts are those of all ranks.
+    All but integers: the steps that an optimizer counts are those of all ranks.
     """
     before = {n: v for n, v in variables.capture().items() if v.dtype.kind not in "iub"}
     yield
@@ -223,7 +223,7 @@ def broadcast(variables: TrainingVariables, world: MPI.Comm) -> None:
     if world.Get_size() == 1:
         return
     for variable in variables.shared:
-        # Row after row, however it lies in memory: else its flat form would be a copy.
+        # In C order: otherwise its flat form would be a copy.
         value = np.array(variables.view(variable), order="C")
         # As bytes, in pieces: MPI knows neither all types nor counts beyond 32 bits.
         flat = value.reshape(-1).view(np.uint8)

@@ -17,12 +17,12 @@ from .model_state import Variable, separate_seed
 if TYPE_CHECKING:
     from ..training.trainee import Hooks, Trainee
 
-# Generators of Python and NumPy, which begin alike on all ranks.
-ALIKE = ("python", "numpy")
+# Generators of Python and NumPy, which start equal on all ranks.
+_COMMON_GENERATORS = ("python", "numpy")
 
-# How a metric's variable becomes that of fewer or more ranks, if it is an array that may be joined.
+# Merge of a metric's variable, for another number of ranks, that joins the ranks' arrays.
 JOIN = "join"
-# Bytes of the largest array of a callback that every rank keeps for itself.
+# Bytes of the largest array of a callback that is saved for every rank.
 _SMALL = 64 * 1024
 
 
@@ -32,10 +32,10 @@ class RankState:
 
     Attributes:
         values: what is JSON: ``random``, ``callbacks``, ``trained_by`` (see `TrainingVariables`)
-            where optimizers are each rank's own and, within an epoch, the names of ``metrics``.
-        arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
-            keeps), ``variable/…`` (what is not as on rank 0) and ``callback/…`` (large ones of rank
-            0 only).
+            where each rank has its optimizers and, within an epoch, the names of ``metrics``.
+        arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (the strategy's state),
+            ``variable/…`` (variables that differ from rank 0's) and ``callback/…`` (large ones of
+            rank 0 only).
     """
 
     values: dict[str, Any]
@@ -60,18 +60,18 @@ def capture_rank(
     Args:
         trainee: its model.
         hooks: its callbacks.
-        synchroniser: its way of synchronising.
+        synchroniser: its strategy.
         rank: its number.
-        in_epoch: whether an epoch is not over: the sums of metrics count within one only.
+        in_epoch: whether an epoch is unfinished: the sums of metrics count within one only.
     """
     random_values, random_arrays = capture_random(trainee.generators())
     callback_values, callback_arrays = hooks.capture()
     groups = {
-        "seed": numbered(trainee.variables.seeds),
-        "metric": numbered(trainee.metric_variables()) if in_epoch else {},
+        "seed": _capture_numbered(trainee.variables.seeds),
+        "metric": _capture_numbered(trainee.metric_variables()) if in_epoch else {},
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
-        "variable": {} if rank == 0 else _own_variables(trainee, synchroniser),
+        "variable": {} if rank == 0 else _unshared_variables(trainee, synchroniser),
         # Large ones (best weights) are the same on all ranks.
         "callback": {
             name: array
@@ -89,8 +89,8 @@ def capture_rank(
     return RankState(values, arrays)
 
 
-def _own_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
-    """Return what is not as on rank 0: optimizers, where ranks share weights only."""
+def _unshared_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
+    """Return variables that differ from rank 0's: optimizers, where ranks share weights only."""
     if synchroniser.alike is Alike.EVERYTHING:
         return {}
     captured = trainee.variables.capture()
@@ -103,27 +103,27 @@ def restore_rank(
     """Bring this rank to ``state``; metrics only where they are in it.
 
     Raises:
-        RunDirectoryError: the model keeps other metrics now.
+        RunDirectoryError: the model has other metrics now.
     """
     apart = synchroniser.alike is not Alike.EVERYTHING
     if apart:  # a weight that no row of this rank has used may have no moments here
-        kept = state.values.get("trained_by", ())
-        trainee.variables.build_optimizers([weights or [] for weights in kept])
+        trained_by = state.values.get("trained_by", ())
+        trainee.variables.build_optimizers([weights or [] for weights in trained_by])
     hooks.restore(state.values["callbacks"], state.group("callback"))
     variables = state.group("variable")
     if apart:
         named = trainee.variables.named
         for name, value in variables.items():
             named[name].assign(value)
-    assign(trainee.variables.seeds, state.group("seed"))
+    _assign_numbered(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:
-        own = trainee.metric_variables()
+        metric_variables = trainee.metric_variables()
         merges = trainee.metric_merges()
-        given = [metrics[name].shape for name in sorted(metrics)]
-        fits = len(own) == len(given) and all(
+        shapes = [metrics[name].shape for name in sorted(metrics)]
+        fits = len(metric_variables) == len(shapes) and all(
             merge == JOIN or tuple(variable.shape) == shape
-            for variable, merge, shape in zip(own, merges, given, strict=True)
+            for variable, merge, shape in zip(metric_variables, merges, shapes, strict=True)
         )
         if not fits:
             raise RunDirectoryError(
@@ -132,7 +132,7 @@ def restore_rank(
                 f"{_listed(trainee.metric_names())}); compile it with the same "
                 "ones, and change them when that epoch is over"
             )
-        assign(own, metrics)
+        _assign_numbered(metric_variables, metrics)
     synchroniser.restore(state.group("sync"))
     restore_random(state.values["random"], state.group("random"), trainee.generators())
 
@@ -144,16 +144,16 @@ def _listed(names: list[str] | None) -> str:
 def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     """Return the state that ``rank`` of ``size`` continues with. Pure.
 
-    With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
-    ranks becomes that of all, what is rank 0's stays, what can be joined is), and a rank that was
-    not there before takes rank 0's generators of Python and NumPy. Its random layers get streams of
-    their own, the framework's generators stay as the rank has begun, and of what the way of
-    synchronising keeps it gets what is shared. What that keeps as terms of a sum over the ranks is
-    added up on rank 0.
+    With another number of ranks, sums of metrics are added up on rank 0; means over ranks become
+    the mean of all, rank 0's values stay, and joinable arrays are joined. Of the strategy's state,
+    terms of a sum over the ranks are added up on rank 0.
+
+    A new rank takes rank 0's generators of Python and NumPy and the shared part of the strategy's
+    state. Its random layers get separate streams; the framework's generators stay as they started.
     """
     first = states[0]
-    own = states[rank] if rank < len(states) else first
-    ours = own.arrays
+    source = states[rank] if rank < len(states) else first
+    ours = source.arrays
     if rank >= len(states):
         ours = {n: a for n, a in ours.items() if not n.startswith("sync/") and not _is_stream(n)}
     of_all = {n: a for n, a in first.arrays.items() if n.startswith("sync/shared/")}
@@ -171,17 +171,17 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
             for name, array in first.arrays.items():
                 if name.startswith("seed/"):
                     arrays[name] = separate_seed(array, rank)
-    return RankState(own.values, arrays)
+    return RankState(source.values, arrays)
 
 
 def _is_stream(name: str) -> bool:
-    """Tell whether an array is a generator of which each rank has a stream of its own."""
+    """Return whether an array is a generator that has a separate stream on each rank."""
     group, _, generator = name.partition("/")
-    return group == "random" and generator not in ALIKE
+    return group == "random" and generator not in _COMMON_GENERATORS
 
 
 def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
-    """Return what ``rank`` keeps of a metric's variable, so that nothing of it is lost."""
+    """Return the part of a metric's variable for ``rank``, so that nothing is lost."""
     first = parts[0]
     if merge == "first":
         return first
@@ -194,7 +194,7 @@ def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
 
 
 def join_states(states: list[RankState]) -> Arrays:
-    """Return the arrays of all ranks, their names led by the rank."""
+    """Return the arrays of all ranks, with the rank before each name."""
     return {
         f"{rank:05d}/{name}": array
         for rank, state in enumerate(states)
@@ -203,7 +203,7 @@ def join_states(states: list[RankState]) -> Arrays:
 
 
 def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState]:
-    """Return what `join_states` joined, in the order of ranks."""
+    """Return the states that `join_states` joined, in the order of ranks."""
     states = [RankState(value, {}) for value in values]
     for name, array in arrays.items():
         rank, _, rest = name.partition("/")
@@ -211,22 +211,22 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
     return states
 
 
-def numbered(variables: Sequence[Variable]) -> Arrays:
-    """Return copies of the values, named by their number."""
+def _capture_numbered(variables: Sequence[Variable]) -> Arrays:
+    """Return copies of the values, by their number."""
     return {f"{number:05d}": np.array(v.numpy()) for number, v in enumerate(variables)}
 
 
-def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
-    """Assign what `numbered` returned."""
+def _assign_numbered(variables: Sequence[Variable], arrays: Arrays) -> None:
+    """Assign the values that `_capture_numbered` returned."""
     for number, variable in enumerate(variables):
         variable.assign(arrays[f"{number:05d}"])
 
 
-def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
+def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
     """Return the state of all global generators of this process.
 
     Args:
-        own: the states of the framework's own, by name.
+        framework_states: the states of the framework's generators, by name.
     """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -235,19 +235,21 @@ def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]
         "numpy": [kind, int(position), int(has_gauss), float(cached)],
     }
     arrays = {"python": np.array(words, np.uint32), "numpy": np.array(keys)}
-    arrays.update({name: np.array(variable.numpy()) for name, variable in own.items()})
+    arrays.update({name: np.array(variable.numpy()) for name, variable in framework_states.items()})
     return state, arrays
 
 
-def restore_random(state: dict[str, Any], arrays: Arrays, own: Mapping[str, Variable]) -> None:
-    """Put all global generators into a state that `capture_random` returned.
+def restore_random(
+    state: dict[str, Any], arrays: Arrays, framework_states: Mapping[str, Variable]
+) -> None:
+    """Restore all global generators to a state that `capture_random` returned.
 
-    Those of the framework that are not in it stay as they are.
+    Generators of the framework that it lacks are unchanged.
     """
     version, gauss = state["python"]
     random.setstate((version, tuple(int(word) for word in arrays["python"]), gauss))
     kind, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, arrays["numpy"], position, has_gauss, cached))
-    for name, variable in own.items():
+    for name, variable in framework_states.items():
         if name in arrays:
             variable.assign(arrays[name])

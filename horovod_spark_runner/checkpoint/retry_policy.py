@@ -1,9 +1,9 @@
 """Decide whether and when an interrupted run is restarted. Pure.
 
-A run's own code that raised is not started again: it would raise again. A killed or lost rank, a
-lost executor, a killed mpirun, storage that was away and a request to end (preemption) say nothing
-about the code: the run is started again from its newest checkpoint, until `max_restarts` is used
-up, after pauses that double as long as no attempt gets further than the one before.
+Exceptions of the user's code are not retried: it would raise again. A killed or lost rank, a lost
+executor, a killed mpirun, failing storage and preemption do not depend on the code: the run
+restarts from its newest checkpoint, up to `max_restarts` times, after pauses that double while no
+attempt gets further than the one before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..errors import (
 )
 from ..frameworks import FRAMEWORKS
 
-RUNNING = "running"  # what the record says until an attempt has ended
-# How attempts end.
+RUNNING = "running"  # recorded until an attempt has ended
+# Endings of attempts.
 FINISHED = "finished"
 USER_ERROR = "user error"  # the run's own code or input
 CANCELLED = "cancelled"
-STOPPED = "stopped"  # by what asked for the run, such as a search that prunes it
+STOPPED = "stopped"  # by its caller, such as a search that prunes it
 KILLED = "rank killed or lost"
 LOST = "launch failed or Spark lost it"
 STALLED = "stalled"
@@ -41,12 +41,12 @@ PREEMPTED = "preempted"
 NO_SLOTS = "too few slots"
 
 RETRIED = frozenset({KILLED, LOST, STALLED, STORAGE, PREEMPTED, NO_SLOTS})
-MAX_BACKOFF_SECONDS = 60.0
+_MAX_BACKOFF_SECONDS = 60.0
 
-# Exceptions on a rank that tell of its surroundings, not of its code.
+# Exceptions on a rank that come from its surroundings, not from its code.
 _SURROUNDINGS = (
     "horovod.common.exceptions.HorovodInternalError",
-    # MPI did not make it the rank it was to be: mpirun was on its way out.
+    # MPI gave it another rank than planned: mpirun was ending.
     "horovod_spark_runner.errors.LaunchError",
     "mpi4py.MPI.Exception",
     "MemoryError",
@@ -55,10 +55,10 @@ _SURROUNDINGS = (
     "ConnectionRefusedError",
     "BrokenPipeError",
     "TimeoutError",
-    # Storage, networks and devices say so; files that are not there have types of their own.
+    # Storage, networks and devices raise this; missing files have other types.
     "OSError",
-    "horovod_spark_runner.storage.patience.HungError",
-    *(name for known in FRAMEWORKS.values() for name in known.surroundings),
+    "horovod_spark_runner.storage.retries.HungError",
+    *(name for framework in FRAMEWORKS.values() for name in framework.surroundings),
 )
 
 
@@ -71,7 +71,7 @@ class Attempt:
         workers: ranks.
         started: seconds since the epoch.
         ended: likewise.
-        first_step: step of the run it went on from; 0 for the beginning.
+        first_step: step of the run that it resumed from; 0 for a new run.
         last_step: last step of the run that it reported.
         ending: one of the words above.
         cause: what ended it, in one line; empty if it finished.
@@ -89,11 +89,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from a failed attempt.
+    """Decision after a failed attempt.
 
     Attributes:
-        restart_at: when to start again, in seconds since the epoch; ``None`` to give up.
-        reason: why, for people.
+        restart_at: when to restart, in seconds since the epoch; ``None`` to give up.
+        reason: why, for the log.
     """
 
     restart_at: float | None
@@ -101,7 +101,7 @@ class Decision:
 
 
 def classify(error: HorovodSparkError) -> str:
-    """Return how an attempt ended that raised ``error``."""
+    """Return the ending of an attempt that raised ``error``."""
     if isinstance(error, RankFailedError):
         kind = error.exception_type
         # TensorFlow's own error, of several types, around that of Horovod.
@@ -123,7 +123,7 @@ def classify(error: HorovodSparkError) -> str:
 
 
 def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> Decision:
-    """Return what follows from the last of the call's ``attempts``, which failed.
+    """Decide what to do after the last of the call's ``attempts`` failed.
 
     Args:
         attempts: all attempts of this call, the failed one last.
@@ -132,12 +132,12 @@ def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> 
     """
     last, used = attempts[-1], len(attempts) - 1
     if last.ending not in RETRIED:
-        return Decision(None, f"{last.ending}: not a matter of trying again")
+        return Decision(None, f"{last.ending}: a retry would not help")
     if last.ending == NO_SLOTS and used == 0:
         return Decision(None, "there were never enough slots")
     if used >= options.max_restarts:
         return Decision(None, f"max_restarts={options.max_restarts} used up")
-    pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), MAX_BACKOFF_SECONDS)
+    pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), _MAX_BACKOFF_SECONDS)
     return Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
 
 
@@ -152,12 +152,12 @@ def _fruitless(attempts: Sequence[Attempt]) -> int:
 
 
 def steps_lost(attempts: Sequence[Attempt]) -> int:
-    """Return how many steps were trained again because no checkpoint held them."""
+    """Return how many steps were repeated because no checkpoint held them."""
     return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))
 
 
 def describe_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """Return one line per attempt, for people."""
+    """Return one line per attempt, for messages."""
     lines = []
     for attempt in attempts:
         cause = f": {attempt.cause}" if attempt.cause else ""

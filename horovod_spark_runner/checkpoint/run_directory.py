@@ -1,4 +1,4 @@
-"""The layout of a run directory; the one place that knows its names.
+"""Run directory: its layout, and all names of its files.
 
 ::
 
@@ -7,22 +7,22 @@
         lock.json                   lease of the run that writes here, while it lasts
         .lock                       empty; is locked while lock.json changes hands
         config.json                 settings of the newest call
-        attempts.jsonl              one line per attempt: when, where from, how it ended
+        attempts.jsonl              one line per attempt: times, first and last step, ending
         data/                       materialized rows, while they are needed
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
-        metrics.jsonl               one line per epoch, with where its time went
-        calls.jsonl                 one line per call: where its time went, its ranks, its versions
-        report.html                 what there is to see of the run, as one page
-        mlflow.json                 identity of the run in MLflow, if it is told of the training
+        metrics.jsonl               one line per epoch: metrics and time breakdown
+        calls.jsonl                 one line per call: time breakdown, ranks, versions
+        report.html                 report of the run, as one page
+        mlflow.json                 identity of the run in MLflow, if it is logged there
         events/train, validation    event files, for TensorBoard
-        events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
-        events/timeline-00000000.json  Horovod's timeline from that step on, if asked for
+        events/profile/             profiles of chosen steps, if requested, for TensorBoard
+        events/timeline-00000000.json  Horovod's timeline from that step on, if requested
         model/                      model.keras or module.pt2, weights.npz, sample.npz,
                                     signature.json (the last)
-        saved_model/                the model as a SavedModel, if asked for
-        handed/                     what ranks begin with that is too large for their call, while
-                                    it lasts
+        saved_model/                the model as a SavedModel, if requested
+        handed/                     attachments: contents too large for the ranks' call, while it
+                                    lasts
 """
 
 from __future__ import annotations
@@ -32,37 +32,32 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..storage.lease import Lease, Terms, check_held
-from ..typed_json import load_json
-from .records import (
-    Check,
-    is_account,
-    is_attempt,
-    is_call,
-    is_object,
-    is_settings,
-)
+from ..typed_json import load_json, read_fields
+from .retry_policy import Attempt
 
-# Where the time of an epoch went, as JSON; ``None`` where that is not known.
+# Time breakdown of an epoch, as JSON; ``None`` if unknown.
 Account: TypeAlias = "Mapping[str, Any] | None"
-# Is told in a sentence what of a record cannot be read.
+# Called with a sentence about a record that cannot be read.
 Say: TypeAlias = Callable[[str], object]
-# What the line of an epoch tells besides its metrics, and where metrics lie that are called so.
+# Keys of an epoch's line besides its metrics; metrics of these names are in the last one.
 _NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
-_OWN = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
+_RESERVED = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
+_Check: TypeAlias = Callable[[object], bool]
 _STEP = re.compile(r"step-(\d{8,})")
-# What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
+# Temporary files of `Location.write_bytes` and `replace_folder`, without the lock's: its holder
 # writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}(\.old)?")
 
 
-def _nobody(what: str) -> None:
-    """Take note of nothing."""
+def _ignore(what: str) -> None:
+    """Ignore the message."""
 
 
 class RunDirectory:
@@ -88,15 +83,15 @@ class RunDirectory:
         return self.location.join("lock.json")
 
     def lease(self) -> Lease:
-        """Return the lease of one run on this directory, to be entered.
+        """Return the lease of one run on this directory, a context manager.
 
-        Its failures are `RunDirectoryError` if another run holds it, and `CheckpointError` if the
-        storage fails.
+        It raises `RunDirectoryError` if another run holds it, and `CheckpointError` if the storage
+        fails.
         """
         return Lease(self.lock, self.location.join(".lock"), self._terms)
 
     def check_held(self, token: str) -> None:
-        """Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
+        """_Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
         check_held(self.lock, token, self._terms)
 
     @property
@@ -154,7 +149,7 @@ class RunDirectory:
         return self.location.join("saved_model")
 
     @property
-    def handed(self) -> Location:
+    def attachments(self) -> Location:
         return self.location.join("handed")
 
     @property
@@ -183,10 +178,10 @@ class RunDirectory:
         self.identity.write_text(json.dumps({"run_id": run_id}))
 
     def check_writable(self) -> None:
-        """Make the directory and prove that a file can be written to it.
+        """Create the directory and check that a file can be written to it.
 
         Raises:
-            RunDirectoryError: it cannot.
+            RunDirectoryError: it cannot be.
         """
         probe = self.location.join(f".probe-{uuid.uuid4().hex[:8]}")
         try:
@@ -200,15 +195,15 @@ class RunDirectory:
             ) from error
 
     def sweep(self) -> None:
-        """Delete what writers that were killed have left half written; no one else may write."""
+        """Delete temporary files of killed writers; nobody else may write meanwhile."""
         for folder in (self.location, self.model):
-            with contextlib.suppress(OSError):  # it takes room, and nothing else
+            with contextlib.suppress(OSError):  # they only take room
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
 
     def mlflow_run(self) -> str | None:
-        """Return the identity of the run in MLflow; ``None`` if none is known."""
+        """Return the identity of the run in MLflow; ``None`` if there is none."""
         try:
             return str(load_json(self.mlflow.read_text())["run_id"])
         except FileNotFoundError:
@@ -229,26 +224,25 @@ class RunDirectory:
 
         Args:
             epochs: the metrics of each.
-            accounts: where the time of each went: ``accounting`` of its line, as its number is
-                ``epoch``. Metrics that are called like these, or ``metrics``, are within
-                ``metrics``, which is there for them alone.
+            accounts: time breakdown of each: ``accounting`` in its line, where its number is
+                ``epoch``. Metrics of these names, or ``metrics``, are within ``metrics``.
         """
         lines = []
         for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
             line: dict[str, object] = {_NUMBER: number}
             if account is not None:
                 line[_ACCOUNT] = account
-            if namesakes := {name: value for name, value in logs.items() if name in _OWN}:
+            if namesakes := {name: value for name, value in logs.items() if name in _RESERVED}:
                 line[_NAMESAKES] = namesakes
-            line |= {name: value for name, value in logs.items() if name not in _OWN}
+            line |= {name: value for name, value in logs.items() if name not in _RESERVED}
             lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_metrics(self, say: Say = _nobody) -> list[dict[str, float]]:
+    def read_metrics(self, say: Say = _ignore) -> list[dict[str, float]]:
         """Return the metrics of each epoch; none if there is no file of them.
 
         Args:
-            say: is told of a last line that was cut short.
+            say: called with a message about a last line that was cut short.
 
         Raises:
             RunDirectoryError: it is damaged elsewhere.
@@ -266,48 +260,48 @@ class RunDirectory:
                 epoch = load_json(line)
                 if epoch.get(_NUMBER) != number - 1:
                     raise ValueError(f"its number is {epoch.get(_NUMBER)!r} and not {number - 1}")
-                told = {name: value for name, value in epoch.items() if name not in _OWN}
-                epochs.append(told | epoch.get(_NAMESAKES, {}))
+                logs = {name: value for name, value in epoch.items() if name not in _RESERVED}
+                epochs.append(logs | epoch.get(_NAMESAKES, {}))
             except (ValueError, AttributeError, TypeError) as error:
                 if number == len(lines) and not text.endswith("\n"):
                     say(f"metrics.jsonl is cut short in line {number}, which is left out.")
                     break
                 raise RunDirectoryError(
-                    f"{self.metrics} is damaged: line {number} is no epoch ({error})"
+                    f"{self.metrics} is damaged: line {number} is not an epoch ({error})"
                 ) from error
         return epochs
 
-    def read_accounts(self, epochs: int, say: Say = _nobody) -> list[Account]:
-        """Return where the time of each of the first so many epochs went, where that is known."""
-        found: list[Account] = []
+    def read_accounts(self, epochs: int, say: Say = _ignore) -> list[Account]:
+        """Return the time breakdown of each of the first ``epochs`` epochs, where it is known."""
+        accounts: list[Account] = []
         damaged = []
         try:
             for number, line in enumerate(self.metrics.read_text().splitlines()[:epochs], 1):
                 account = load_json(line).get(_ACCOUNT)
-                if account is not None and not is_account(account):
+                if account is not None and not _is_account(account):
                     damaged.append(str(number))
                     account = None
-                found.append(account)
-        except (OSError, ValueError, AttributeError):  # a record for people
+                accounts.append(account)
+        except (OSError, ValueError, AttributeError):  # not needed to train
             pass
         if damaged:
             lines = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
-            say(f"metrics.jsonl is damaged: where the time went is left out of line {lines}.")
-        return found + [None] * (epochs - len(found))
+            say(f"metrics.jsonl is damaged: the time breakdown is left out of line {lines}.")
+        return accounts + [None] * (epochs - len(accounts))
 
-    def read_config(self, say: Say = _nobody) -> dict[str, Any]:
+    def read_config(self, say: Say = _ignore) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
-        settings = _parsed(self.config, say, is_settings)
+        settings = _parsed(self.config, say, _is_settings)
         if settings == {}:
             say("config.json holds no settings.")
         return settings if isinstance(settings, dict) else {}
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
-        """Write what is known of all attempts of the run, one JSON object per line."""
+        """Write the records of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
     def attempts_so_far(self) -> list[dict[str, Any]]:
-        """Return what `write_attempts` wrote; nothing if it is not there.
+        """Return the records that `write_attempts` wrote; none if the file is missing.
 
         Raises:
             OSError: the storage fails.
@@ -315,23 +309,109 @@ class RunDirectory:
         """
         return _lines(self.attempts)
 
-    def read_attempts(self, say: Say = _nobody) -> list[dict[str, Any]]:
-        """Return what `write_attempts` wrote; nothing if it is not there or cannot be read."""
-        return _readable(self.attempts, is_attempt, say)
+    def read_attempts(self, say: Say = _ignore) -> list[dict[str, Any]]:
+        """Return the records that `write_attempts` wrote; none if they cannot be read."""
+        return _readable(self.attempts, _is_attempt, say)
 
     def add_call(self, call: Mapping[str, Any]) -> None:
-        """Add what is known of a call that has ended.
+        """Add the record of a call that has ended.
 
         Raises:
             OSError: the storage fails; nothing was written.
-            ValueError: what there is of earlier calls is damaged; it stays as it is.
+            ValueError: the records of earlier calls are damaged; they are unchanged.
         """
         lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_calls(self, say: Say = _nobody) -> list[dict[str, Any]]:
-        """Return what `add_call` has added; nothing if it is not there or cannot be read."""
-        return _readable(self.calls, is_call, say)
+    def read_calls(self, say: Say = _ignore) -> list[dict[str, Any]]:
+        """Return the records that `add_call` has added; none if they cannot be read."""
+        return _readable(self.calls, _is_call, say)
+
+
+# Fields of records, to validate them. A damaged record is not shown at all: a part of its calls
+# would look like all of them.
+
+
+@dataclass(frozen=True)
+class _Account:
+    ranks: list[int]
+    seconds: dict[str, list[float]]
+    mean: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    rank: int
+    host: str
+    slot: int
+    gpus: list[str]
+
+
+@dataclass(frozen=True)
+class _Call:
+    seconds: dict[str, float]
+    ended: float = 0.0
+    placement: list[_Rank] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class _Fit:
+    epochs: int = 0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class _Sync:
+    sync: str = ""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    fit: _Fit = _Fit()
+    num_workers: int = 0
+    rows: int = 0
+    sync: _Sync = _Sync()
+
+
+def _has_fields(value: object, cls: type[object]) -> bool:
+    try:
+        read_fields(value, cls)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_object(value: object) -> bool:
+    """Return whether ``value`` is a dictionary."""
+    return isinstance(value, dict)
+
+
+def _is_account(value: object) -> bool:
+    """Return whether ``value`` is a time breakdown by rank."""
+    return _has_fields(value, _Account) and all(
+        len(each) == len(value["ranks"])  # type: ignore[index]
+        for each in value["seconds"].values()  # type: ignore[index]
+    )
+
+
+def _is_attempt(value: object) -> bool:
+    """Return whether ``value`` has the fields of an `Attempt`."""
+    return _has_fields(value, Attempt)
+
+
+def _is_call(value: object) -> bool:
+    """Return whether ``value`` is the record of a call."""
+    if not (isinstance(value, dict) and _has_fields(value, _Call)):
+        return False
+    accounts = value.get("accounts", {})
+    return accounts == {} or _is_account(accounts)
+
+
+def _is_settings(value: object) -> bool:
+    """Return whether ``value`` holds settings of a run."""
+    return _has_fields(value, _Settings)
 
 
 def _lines(file: Location) -> list[dict[str, Any]]:
@@ -341,27 +421,27 @@ def _lines(file: Location) -> list[dict[str, Any]]:
         return []
 
 
-def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]:
+def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]]:
     try:
-        found = _lines(file)
+        records = _lines(file)
     except (OSError, ValueError) as error:
         say(f"{file.name} cannot be read, and is left out: {error}.")
         return []
-    damaged = [number for number, each in enumerate(found, 1) if not is_whole(each)]
+    damaged = [number for number, each in enumerate(records, 1) if not is_whole(each)]
     if damaged:
         say(f"{file.name} is damaged in line {damaged[0]}, and is left out.")
-    return [] if damaged else found
+    return [] if damaged else records
 
 
-def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
+def _parsed(file: Location, say: Say, is_whole: _Check = _is_object) -> object:
     try:
-        found = load_json(file.read_text())
+        value = load_json(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         say(f"{file.name} cannot be read, and is left out: {error}.")
         return None
-    if is_whole(found):
-        return found
+    if is_whole(value):
+        return value
     say(f"{file.name} is damaged, and is left out.")
     return None

@@ -1,4 +1,4 @@
-"""Writes checkpoints one after the other in a thread, while the training goes on."""
+"""Write checkpoints in a background thread, while the training continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..config.training import CheckpointOptions
 from ..errors import CheckpointError
 from ..storage.arrays import Arrays
-from ..storage.patience import patiently
+from ..storage.retries import retry
 from .files import CheckpointInfo, prune_checkpoints, save_checkpoint
 from .run_directory import Account, RunDirectory
 
@@ -23,8 +23,8 @@ class CheckpointWriter:
 
     Args:
         directory: the run directory.
-        options: which to keep, and what an error means.
-        token: the lock that must be held by the run.
+        options: which to keep, and what happens after an error.
+        token: the lease token that the run must hold.
         pause: how to wait; for tests.
     """
 
@@ -54,28 +54,28 @@ class CheckpointWriter:
         accounts: Sequence[Account] = (),
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a checkpoint in the background; waits for the one before.
+        """Write a checkpoint in the background, after the one before.
 
         Args:
-            info: what it is of.
+            info: all of it but its arrays.
             files: its arrays, by file; they must not change any more.
             accounts: see `RunDirectory.write_metrics`.
-            then: called by the thread once it is written, or the training is to go on without.
+            then: called by the thread once it is written, or the training continues without it.
 
         Raises:
-            CheckpointError: the one before could not be written, and errors are to be raised.
+            CheckpointError: the one before could not be written, and ``on_error`` is ``raise``.
             RunDirectoryError: another run has taken the run directory over.
         """
         self.wait()
         self._pending = self._pool.submit(self._write_then, info, files, accounts, then)
 
     def poll(self) -> None:
-        """Raise what went wrong meanwhile, as `submit` does; never waits."""
+        """Raise the error of an earlier write, as `submit` does; never wait."""
         if not self.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raises as `submit` does."""
+        """Wait until nothing is being written; raise as `submit` does."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -84,10 +84,10 @@ class CheckpointWriter:
         except CheckpointError as error:
             if self._options.on_error == "raise":
                 raise
-            logger.warning("%s. The training goes on", error)
+            logger.warning("%s. The training continues", error)
 
     def close(self) -> None:
-        """Let what is being written come to its end: also when the training has failed."""
+        """Finish the current write, also if the training has failed."""
         self._pool.shutdown(wait=True)
 
     def _write_then(
@@ -111,11 +111,11 @@ class CheckpointWriter:
     ) -> None:
         what = f"the checkpoint of step {info.step} could not be written"
         try:
-            patiently(
+            retry(
                 functools.partial(self._write_once, info, files, accounts),
                 f"{what} to {self._directory.checkpoints}",
-                "Those before are untouched; once the storage takes files again, the same call "
-                "goes on from the newest. With on_error='warn' the training goes on without",
+                "Earlier ones are untouched; once the storage works again, the same call resumes "
+                "from the newest. With on_error='warn' the training continues without",
                 self._pause,
             )
         except CheckpointError as error:

@@ -73,7 +73,7 @@ def _folder(text: str) -> Location:
     if folder.stat() is not None:
         raise InvalidInputError(f"{folder} is a file; give the folder that holds datasets")
     # Object stores know no empty folders: there it may be a cache of which nothing is left.
-    if folder.renames_whole and not folder.exists():
+    if folder.has_atomic_rename and not folder.exists():
         raise InvalidInputError(f"{folder} does not exist; give the folder that holds datasets")
     return folder
 

@@ -11,7 +11,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError
 from ..planning.from_run import measure_from_run
 from ..planning.plan import PlanOptions, build_plan, plan_file
-from ..storage.contents import parsing
+from ..storage.contents import convert_parse_errors
 from .output import output_file, show
 
 
@@ -23,7 +23,7 @@ def command(arguments: argparse.Namespace) -> int:
         plan_file(arguments.output)
         output = output_file(arguments.output)
     directory = RunDirectory(arguments.run_dir)
-    with parsing(f"the records of a run in {directory.location}"):
+    with convert_parse_errors(f"the records of a run in {directory.location}"):
         measured = measure_from_run(directory, time.time())
     plan = build_plan(directory.location.name, measured, options)
     if output is not None:

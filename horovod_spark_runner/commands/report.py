@@ -9,7 +9,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
-from ..storage.contents import parsing
+from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
 from ..tune.directory import StudyDirectory
@@ -35,7 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
                 f"report is of one of its trials, in {study.trials}"
             )
     places = [RunDirectory(place) for place in arguments.run_dir]
-    with parsing(f"the records of a run in {', '.join(arguments.run_dir)}"):
+    with convert_parse_errors(f"the records of a run in {', '.join(arguments.run_dir)}"):
         runs = [read_facts(directory, time.time()) for directory in places]
         text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     file = file or places[0].report

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import RunDirectoryError
-from ..storage.contents import parsing
+from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
 from ..storage.lease import read_lease, seems_held
 from ..tune.call import needing_optuna
@@ -56,7 +56,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         raise RunDirectoryError(f"{directory.location} holds no study: it has no study.json")
     lock = read_lease(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
-    with parsing(f"the journal and record of a study in {directory.location}"):
+    with convert_parse_errors(f"the journal and record of a study in {directory.location}"):
         study = needing_optuna("study").Study(directory)
         best = study.best()
         return StudySummary(

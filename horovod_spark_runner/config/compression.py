@@ -1,4 +1,4 @@
-"""Settings of how gradients are made smaller on their way between ranks."""
+"""Settings of gradient compression."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .fields import Settings, from_table, made_of, required, setting
+from .fields import Settings, from_table, parse_settings, required, setting
 from .validators import Kind, count, number, number_above_zero, optional
 
-# What makes each number shorter, and forgets what is left of it.
+# Compressions that shorten each number, and lose the rest.
 Narrow = Literal["none", "fp16", "bf16"]
-# What names the way in a dictionary of its settings.
-WAY = "way"
-# Thresholds that may move, and are still numbers of float32.
+# Key of the kind of compression or strategy in a dictionary of its settings.
+KIND_KEY = "way"
+# Limits of thresholds, which must stay valid as float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
@@ -65,19 +65,19 @@ _RANGE: Kind[tuple[float, float]] = Kind("pair of numbers above 0, at most 1", _
 
 @dataclass(frozen=True, kw_only=True)
 class Residual(Settings):
-    """A compression in which each rank keeps what it has not sent, and adds it to the next."""
+    """A compression in which each rank adds the unsent part to its next gradients."""
 
     warmup_steps: int = setting(
         0,
         count(0),
         "steps at the beginning of a run in which gradients are sent whole (0); with `TopK`, over "
-        "which the share that is sent falls from 1 to its ``ratio``, by the same factor in each.",
+        "which the sent share falls from 1 to its ``ratio``, by the same factor in each.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moving(Residual):
-    """A compression that may have the momentum, in place of the optimizer."""
+    """A compression that may apply momentum, in place of the optimizer."""
 
     momentum: float = setting(
         0.0,
@@ -92,7 +92,7 @@ class Moving(Residual):
 class TopK(Moving):
     """Each rank sends the entries of its gradients with the largest absolute values.
 
-    What is not sent is kept and added to the next step's gradients, so nothing is lost, only late.
+    The unsent part is added to the next step's gradients, so nothing is lost, only late.
     The algorithm, with momentum correction and warm-up: Lin and others, "Deep Gradient
     Compression", ICLR 2018.
     """
@@ -103,13 +103,13 @@ class TopK(Moving):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Moving):
-    """Each rank sends where its gradients are beyond a threshold: the place and the sign.
+    """Each rank sends index and sign of gradients beyond a threshold.
 
-    The others take the threshold for the value. What is left is kept and added to the next step's
-    gradients. The threshold moves by 3.5 % a step while the share that is sent is out of its
-    range, as Deeplearning4j's adaptive one does, and not below a millionth of ``start``.
-    Deeplearning4j sends the optimizer's steps, momentum included: so does ``momentum``, while an
-    optimizer's own would add to what comes late, and may make the training diverge.
+    The others use the threshold as the value. The rest is added to the next step's gradients. The
+    threshold changes by 3.5 % per step while the sent share is out of its range, as
+    Deeplearning4j's adaptive one does, and stays above a millionth of ``start``. Deeplearning4j
+    sends the optimizer's steps, momentum included: so does ``momentum``. An optimizer's own
+    momentum would add to late gradients, and may make the training diverge.
     """
 
     start: float = setting(1e-4, _THRESHOLD, "threshold to begin with (0.0001).")
@@ -122,9 +122,9 @@ class Threshold(Moving):
     clip_residual: float | None = setting(
         5.0,
         optional(number_above_zero()),
-        "after every fifth step, what is left is cut to so many thresholds, as in Deeplearning4j, "
-        "so that it does not grow beyond what can be sent (5). What is cut is lost; ``None`` keeps "
-        "all of it.",
+        "after every fifth step, the rest is clipped to so many thresholds, as in Deeplearning4j, "
+        "so that it does not grow beyond what can be sent (5). The clipped part is lost; ``None`` "
+        "disables clipping.",
     )
 
 
@@ -133,8 +133,8 @@ class Threshold(Moving):
 class PowerSGD(Residual):
     """Gradients of matrices are sent as two thin factors each; of others, whole.
 
-    What the factors leave out is kept and added to the next step's gradients. A convolution's
-    weights are taken for the matrix that is nearest to a square. The algorithm: Vogels and others,
+    The error of the factors is added to the next step's gradients. A convolution's weights are
+    reshaped to the matrix that is nearest to a square. The algorithm: Vogels and others,
     "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
     """
 
@@ -142,8 +142,8 @@ class PowerSGD(Residual):
 
 
 Compression = Narrow | TopK | Threshold | PowerSGD
-# By the names they have in dictionaries and in what a run records.
-COMPRESSIONS: dict[str, type[Residual]] = {
+# By their names in dictionaries and in records of a run.
+_COMPRESSIONS: dict[str, type[Residual]] = {
     "top_k": TopK,
     "threshold": Threshold,
     "power_sgd": PowerSGD,
@@ -153,36 +153,41 @@ COMPRESSIONS: dict[str, type[Residual]] = {
 def _check_compression(name: str, value: object) -> Compression:
     if isinstance(value, str) and value in get_args(Narrow):
         return value  # type: ignore[return-value]
-    if type(value) in COMPRESSIONS.values():
+    if type(value) in _COMPRESSIONS.values():
         return value  # type: ignore[return-value]
     if isinstance(value, Mapping):
         made: Compression = _from_fields(name, value)
         return made
     words = ", ".join(get_args(Narrow))
-    ways = [f"{cls.__name__}(…)" for cls in COMPRESSIONS.values()]
+    choices = [f"{cls.__name__}(…)" for cls in _COMPRESSIONS.values()]
     raise InvalidInputError(
-        f"{name} must be one of {words}, {', '.join(ways[:-1])} and {ways[-1]}, got {brief(value)}"
+        f"{name} must be one of {words}, {', '.join(choices[:-1])} and {choices[-1]}, got "
+        f"{brief(value)}"
     )
 
 
-def _from_fields(name: str, given: Mapping[str, Any]) -> Any:
-    """Return the compression that a dictionary says."""
-    way = given.get(WAY)
-    if not isinstance(way, str) or way not in COMPRESSIONS:
+def _from_fields(name: str, fields: Mapping[str, Any]) -> Any:
+    """Return the compression that a dictionary describes."""
+    kind = fields.get(KIND_KEY)
+    if not isinstance(kind, str) or kind not in _COMPRESSIONS:
         raise InvalidInputError(
-            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got {brief(way)}"
+            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, _COMPRESSIONS))}, got "
+            f"{brief(kind)}"
         )
-    own = {key: value for key, value in given.items() if key != WAY}
-    return made_of(COMPRESSIONS[way], name, own)
+    settings = {key: value for key, value in fields.items() if key != KIND_KEY}
+    return parse_settings(_COMPRESSIONS[kind], name, settings)
 
 
 def as_json(compression: Compression) -> object:
-    """Return a compression as JSON takes it, and as the setting takes it again."""
+    """Return a compression as JSON, which the setting accepts again."""
     if isinstance(compression, str):
         return compression
-    way = next(name for name, cls in COMPRESSIONS.items() if type(compression) is cls)
+    kind = next(name for name, cls in _COMPRESSIONS.items() if type(compression) is cls)
     values = asdict(compression)
-    return {WAY: way, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+    return {
+        KIND_KEY: kind,
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()},
+    }
 
 
 COMPRESSION: Kind[Compression] = Kind(

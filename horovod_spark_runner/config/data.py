@@ -12,37 +12,37 @@ import numpy as np
 
 from ..errors import DataError, InvalidInputError, brief
 from .fields import Settings, from_table, setting
-from .importable import misfit
+from .importable import explain_misfit
 from .validators import (
     FLAG,
     PLACE,
     TEXT,
     Kind,
+    as_integer,
     choice,
     count,
     optional,
-    whole_number,
 )
 
 Materializer = Literal["petastorm", "spark"]
 # Memory of the shuffle window, by default.
 WINDOW_BYTES = 256 * 1024 * 1024
-# Called with one row's value (an array of its own; images decoded and resized) and a random
-# generator (``None`` outside training); returns what NumPy makes an array of the column's shape of
-# that fits its type: for a column of single values, a plain number will do.
+# Called with one row's value (a separate array; images decoded and resized) and a random generator
+# (``None`` outside training). Returns an array of the column's shape that fits its type, or for a
+# column of single values a plain number.
 Transform = Callable[[np.ndarray, np.random.Generator | None], Any]
 
 
 def _check_shape(column: str, shape: Any) -> tuple[int, ...]:
-    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
-    sizes = [whole_number(size) for size in given]
-    known = [size for size in sizes if size is not None and size > 0]
-    if isinstance(shape, str) or len(known) < len(sizes):
+    entries = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
+    sizes = [as_integer(size) for size in entries]
+    positive = [size for size in sizes if size is not None and size > 0]
+    if isinstance(shape, str) or len(positive) < len(sizes):
         raise DataError(
-            f"shapes gives column {column!r} the shape {brief(shape)}; it must consist of whole "
-            "numbers of at least 1, such as (8, 8, 1), and leave out the rows"
+            f"shapes gives column {column!r} the shape {brief(shape)}; it must consist of "
+            "integers of at least 1, such as (8, 8, 1), without the rows"
         )
-    return tuple(known)
+    return tuple(positive)
 
 
 def _check_dtype(column: str, dtype: Any) -> str:
@@ -55,7 +55,7 @@ def _check_dtype(column: str, dtype: Any) -> str:
     except TypeError as error:
         raise DataError(
             f"dtypes gives column {column!r} the type {brief(dtype)}; it must be the name of a "
-            "NumPy type, such as 'float32'; columns to be left as they are by default are left out"
+            "NumPy type, such as 'float32'; leave out columns that keep their default"
         ) from error
 
 
@@ -63,7 +63,7 @@ def _check_transform(column: str, transform: Any) -> Transform:
     meant = "it must be a function of a value and a random generator"
     if not callable(transform):
         raise DataError(f"transforms gives column {column!r} {brief(transform)}; {meant}")
-    wrong = misfit(transform, None, None)
+    wrong = explain_misfit(transform, None, None)
     if wrong:
         raise DataError(f"transforms gives column {column!r} a function, but {wrong}; {meant}")
     checked: Transform = transform
@@ -82,44 +82,43 @@ def _by_column(words: str, check_one: Callable[[str, Any], Any]) -> Kind[Mapping
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Settings):
-    """How data are prepared and read."""
+    """Options of preparing and reading data."""
 
     shapes: Mapping[str, Any] = setting(
         {},
-        _by_column("whole numbers", _check_shape),
+        _by_column("integers", _check_shape),
         'shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the (nested) '
         "arrays. Encoded images are resized to it, (height, width, channels).",
     )
     dtypes: Mapping[str, Any] = setting(
         {},
         _by_column("NumPy dtype", _check_dtype),
-        'NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real '
-        "numbers are float32, integers keep their size, strings stay strings and bytes are uint8; "
-        "grey images of 16 bits are uint16, those of real numbers float32. Values are never "
-        "scaled.",
+        'NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default floats are '
+        "float32, integers keep their size, strings stay strings and bytes are uint8; grey images "
+        "of 16 bits are uint16, those of floats float32. Values are never scaled.",
     )
     transforms: Mapping[str, Transform] = setting(
         {},
         _by_column("function", _check_transform),
-        "functions that vary a column's values, such as images, by column: called on threads, once "
-        "per row, with the value (a NumPy array of its own in the column's shape, ``()`` for a "
-        "single number or string; booleans come as int8, 0 and 1) and a ``numpy.random.Generator`` "
-        "(``None`` in validation and prediction) that depends on seed, epoch and the row's place "
-        "in the epoch's order, which is the same on any number of ranks with the same global "
-        "batch. All columns of a row get equal ones. The result has the column's shape and fits "
-        'its type: to make real numbers of an image of uint8, give ``dtypes={"image": '
-        '"float32"}`` too.',
+        "functions that transform a column's values, such as images, by column: called in threads, "
+        "once per row, with the value (a separate NumPy array in the column's shape, ``()`` for a "
+        "single number or string; booleans are int8, 0 and 1) and a ``numpy.random.Generator`` "
+        "(``None`` in validation and prediction) that depends on seed, epoch and the row's "
+        "position in the epoch's order, which is the same on any number of ranks with the same "
+        "global batch. All columns of a row get equal ones. The result must have the column's "
+        "shape and fit its type: to turn an image of uint8 into floats, also set "
+        '``dtypes={"image": "float32"}``.',
     )
     allow_nan: bool = setting(
         False,
         FLAG,
-        "let NaN and infinite values pass, also those that ``transforms`` return (refused by "
+        "allow NaN and infinite values, also those that ``transforms`` return (refused by "
         "default).",
     )
     stratify: str | None = setting(
         None,
         optional(TEXT),
-        "column of whose values training and validation rows get the same proportions, where "
+        "column whose values get the same proportions in training and validation rows, if "
         "``validation`` is a fraction: of each value, that fraction within one row.",
     )
     window_bytes: int = setting(
@@ -137,15 +136,15 @@ class DataOptions(Settings):
     data_dir: str | os.PathLike[str] | None = setting(
         None,
         optional(PLACE),
-        "cache directory of the materialized rows, where later runs on the same data find them; by "
+        "cache directory of the materialized rows, which later runs on the same data reuse; by "
         "default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.",
     )
     keep_data: bool | None = setting(
         None,
         optional(FLAG),
-        "whether the rows stay after the run: in a cache directory they do by default (see "
-        "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded. Those that "
-        "several maps of one ``fit`` share go with the last of their runs, whether or not all have "
-        "succeeded. A few rows of the features, 8 at most, stay with the trained model, which is "
-        "tried with them, unless this is ``False``.",
+        "whether the rows are kept after the run: by default they are in a cache directory (see "
+        "``horovod-spark-runner data``), and in ``run_dir`` until the run has succeeded. Rows that "
+        "several maps of one ``fit`` share are deleted after the last of their runs, whether or "
+        "not all have succeeded. A few rows of the features, 8 at most, are kept with the trained "
+        "model, to try it with, unless this is ``False``.",
     )

@@ -1,4 +1,4 @@
-"""Settings of `HorovodEstimator` that `run_training` takes otherwise: under Spark ML's names."""
+"""Settings of `HorovodEstimator`, under Spark ML's names; `run_training` has other ones."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .compression import WAY
+from .compression import KIND_KEY
 from .data import DataOptions
 from .fields import (
     Settings,
-    check_known,
+    check_setting_names,
     default_of,
     from_table,
-    made_of,
+    parse_settings,
     setting,
 )
-from .importable import GivenHere, by_import_name, is_import_name
+from .importable import UserSettings, by_import_name, is_import_name
 from .launch import LaunchOptions, MpiOptions
 from .mlflow import MlflowOptions
 from .sync import (
-    WAYS,
+    STRATEGIES,
     Allreduce,
     Sync,
     check_sync,
-    class_of_way,
     plain_settings,
-    way_of,
+    strategy_class,
+    strategy_name,
 )
 from .training import CheckpointOptions, RestartOptions
 from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 
-BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
+_BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
 
 
 def _check_code(name: str, value: object) -> Any:
@@ -79,10 +79,10 @@ def _check_arguments(name: str, value: object) -> dict[str, Any]:
 
 
 def plain_json(name: str, value: object) -> Any:
-    """Return ``value`` as JSON keeps it: plain numbers, text, lists and dictionaries by text.
+    """Return ``value`` as JSON: plain numbers, text, lists and dictionaries by text.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: it is invalid.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -106,111 +106,118 @@ def plain_json(name: str, value: object) -> Any:
 
 
 def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
-    """Return the kind of dictionaries of some settings of a class, or objects of it."""
+    """Return the kind of dictionaries of a class's settings, or objects of it."""
 
     def check(name: str, value: object) -> dict[str, Any]:
-        given = _given(name, value, cls)
+        values = _as_dictionary(name, value, cls)
         # Functions by name are imported where they are needed.
-        made = _make(cls, name, {**given, **_only_functions(given)})
-        return {one: _plain(name, given[one], getattr(made, one)) for one in given}
+        made = _make(cls, name, {**values, **_only_functions(values)})
+        return {one: _plain(name, values[one], getattr(made, one)) for one in values}
 
     return Kind(f"dictionary of settings of `{cls.__name__}`", check)
 
 
-def _given(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
-    known = {one.name: one for one in fields(cls)}
+def _as_dictionary(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
+    settings = {one.name: one for one in fields(cls)}
     if type(value) is cls:
-        values = {one: getattr(value, one) for one in known}
-        return {one: values[one] for one in known if values[one] != default_of(known[one])}
+        values = {one: getattr(value, one) for one in settings}
+        return {one: values[one] for one in settings if values[one] != default_of(settings[one])}
     if not isinstance(value, Mapping):
         raise InvalidInputError(
             f"{name} must be {cls.__name__}(…) or a dictionary of its settings, got an object of "
             f"type {type(value).__name__}"
         )
-    check_known(cls, name, value)
+    check_setting_names(cls, name, value)
     return dict(value)
 
 
-def _only_functions(given: Mapping[str, Any]) -> dict[str, Any]:
-    transforms = given.get("transforms")
+def _only_functions(values: Mapping[str, Any]) -> dict[str, Any]:
+    transforms = values.get("transforms")
     if not isinstance(transforms, Mapping):
         return {}
     return {"transforms": {c: one for c, one in transforms.items() if not is_import_name(one)}}
 
 
-def _make(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Settings:
-    nested = given.get("mpi")
+def _make(cls: type[Settings], name: str, values: Mapping[str, Any]) -> Settings:
+    nested = values.get("mpi")
     if isinstance(nested, Mapping):
-        given = {
-            **given,
-            "mpi": _make(MpiOptions, "mpi", _given(f"{name}['mpi']", nested, MpiOptions)),
+        values = {
+            **values,
+            "mpi": _make(MpiOptions, "mpi", _as_dictionary(f"{name}['mpi']", nested, MpiOptions)),
         }
-    return cls(**given)
+    return cls(**values)
 
 
-def _plain(name: str, given: Any, checked: Any) -> Any:
+def _plain(name: str, value: Any, checked: Any) -> Any:
     if isinstance(checked, Settings):
-        return _given(name, checked, type(checked))
+        return _as_dictionary(name, checked, type(checked))
     if isinstance(checked, os.PathLike):
         return os.fspath(checked)
     if isinstance(checked, Mapping):
-        return {**given, **{key: _plain(name, given, one) for key, one in checked.items()}}
+        return {**value, **{key: _plain(name, value, one) for key, one in checked.items()}}
     return list(checked) if isinstance(checked, tuple) else checked
 
 
-def _check_way(name: str, value: object) -> dict[str, Any]:
+def _check_strategy(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        way = check_sync(name, value)
-        plain = plain_settings(way)
-        return {WAY: way_of(way), **{one: plain[one] for one in _given(name, way, type(way))}}
-    sync_of(name, value)
+        strategy = check_sync(name, value)
+        plain = plain_settings(strategy)
+        return {
+            KIND_KEY: strategy_name(strategy),
+            **{one: plain[one] for one in _as_dictionary(name, strategy, type(strategy))},
+        }
+    parse_strategy(name, value)
     return dict(value)
 
 
-_SYNC: Kind[Mapping[str, Any]] = Kind(
-    "dictionary of a way of synchronising and its settings", _check_way
-)
+_SYNC: Kind[Mapping[str, Any]] = Kind("dictionary of a strategy and its settings", _check_strategy)
 
 
-def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
-    """Return the way of synchronising that a dictionary says.
+def parse_strategy(name: str, values: Mapping[str, Any]) -> Sync:
+    """Return the strategy that a dictionary describes.
 
     Args:
         name: the Param, for messages.
-        given: settings, and which way they are of as ``way``.
+        values: settings, and the strategy's name as ``way``.
 
     Raises:
-        InvalidInputError: there is no such way or setting, or a setting cannot be right.
+        InvalidInputError: the strategy or a setting is unknown, or a setting is invalid.
     """
-    cls = class_of_way(name, given)
-    others = [way for way, each in WAYS.items() if set(given) <= {one.name for one in fields(each)}]
-    if WAY not in given and others and way_of(Allreduce()) not in others:
+    cls = strategy_class(name, values)
+    others = [
+        strategy
+        for strategy, each in STRATEGIES.items()
+        if set(values) <= {one.name for one in fields(each)}
+    ]
+    if KIND_KEY not in values and others and strategy_name(Allreduce()) not in others:
         raise InvalidInputError(
-            f"{name}={brief(given)} does not say which way it is of; give {WAY!r}, one of "
+            f"{name}={brief(values)} does not name its strategy; give {KIND_KEY!r}, one of "
             f"{', '.join(map(repr, others))}"
         )
-    return made_of(cls, name, {one: value for one, value in given.items() if one != WAY})
+    return parse_settings(
+        cls, name, {one: each_value for one, each_value in values.items() if one != KIND_KEY}
+    )
 
 
-def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:
-    """Return the options that a Param's dictionary says, with its functions imported.
+def parse_options(cls: type[Settings], name: str, value: Mapping[str, Any]) -> Any:
+    """Return the options that a Param's dictionary describes, with its functions imported.
 
     Args:
         cls: their class.
         name: the Param, for messages.
-        given: its value.
+        value: its value.
 
     Raises:
-        InvalidInputError: a function cannot be imported; or storage says what ranks are run with.
+        InvalidInputError: a function cannot be imported, or storage decides what ranks run with.
     """
-    values = dict(given)
-    if not isinstance(given, GivenHere):
+    values = dict(value)
+    if not isinstance(value, UserSettings):
         mpi = values.get("mpi") or {}
         runs_code = [*values.get("env", ()), *mpi.get("parameters", ())]
         if runs_code:
             raise InvalidInputError(
-                f"{name} comes from storage, or a plain map as storage may hold, which does not "
-                f"say what ranks are run with ({', '.join(runs_code)}): give it once more by "
+                f"{name} comes from storage, or a plain map as storage may hold, which must not "
+                f"decide what ranks run with ({', '.join(runs_code)}): give it once more by "
                 f"set{name[:1].upper()}{name[1:]}(…) or a ParamGridBuilder"
             )
     if "transforms" in values:
@@ -241,14 +248,14 @@ _FRACTION: Kind[float] = Kind("number between 0 and 1", _check_fraction, "toFloa
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class EstimatorSettings(Settings):
-    """What `HorovodEstimator` trains, on which columns, and where it is kept."""
+    """Settings of `HorovodEstimator`: model, columns, folders and options."""
 
     model_fn: Any = setting(
         None,
         optional(Kind("function, its import name, or path", _check_model)),
         "function that returns a compiled ``keras.Model`` or a `TorchModel`, called on every "
-        f"worker with ``modelArgs``; {BY_NAME}. Or the path or URL of a ``.keras`` file, or of the "
-        "``.json`` of a compiled model. It has to be given.",
+        f"worker with ``modelArgs``; {_BY_NAME}. Or the path or URL of a ``.keras`` file, or of "
+        "the ``.json`` of a compiled model. Required.",
     )
     model_args: Mapping[str, Any] = setting(
         {},
@@ -259,13 +266,13 @@ class EstimatorSettings(Settings):
     custom_objects: Mapping[str, Any] = setting(
         {},
         Kind("dictionary of functions and classes by name", _check_objects),
-        f"the model's own classes and functions by name, for a model file; each {BY_NAME}.",
+        f"the model's own classes and functions by name, for a model file; each {_BY_NAME}.",
     )
     callbacks: Any = setting(
         None,
         optional(Kind("function, or list of callbacks", _check_callbacks)),
         "function, called on each worker, that returns Keras callbacks, or `TorchCallback` for a "
-        f"PyTorch module; {BY_NAME}. Or a list of callbacks that can be pickled, which cannot be "
+        f"PyTorch module; {_BY_NAME}. Or a list of callbacks that can be pickled, which cannot be "
         "saved.",
     )
     initial_weights: str | os.PathLike[str] | None = setting(
@@ -280,7 +287,7 @@ class EstimatorSettings(Settings):
         "label",
         optional(TEXT),
         'column that the model\'s output is compared with ("label"; if there is no such column, '
-        "and it was not asked for by name, none: for a model that needs no labels).",
+        "and it was not set, none: for a model that needs no labels).",
     )
     label_cols: ColumnNames | None = setting(
         None,
@@ -313,8 +320,8 @@ class EstimatorSettings(Settings):
     resume_from: str | os.PathLike[str] | None = setting(
         None,
         optional(PLACE),
-        "run directory of an earlier fit on the same rows, in which this one goes on from the "
-        "newest checkpoint: of one that was cut short, or to train it for more ``epochs``.",
+        "run directory of an earlier fit on the same rows, which is resumed from its newest "
+        "checkpoint: after an interruption, or to train for more ``epochs``.",
     )
     data: Mapping[str, Any] = setting(
         {}, _settings_of(DataOptions), "see `DataOptions`, as a dictionary of its settings."
@@ -338,7 +345,7 @@ class EstimatorSettings(Settings):
     mlflow: Mapping[str, Any] | None = setting(
         None,
         optional(_settings_of(MlflowOptions)),
-        "see `MlflowOptions`, likewise: ``{}`` tells MLflow, by its defaults, of every fit; "
+        "see `MlflowOptions`, likewise: ``{}`` logs every fit to MLflow, by its defaults; "
         "``None`` (default) does not.",
         shown=False,
     )

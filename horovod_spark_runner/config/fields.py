@@ -1,4 +1,4 @@
-"""Declare a setting once: a field of a frozen dataclass with its check and its sentence."""
+"""Settings as fields of frozen dataclasses, each declared once, with validator and description."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def setting(default: T, kind: Kind[T], text: str, *, shown: bool = True) -> T:
     """Return the field of a setting.
 
     Args:
-        default: its value unless given.
-        kind: what it can be.
-        text: what it does, for people: docstrings and docs/parameters.md show it.
-        shown: ``False`` leaves the value, which may be a secret, out of what ``repr`` says.
+        default: its default.
+        kind: its kind of values.
+        text: its description, for docstrings and docs/parameters.md.
+        shown: ``False`` leaves the value, which may be a secret, out of ``repr``.
     """
     metadata = {_KIND: kind, _TEXT: text}
     if isinstance(default, dict):
@@ -37,14 +37,14 @@ def setting(default: T, kind: Kind[T], text: str, *, shown: bool = True) -> T:
 
 
 def required(kind: Kind[T], text: str) -> T:
-    """Return the field of a setting that has to be given; see `setting`."""
-    made: T = field(metadata={_KIND: kind, _TEXT: text})  # which mypy takes for a default
+    """Return the field of a required setting; see `setting`."""
+    made: T = field(metadata={_KIND: kind, _TEXT: text})  # mypy takes it for a default
     return made
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of all classes of settings: a field is checked, by its kind, when one is made."""
+    """Base of all classes of settings: construction validates each field by its kind."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -62,24 +62,24 @@ class Settings:
 
 
 def kind_of(one: Field[Any]) -> Kind[Any]:
-    """Return what a setting can be."""
+    """Return a setting's kind of values."""
     kind: Kind[Any] = one.metadata[_KIND]
     return kind
 
 
 def text_of(one: Field[Any]) -> str:
-    """Return what a setting does."""
+    """Return a setting's description."""
     text: str = one.metadata[_TEXT]
     return text
 
 
 def default_of(one: Field[Any]) -> Any:
-    """Return a setting's value unless given."""
+    """Return a setting's default."""
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def from_table(cls: type[S]) -> type[S]:
-    """Add the settings of a class, and what it raises, to its docstring; check its keywords."""
+    """Add a class's settings and exceptions to its docstring, and check its keywords."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     lines = [
         textwrap.fill(
@@ -92,45 +92,45 @@ def from_table(cls: type[S]) -> type[S]:
         )
         for one in fields(cls)
     ]
-    raises = "Raises:\n    InvalidInputError: a setting cannot be right."
+    raises = "Raises:\n    InvalidInputError: a setting is invalid."
     cls.__doc__ = "\n".join([doc, "", "Attributes:", *lines, "", raises])
     setattr(cls, "__init__", check_keywords(cls.__name__)(cls.__init__))  # noqa: B010
     return cls
 
 
-def derive(cls: type[S], given: Settings, **others: Any) -> S:
-    """Return settings of class ``cls``: what it shares with ``given``, and ``others``."""
-    shared = {one.name for one in fields(cls)} & {one.name for one in fields(given)}
-    return cls(**{**{name: getattr(given, name) for name in shared}, **others})
+def derive(cls: type[S], settings: Settings, **others: Any) -> S:
+    """Return settings of class ``cls``: those it shares with ``settings``, and ``others``."""
+    shared = {one.name for one in fields(cls)} & {one.name for one in fields(settings)}
+    return cls(**{**{name: getattr(settings, name) for name in shared}, **others})
 
 
-def check_known(cls: type[Settings], name: str, given: Mapping[str, Any]) -> None:
+def check_setting_names(cls: type[Settings], name: str, values: Mapping[str, Any]) -> None:
     """Check that a dictionary names settings of a class only.
 
     Raises:
-        InvalidInputError: it does not.
+        InvalidInputError: it names others.
     """
-    known = [one.name for one in fields(cls)]
-    unknown = [one for one in given if one not in known]
+    names = [one.name for one in fields(cls)]
+    unknown = [one for one in values if one not in names]
     if unknown:
         raise InvalidInputError(
-            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
         )
 
 
-def made_of(cls: type[S], name: str, given: Mapping[str, Any]) -> S:
-    """Return the settings of a class that a dictionary says.
+def parse_settings(cls: type[S], name: str, values: Mapping[str, Any]) -> S:
+    """Return the settings of a class from a dictionary.
 
     Args:
         cls: the class.
-        name: what the dictionary is, for messages.
-        given: the dictionary.
+        name: the dictionary's name, for messages.
+        values: the dictionary.
 
     Raises:
-        InvalidInputError: it names others, lacks one, or one cannot be right.
+        InvalidInputError: it names others, lacks one, or one is invalid.
     """
-    check_known(cls, name, given)
+    check_setting_names(cls, name, values)
     for one in fields(cls):
-        if one.name not in given and default_of(one) is MISSING:
-            raise InvalidInputError(f"{name}={brief(given)} lacks {one.name!r}: {text_of(one)}")
-    return cls(**given)
+        if one.name not in values and default_of(one) is MISSING:
+            raise InvalidInputError(f"{name}={brief(values)} lacks {one.name!r}: {text_of(one)}")
+    return cls(**values)

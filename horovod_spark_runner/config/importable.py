@@ -1,4 +1,4 @@
-"""Functions and classes by the name they are imported by, where only text can be kept."""
+"""Import names of functions and classes, where only text can be stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CodeName(str):
     """The import name of a function or class that the user's own code gave, not storage.
 
     Attributes:
-        thing: the function or class, where it is at hand: its name may come to mean another.
+        thing: the function or class, if available: its name may change its meaning.
     """
 
     thing: Any
@@ -35,43 +35,43 @@ class CodeName(str):
         return CodeName, (str(self), self.thing)
 
 
-class GivenHere(dict[str, Any]):
+class UserSettings(dict[str, Any]):
     """Settings that the user's own code gave, not storage."""
 
 
 def is_import_name(value: object) -> bool:
-    """Tell whether ``value`` is text such as ``"package.module:function"``."""
+    """Return whether ``value`` is text such as ``"package.module:function"``."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def import_name(thing: Any) -> str | None:
-    """Return the name by which another process can import ``thing``; ``None`` if there is none."""
+    """Return the name by which another process can import ``thing``; ``None`` if it has none."""
     name = name_here(thing)
     return None if name is None or is_of_script(name) else name
 
 
 def is_of_script(name: str) -> bool:
-    """Tell whether an import name is of a script's or notebook's own code, as a process has it."""
+    """Return whether an import name refers to a script's or notebook's own code."""
     return name.startswith(_MAIN)
 
 
 def name_here(thing: Any) -> str | None:
-    """Return the name that ``thing`` has in this process; ``None`` if there is none.
+    """Return the name of ``thing`` in this process; ``None`` if it has none.
 
-    Another process that runs the same script or notebook may have it under this name, too.
+    Another process that runs the same script or notebook may have it under the same name.
     """
     name = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
     if not is_import_name(name):
         return None
     try:
-        found = by_import_name("it", CodeName(name))
+        imported = by_import_name("it", CodeName(name))
     except InvalidInputError:
         return None
-    return name if found is thing else None
+    return name if imported is thing else None
 
 
 def by_import_name(name: str, text: str) -> Any:
-    """Return what ``text`` names.
+    """Return the function or class that ``text`` names.
 
     Args:
         name: the setting that holds it, for the message.
@@ -79,116 +79,118 @@ def by_import_name(name: str, text: str) -> Any:
 
     Raises:
         InvalidInputError: there is no such module, or nothing of that name in it; or the name comes
-            from storage: whoever wrote it there would say what is called here.
+            from storage, which must not decide what code runs.
     """
-    check_given({name: text})
+    refuse_stored_names({name: text})
     if (thing := getattr(text, "thing", None)) is not None:
         return thing
     module, _, path = text.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise InvalidInputError(
             f"{name}={text!r} cannot be imported here ({error}); "
             + ("define it in this script or notebook" if is_of_script(text) else _ON_PATH)
             + ", or give the function itself"
         ) from error
-    return found
+    return target
 
 
-def check_given(settings: Mapping[str, Any]) -> None:
+def refuse_stored_names(settings: Mapping[str, Any]) -> None:
     """Check that no import name in settings comes from storage.
 
     Args:
-        settings: what may name code, by the setting that holds it.
+        settings: values that may name code, by setting.
 
     Raises:
         InvalidInputError: some do; the message names all.
     """
     stored = {
         name: [
-            one for one in inside(value) if is_import_name(one) and not isinstance(one, CodeName)
+            one
+            for one in iterate_items(value)
+            if is_import_name(one) and not isinstance(one, CodeName)
         ]
         for name, value in settings.items()
     }
-    found = {name: names for name, names in stored.items() if names}
-    if found:
-        setters = (name.partition("[")[0] for name in found)
+    refused = {name: names for name, names in stored.items() if names}
+    if refused:
+        setters = (name.partition("[")[0] for name in refused)
         again = ", ".join(f"set{one[:1].upper()}{one[1:]}(…)" for one in dict.fromkeys(setters))
         raise InvalidInputError(
-            ", ".join(f"{name}={', '.join(map(repr, names))}" for name, names in found.items())
-            + " comes from storage, or a plain map as storage may hold, which does not say what "
-            f"code is run: give each function itself, or its name once more, by {again} or a "
+            ", ".join(f"{name}={', '.join(map(repr, names))}" for name, names in refused.items())
+            + " comes from storage, or a plain map as storage may hold, which must not decide what "
+            f"code runs: give each function itself, or its name once more, by {again} or a "
             "ParamGridBuilder"
         )
 
 
-def named(value: Any) -> Any:
-    """Return ``value`` with the functions and classes in it by their names, if they have."""
+def replace_by_names(value: Any) -> Any:
+    """Return ``value`` with its functions and classes replaced by their names, if they have one."""
 
     def name(one: Any) -> Any:
         text = name_here(one) if callable(one) else None
         return one if text is None else CodeName(text, one)
 
-    return each_inside(value, name)
+    return _map_items(value, name)
 
 
-def given_here(value: Any) -> Any:
-    """Return a copy of ``value`` as the user's own code gave it, with the import names in it."""
+def mark_user_settings(value: Any) -> Any:
+    """Return a copy of ``value`` marked, with its import names, as set by the user's code."""
 
     def mark(one: Any) -> Any:
         return CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
 
-    copied = each_inside(value, mark)
-    return GivenHere(copied) if isinstance(copied, dict) else copied
+    copied = _map_items(value, mark)
+    return UserSettings(copied) if isinstance(copied, dict) else copied
 
 
-def as_given(value: Any, checked: Any) -> Any:
-    """Return a copy of what was made of ``value``, which is as much the user's own as that is."""
-    copied = each_inside(checked, lambda one: one)
-    return GivenHere(copied) if isinstance(value, GivenHere) else copied
+def copy_user_mark(value: Any, checked: Any) -> Any:
+    """Return a copy of ``checked``, which was made of ``value``, with the mark of ``value``."""
+    copied = _map_items(checked, lambda one: one)
+    return UserSettings(copied) if isinstance(value, UserSettings) else copied
 
 
 def from_storage(value: Any) -> Any:
-    """Return a copy of ``value`` as storage gave it, with the import names in it."""
-    copied = each_inside(value, lambda one: str(one) if isinstance(one, CodeName) else one)
+    """Return a copy of ``value`` without the mark, as if read from storage."""
+    copied = _map_items(value, lambda one: str(one) if isinstance(one, CodeName) else one)
     return {**copied} if isinstance(copied, dict) else copied
 
 
-def each_inside(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with what is in its dictionaries, lists and tuples changed."""
+def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with the items of its dictionaries, lists and tuples changed."""
     if isinstance(value, Mapping):
-        changed = {key: each_inside(one, change) for key, one in value.items()}
-        return GivenHere(changed) if isinstance(value, GivenHere) else changed
+        changed = {key: _map_items(one, change) for key, one in value.items()}
+        return UserSettings(changed) if isinstance(value, UserSettings) else changed
     if type(value) in (list, tuple):
-        return type(value)(each_inside(one, change) for one in value)
+        return type(value)(_map_items(one, change) for one in value)
     return change(value)
 
 
-def inside(value: Any) -> Iterator[Any]:
-    """Yield what is in the dictionaries, lists and tuples of ``value``, or ``value`` itself."""
+def iterate_items(value: Any) -> Iterator[Any]:
+    """Yield the items of the dictionaries, lists and tuples of ``value``, or ``value`` itself."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for one in value:
-            yield from inside(one)
+            yield from iterate_items(one)
     else:
         yield value
 
 
-def misfit(function: Callable[..., Any], *given: Any, **by_name: Any) -> str:
+def explain_misfit(function: Callable[..., Any], *positional: Any, **by_name: Any) -> str:
     """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
 
-    Some functions written in C do not tell what they take; these may be called.
+    Some functions written in C have no signature; these may be called.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return ""
     try:
-        signature.bind(*given, **by_name)
+        signature.bind(*positional, **by_name)
     except TypeError as error:
         return f"it takes {signature}: {error}"
     return ""

@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Names that other programs have for an argument of this package's.
+# Other programs' names for this package's arguments.
 _ALIASES = {
     "num_workers": "np num_proc num_procs num_processes nproc n_procs num_ranks world_size "
     "num_slots parallelism",
@@ -40,25 +40,25 @@ _ADVICE = {
         "the model that model_fn returns brings it (Keras: model.compile; PyTorch: TorchModel)",
     ),
     "local_mode": "a session of SparkSession.builder.master('local[2]') runs ranks on this machine",
-    "initial_epoch": "the checkpoints in run_dir tell it",
+    "initial_epoch": "the checkpoints in run_dir have it",
 }
-# How each keyword is given, by call.
+# Example of each keyword, by call.
 _CALLS: dict[str, dict[str, str]] = {}
 
 
 def check_keywords(
     call: str, options: Mapping[str, Sequence[type]] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that refuses unknown keywords of a call: says what to give, and where.
+    """Return a decorator that refuses unknown keywords of a call, and suggests the right ones.
 
     Args:
         call: its name.
-        options: classes of settings, by the argument that takes one of each; ``None`` for a call
-            that other calls' messages do not refer to.
+        options: classes of settings, by argument; ``None`` for a call that other calls' messages do
+            not mention.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        parameters = [name for name in inspect.signature(function).parameters if name != "self"]
         if options is not None:
             inner = {
                 one.name: f"{argument}={cls.__name__}({one.name}=…)"
@@ -66,16 +66,16 @@ def check_keywords(
                 for cls in reversed(classes)  # the first one with the setting counts
                 for one in fields(cls)
             }
-            _CALLS[call] = {**inner, **{name: f"{name}=…" for name in known}}
+            _CALLS[call] = {**inner, **{name: f"{name}=…" for name in parameters}}
 
         @functools.wraps(function)
-        def checked(*args: P.args, **given: P.kwargs) -> R:
-            for name in given:
-                if name not in known:
+        def checked(*args: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords:
+                if name not in parameters:
                     raise InvalidInputError(
-                        f"{call} has no argument {name!r}; {_advice(call, name, known)}"
+                        f"{call} has no argument {name!r}; {_advice(call, name, parameters)}"
                     )
-            return function(*args, **given)
+            return function(*args, **keywords)
 
         return checked
 
@@ -83,23 +83,23 @@ def check_keywords(
 
 
 def advice_on(name: str) -> str:
-    """Return where what others take as ``name`` is given; empty if it is an argument."""
+    """Return how to set what other programs call ``name``; empty if it is an argument."""
     return _ADVICE.get(name, "")
 
 
 def meant_by(name: str) -> str:
-    """Return the argument of this package's that another program calls ``name``."""
+    """Return this package's argument that another program calls ``name``."""
     return _KEYWORDS.get(name, name)
 
 
-def _advice(call: str, name: str, known: Sequence[str]) -> str:
+def _advice(call: str, name: str, parameters: Sequence[str]) -> str:
     if advice := advice_on(name):
         return advice
     meant = meant_by(name)
-    if meant in known:
+    if meant in parameters:
         return f"give {meant}=…"
     for place in sorted(_CALLS, key=lambda one: one != call):
         if how := _CALLS[place].get(meant):
             return f"give {how}" if place == call else f"{place} takes it: {how}"
-    close = difflib.get_close_matches(name, known, 1)
-    return f"is {close[0]!r} meant?" if close else "it has " + ", ".join(known)
+    close = difflib.get_close_matches(name, parameters, 1)
+    return f"is {close[0]!r} meant?" if close else "it has " + ", ".join(parameters)

@@ -17,18 +17,18 @@ from .validators import (
     TEXT,
     TEXT_MAP,
     Kind,
+    as_integer,
     check_number,
     choice,
     count,
     number_above_zero,
     optional,
     options_of,
-    whole_number,
 )
 
 AllreduceAlgorithm = Literal["auto", "ring", "segmented_ring", "recursive_doubling"]
 # Slots show themselves every 5 seconds; less than three times that ends healthy runs.
-MIN_HEARTBEAT_TIMEOUT = 15.0
+_MIN_HEARTBEAT_TIMEOUT = 15.0
 
 
 def _check_resources(name: str, value: Any) -> Any:
@@ -42,22 +42,22 @@ def _check_resources(name: str, value: Any) -> Any:
                 f"{dict(value)!r}"
             )
     return {
-        resource: float(amount) if whole_number(amount) is None else int(amount)
+        resource: float(amount) if as_integer(amount) is None else int(amount)
         for resource, amount in value.items()
     }
 
 
 def _check_heartbeat(name: str, value: object) -> float:
     seconds = check_number(name, value, unit="seconds")
-    if seconds < MIN_HEARTBEAT_TIMEOUT:
+    if seconds < _MIN_HEARTBEAT_TIMEOUT:
         raise InvalidInputError(
-            f"{name} must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
+            f"{name} must be at least {_MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
         )
     return seconds
 
 
 _HEARTBEAT: Kind[float] = Kind(
-    f"number of seconds, at least {MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
+    f"number of seconds, at least {_MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
 )
 _RESOURCES: Kind[Any] = Kind(
     "amounts above 0 by name, or a Spark `ResourceProfile`; or `None`", _check_resources
@@ -67,7 +67,7 @@ _RESOURCES: Kind[Any] = Kind(
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class MpiOptions(Settings):
-    """How Open MPI and Horovod move data between ranks."""
+    """Options of Open MPI and Horovod, which move data between ranks."""
 
     algorithm: AllreduceAlgorithm = setting(
         "auto",
@@ -75,13 +75,13 @@ class MpiOptions(Settings):
         'Open MPI\'s allreduce. ``"auto"`` (default): its own choice within a host and between '
         "two; between more, recursive doubling for small messages and a ring for large ones, "
         "after the ranks of each host have added up. A ring moves the least data (2·(N−1)/N of "
-        "the message per host or rank) but needs 2·(N−1) messages one after the other. "
+        "the message per host or rank) but needs 2·(N−1) sequential messages. "
         '``"ring"`` and the others force one over all ranks and for every size.',
     )
     segment_bytes: int = setting(
         0,
         count(0),
-        'segment size of ``"segmented_ring"``, in bytes; 0 (default) leaves Open MPI\'s own.',
+        'segment size of ``"segmented_ring"``, in bytes; 0 (default) keeps Open MPI\'s.',
     )
     fusion_bytes: int = setting(
         64 * 1024 * 1024, count(0), "Horovod's fusion buffer, in bytes (64 MiB)."
@@ -94,7 +94,7 @@ class MpiOptions(Settings):
     network_interface: str | None = setting(
         None,
         optional(TEXT),
-        "interface the ranks talk over: its name, its address, or a network such as "
+        "network interface of the ranks: its name, its address, or a network such as "
         "``10.0.0.0/8``; by default, that of the route to the other hosts.",
     )
     parameters: Mapping[str, str] = setting(
@@ -113,28 +113,28 @@ class MpiOptions(Settings):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(Settings):
-    """How ranks are started and watched."""
+    """Options of starting and monitoring the ranks."""
 
     resources: Any = setting(
         None,
         _RESOURCES,
-        "what a task of the ranks asks of Spark in place of the session's settings: amounts by "
+        "resources of a rank's Spark task, in place of the session's settings: amounts by "
         'name (``{"cpus": 4, "gpu": 1}``) or a Spark ``ResourceProfile``.',
     )
     share_gpus: bool = setting(False, FLAG, "allow several ranks on one device (false).")
     start_timeout: float | None = setting(
         None,
         optional(SECONDS),
-        "seconds to wait for executors that are to come: for those of a new session (10 by "
-        "default), and before a restart for those that replace lost ones (30). Where slots are "
-        "there but busy, Spark has as long to start the tasks, and 60 seconds at least.",
+        "seconds to wait for executors to register: those of a new session (10 by default), and "
+        "before a restart those that replace lost ones (30). If slots exist but are busy, Spark "
+        "has as long to start the tasks, and 60 seconds at least.",
     )
     stall_timeout: float | None = setting(
         None,
         optional(SECONDS),
         "seconds without progress of any rank after which the run is ended, with the Python stacks "
-        "of all ranks in the error; never by default. Steps of a training are progress, and what a "
-        "function tells with `report_progress`; what it prints is not.",
+        "of all ranks in the error; never by default. Progress is a step of a training, or a call "
+        "of `report_progress` in a function; printing is not.",
     )
     heartbeat_timeout: float = setting(
         30.0, _HEARTBEAT, "seconds of silence after which a host counts as lost (30)."
@@ -142,27 +142,26 @@ class LaunchOptions(Settings):
     worker_idle_timeout: float = setting(
         60.0,
         SECONDS,
-        "seconds for which a process that has imported the framework stays on each executor, so "
-        "that the ranks of the next run need not (60); 0 keeps none.",
+        "seconds for which a process with the imported framework stays on each executor, so that "
+        "the next run's ranks start faster (60); 0 keeps none.",
     )
     allow_unencrypted: bool = setting(
         False,
         FLAG,
-        "run across hosts although Spark is set to encrypt its own traffic: MPI's is not encrypted "
-        "(false).",
+        "run across hosts although Spark encrypts its own traffic: MPI's is not encrypted (false).",
     )
     env: Mapping[str, str] = setting(
         {},
         TEXT_MAP,
-        "environment variables to set on every rank. Otherwise it has its executor's, not the "
-        "driver's, and the executor's working directory: name files by whole paths.",
+        "environment variables to set on every rank. Others are its executor's, not the driver's, "
+        "and so is its working directory: use absolute paths.",
         shown=False,
     )
     mpi: MpiOptions = setting(
         MpiOptions(), options_of(MpiOptions), "see `MpiOptions`: MPI, Horovod and the network."
     )
 
-    # A copy in this process is pickled for no worker; what does not change needs none.
+    # Immutable, so a copy in this process is not needed.
     def __copy__(self) -> LaunchOptions:
         return self
 
@@ -170,20 +169,19 @@ class LaunchOptions(Settings):
         return self
 
     def __reduce__(self) -> tuple[Callable[[], Settings], tuple[()]]:
-        # On the workers the resources, perhaps a handle on Spark's JVM, mean nothing any more.
+        # On the workers the resources, perhaps a handle on Spark's JVM, are useless.
         return Settings.__reduce__(replace(self, resources=None) if self.resources else self)
 
 
 @from_table
 @dataclass(frozen=True)
 class LaunchSettings(LaunchOptions):
-    """All of how a function gets to its ranks: how many, how they are started, what they tell."""
+    """Settings of launching a function on ranks: their number, options and output."""
 
     num_workers: int | None = setting(
         None,
         optional(count()),
-        "ranks, one per Spark task; by default as many as Spark can run at once, which is said on "
-        "the terminal.",
+        "ranks, one per Spark task; by default as many as Spark can run at once, which is printed.",
     )
     _: KW_ONLY
     gpus_per_worker: int = setting(
@@ -192,8 +190,8 @@ class LaunchSettings(LaunchOptions):
     stream_logs: bool = setting(
         True,
         FLAG,
-        "show progress, where the ranks run and their output on the driver (default); without, "
-        "only warnings.",
+        "show progress, placement and output of the ranks on the driver (default); otherwise only "
+        "warnings.",
     )
     log_dir: str | os.PathLike[str] | None = setting(
         None, optional(PLACE), "folder or URL for the full log of each rank; none by default."

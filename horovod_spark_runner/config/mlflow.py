@@ -1,4 +1,4 @@
-"""Settings of where a training is recorded while it runs."""
+"""Settings of logging a training to MLflow."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .validators import FLAG, TEXT, TEXT_MAP, optional
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class MlflowOptions(Settings):
-    """What is recorded of a training in MLflow, by the driver, while it runs."""
+    """Options of logging a training to MLflow, by the driver, while it runs."""
 
     tracking_uri: str | None = setting(
         None,
         optional(TEXT),
-        "where MLflow's server or store is; by default, as MLflow itself finds it "
-        "(``MLFLOW_TRACKING_URI``). It is never logged.",
+        "URI of MLflow's server or store; by default, MLflow's own (``MLFLOW_TRACKING_URI``). It "
+        "is never logged.",
         shown=False,
     )
     experiment: str | None = setting(
         None,
         optional(TEXT),
-        "name of the experiment, which is made if it is not there; by default, MLflow's own "
+        "name of the experiment, which is created if it does not exist; by default, MLflow's own "
         "(``MLFLOW_EXPERIMENT_NAME``, or ``Default``).",
     )
 

@@ -1,4 +1,4 @@
-"""Settings of how a trained model predicts: its columns, and what it adds to a DataFrame."""
+"""Settings of a trained model's predictions: its columns, and those it adds to a DataFrame."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ OutputForm = Literal["array", "vector", "struct"]
 HandleInvalid = Literal["error", "skip", "keep"]
 
 
-def check_prediction_col(name: str, given: object) -> PredictionCol:
-    """Return names of the columns to add, as far as can be checked before the outputs are known.
+def check_prediction_col(name: str, value: object) -> PredictionCol:
+    """Validate the names of the columns to add, before the outputs are known.
 
     Raises:
         InvalidInputError: it is neither a name, nor several.
     """
-    if given is None or (isinstance(given, str) and given):
-        return given
-    several = isinstance(given, (Mapping, Sequence)) and not isinstance(given, (str, bytes))
-    names = list(given.values()) if isinstance(given, Mapping) else given
+    if value is None or (isinstance(value, str) and value):
+        return value
+    several = isinstance(value, (Mapping, Sequence)) and not isinstance(value, (str, bytes))
+    names = list(value.values()) if isinstance(value, Mapping) else value
     if not several or not names or not _are_names(names):
         raise InvalidInputError(
             f"{name} must be a column's name (for several outputs, what their columns begin with), "
             "a dictionary from output to column, or a list of columns in the outputs' order, got "
-            f"{brief(given)}"
+            f"{brief(value)}"
         )
-    return dict(given) if isinstance(given, Mapping) else list(given)  # type: ignore[call-overload]
+    return dict(value) if isinstance(value, Mapping) else list(value)  # type: ignore[call-overload]
 
 
-def _check_class_col(name: str, given: object) -> ClassCol:
-    if given is None or (isinstance(given, str) and given):
-        return given
-    if isinstance(given, Mapping) and given and _are_names([*given, *given.values()]):
-        return dict(given)
+def _check_class_col(name: str, value: object) -> ClassCol:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    if isinstance(value, Mapping) and value and _are_names([*value, *value.values()]):
+        return dict(value)
     raise InvalidInputError(
         f"{name} must be a column's name or, for several outputs, a dictionary from output to "
-        f"column, got {brief(given)}"
+        f"column, got {brief(value)}"
     )
 
 
-def _are_names(given: object) -> bool:
-    return isinstance(given, Sequence) and all(isinstance(name, str) and name for name in given)
+def _are_names(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(name, str) and name for name in value)
 
 
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings(Settings):
-    """How a trained model predicts."""
+    """Settings of a trained model's predictions."""
 
     features_col: str | None = setting(
         None,
@@ -74,18 +74,18 @@ class PredictionSettings(Settings):
     prediction_col: PredictionCol = setting(
         None,
         Kind("column, or columns by output or in the outputs' order", check_prediction_col),
-        'names of the added columns. ``None`` (default): "prediction" for a single output; several '
-        "are called by the outputs' names. A string: the name, or, for several outputs, what their "
-        'names begin with (``"p"`` gives ``"p_price"``). A dictionary from output to column, where '
-        "outputs that are not in it keep their names; or a list, in the outputs' order.",
+        'names of the added columns. ``None`` (default): "prediction" for a single output; the '
+        "outputs' names for several. A string: the name, or, for several outputs, a prefix "
+        '(``"p"`` makes ``"p_price"``). A dictionary from output to column, where other outputs '
+        "keep their names; or a list, in the outputs' order.",
     )
     probability_col: ClassCol = setting(
         None,
         Kind("column, or columns by output", _check_class_col),
         "column for the probabilities of the classes, as Spark ML's vector; the output's column "
         "of ``prediction_col`` then holds the index of the likeliest class, a double, as Spark's "
-        "evaluators take it. It says that the output is a probability for each class (softmax), or "
-        "that of class 1 of two (sigmoid), which is checked in every row; with "
+        "evaluators take it. It declares that the output is a probability for each class "
+        "(softmax), or that of class 1 of two (sigmoid), which is checked in every row; with "
         "``raw_prediction_col``, they are computed from that. For a model with several outputs, a "
         "dictionary from output to column. None by default.",
     )
@@ -93,14 +93,14 @@ class PredictionSettings(Settings):
         None,
         Kind("column, or columns by output", _check_class_col),
         "column for the scores of the classes before softmax or sigmoid (logits), as Spark ML's "
-        "vector. It says that the output is such scores; the output's column of "
-        "``prediction_col`` then holds the index of the largest one, a double. Given as "
-        "``probability_col`` is. None by default.",
+        "vector. It declares that the output is such scores; the output's column of "
+        "``prediction_col`` then holds the index of the largest one, a double. See "
+        "``probability_col``. None by default.",
     )
     output_form: OutputForm = setting(
         "array",
         choice(*get_args(OutputForm)),
-        'what outputs of several numbers per row become: ``"array"`` (default) of numbers of the '
+        'form of outputs of several numbers per row: ``"array"`` (default) of numbers of the '
         "output's type, or Spark ML's ``\"vector\"``, of doubles; an output of one number per row "
         'is a number in both. ``"struct"`` puts all outputs, as arrays and numbers, into one '
         "column.",
@@ -108,9 +108,9 @@ class PredictionSettings(Settings):
     handle_invalid: HandleInvalid = setting(
         "error",
         choice(*get_args(HandleInvalid)),
-        "what becomes of rows with a null, or an array that has null elements or another size, in "
-        'a feature column: ``"error"`` (default), ``"skip"`` leaves them out, ``"keep"`` gives '
-        "them null as prediction. Bytes that hold no such image or array are an error in any case.",
+        "treatment of rows with a null, or an array that has null elements or another size, in a "
+        'feature column: ``"error"`` (default), ``"skip"`` drops them, ``"keep"`` predicts null. '
+        "Invalid bytes of an image or array are always an error.",
     )
     predict_batch_size: int = setting(1024, count(), "rows per call of the model (1024).")
 
@@ -129,31 +129,35 @@ class PredictionSettings(Settings):
 DEFAULT = "prediction"
 
 
-def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
+def added_columns(outputs: Sequence[str], prediction_col: PredictionCol) -> list[str]:
     """Return the name of each output's column.
 
     Args:
         outputs: names of the outputs.
-        given: the columns asked for.
+        prediction_col: the requested columns.
 
     Raises:
         InvalidInputError: it does not fit the outputs.
     """
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in outputs]
+    if isinstance(prediction_col, Mapping):
+        unknown = [name for name in prediction_col if name not in outputs]
         if unknown:
             raise InvalidInputError(
                 f"prediction_col names the output {quote_all(unknown)}; the model's outputs are "
                 + quote_all(outputs)
             )
-        return [given.get(name, name) for name in outputs]
-    if isinstance(given, str):
-        return [given] if len(outputs) == 1 else [f"{given}_{name}" for name in outputs]
-    if given is None:
+        return [prediction_col.get(name, name) for name in outputs]
+    if isinstance(prediction_col, str):
+        return (
+            [prediction_col]
+            if len(outputs) == 1
+            else [f"{prediction_col}_{name}" for name in outputs]
+        )
+    if prediction_col is None:
         return [DEFAULT] if len(outputs) == 1 else list(outputs)
-    if len(given) != len(outputs):
+    if len(prediction_col) != len(outputs):
         raise InvalidInputError(
-            f"prediction_col gives {len(given)} columns, but the model's outputs are "
+            f"prediction_col gives {len(prediction_col)} columns, but the model's outputs are "
             + quote_all(outputs)
         )
-    return list(given)
+    return list(prediction_col)

@@ -1,4 +1,4 @@
-"""Settings of how the ranks are kept one model: one class for each way of synchronising."""
+"""Settings of gradient synchronisation: one class per strategy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .compression import COMPRESSION, MOMENTUM, WAY, Compression, as_json
+from .compression import COMPRESSION, KIND_KEY, MOMENTUM, Compression, as_json
 from .fields import Settings, from_table, required, setting
 from .validators import FLAG, count, number_above_zero, optional
 
@@ -15,26 +15,26 @@ from .validators import FLAG, count, number_above_zero, optional
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class Allreduce(Settings):
-    """What ranks exchange after every step: their gradients, which are added up."""
+    """Ranks add up their gradients in every step."""
 
     compression: Compression = setting(
         "none",
         COMPRESSION,
-        '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve what is sent of float32 gradients, '
-        "and the latter keeps their range, adds up in float32 and rounds the sum to bfloat16. "
-        "`TopK`, `Threshold` and `PowerSGD` send a small part of them, and what is left later; in "
-        'a dictionary: ``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
+        '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve the bytes of float32 gradients; the '
+        "latter keeps their range, adds up in float32 and rounds the sum to bfloat16. "
+        "`TopK`, `Threshold` and `PowerSGD` send a small part of them, and the rest later; as a "
+        'dictionary: ``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Settings):
-    """When ranks that train alone meet."""
+    """Rounds in which ranks train alone between meetings."""
 
     every: int = required(
         count(),
-        "ranks meet after each step of the run whose number is a multiple of it; steps are counted "
-        "on over the ends of epochs and ``warmup_steps``, after which they meet as well.",
+        "ranks meet after each step of the run whose number is a multiple of it, counted over all "
+        "epochs and ``warmup_steps``, after which they meet as well.",
     )
     warmup_steps: int = setting(
         0,
@@ -49,31 +49,31 @@ class Rounds(Settings):
 class LocalSGD(Rounds):
     """Ranks train alone for some steps, then take the mean of their weights.
 
-    Every rank makes its steps with its own optimizer, as a process of its own would, on its own
-    ``batch_size`` rows. Where ranks meet, each weight becomes the mean of theirs, by the rows that
-    each has trained on since they met last; so do moments of batch normalisation. They also meet at
-    every epoch's end, where the model is validated and kept. That sends less than `Allreduce`, and
-    trains something else unless ``every`` is 1 and the optimizer is plain SGD. The algorithm:
-    Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+    Every rank makes its steps with its own optimizer, like a separate process, on its own
+    ``batch_size`` rows. When ranks meet, each weight becomes the ranks' mean, weighted by the rows
+    that each has trained on since the last meeting; so do moments of batch normalisation. They also
+    meet at every epoch's end, where the model is validated and saved. That sends less than
+    `Allreduce`, but is not equivalent, unless ``every`` is 1 and the optimizer is plain SGD. The
+    algorithm: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
     """
 
     average_optimizer: bool = setting(
         False,
         FLAG,
-        "take the mean of the optimizers' moments as well, which sends more; otherwise each rank "
-        "keeps its own (false).",
+        "also average the optimizers' moments, which sends more; otherwise each rank keeps its own "
+        "(false).",
     )
 
 
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Rounds):
-    """Ranks train alone for many steps; an outer optimizer takes what they have learned together.
+    """Ranks train alone for many steps; an outer optimizer applies their mean change.
 
-    As `LocalSGD`, but by how much the mean of the weights has changed since ranks met last is the
-    gradient of a step of SGD with Nesterov momentum on the weights they had then. Weights that are
-    not trained (moments of batch normalisation) take the mean, and so do all in the first
-    ``warmup_steps``. The paper has ``every=500``. The algorithm: Douillard and others,
+    As `LocalSGD`, but the change of the mean weights since the last meeting is the gradient of a
+    step of SGD with Nesterov momentum on the weights of that meeting. Weights that are not trained
+    (moments of batch normalisation) are averaged, and so are all in the first ``warmup_steps``. The
+    paper has ``every=500``. The algorithm: Douillard and others,
     "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     """
 
@@ -84,14 +84,14 @@ class DiLoCo(Rounds):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class AsyncServer(Settings):
-    """Ranks step by themselves on weights that all share, and none waits for the others.
+    """Ranks step asynchronously on shared weights, without waiting for each other.
 
-    The trained weights lie on servers, parts of the ranks themselves. A rank takes them, makes a
-    step with its own optimizer on ``batch_size`` rows, as a process of its own would, and adds what
-    that has changed to what others have made of them meanwhile. Batches of an epoch go to whoever
-    is free, so a slow rank takes fewer; every row is still read once. Ranks meet at every
-    epoch's end, where the model is validated and kept. What is trained depends on who is faster:
-    two runs do not end alike. Ranks of several hosts connect to each other on ports of their own.
+    The trained weights are on servers, which are parts of the ranks. A rank reads them, makes a
+    step with its own optimizer on ``batch_size`` rows, like a separate process, and adds the change
+    to the current weights. Batches of an epoch go to free ranks, so a slow rank takes fewer; every
+    row is still read once. Ranks meet at every epoch's end, where the model is validated and saved.
+    The result depends on the ranks' speed: two runs differ. Ranks of several hosts connect to each
+    other on separate ports.
     The algorithms: Recht and others, "Hogwild!", NIPS 2011; bounded delay as in Li and others,
     "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
     """
@@ -99,8 +99,8 @@ class AsyncServer(Settings):
     staleness: int = setting(
         8,
         count(),
-        "steps that each of the other ranks may begin, on average, while one rank is in one; who "
-        "would begin more waits for it (8).",
+        "steps that each of the other ranks may begin, on average, during one rank's step; ranks "
+        "that would begin more wait for it (8).",
     )
     servers: int | None = setting(
         None,
@@ -110,8 +110,8 @@ class AsyncServer(Settings):
 
 
 Sync = Allreduce | LocalSGD | DiLoCo | AsyncServer
-# By the names they have in dictionaries and in what a run records.
-WAYS: dict[str, type[Sync]] = {
+# By their names in dictionaries and in records of a run.
+STRATEGIES: dict[str, type[Sync]] = {
     "allreduce": Allreduce,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
@@ -120,28 +120,28 @@ WAYS: dict[str, type[Sync]] = {
 
 
 def check_sync(name: str, value: object) -> Sync:
-    """Return ``value`` if it is a way of synchronising; allreduce for ``None``.
+    """Return ``value`` if it is a strategy; allreduce for ``None``.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: it is invalid.
     """
     if value is None:
         return Allreduce()
-    for cls in WAYS.values():
+    for cls in STRATEGIES.values():
         if type(value) is cls:
             return value
-    ways = [f"{cls.__name__}(…)" for cls in WAYS.values()]
+    choices = [f"{cls.__name__}(…)" for cls in STRATEGIES.values()]
     raise InvalidInputError(
-        f"{name} must be {', '.join(ways[:-1])} or {ways[-1]}, got an object of type "
+        f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got an object of type "
         f"{type(value).__name__}"
     )
 
 
 def check_servers(sync: Sync, workers: int) -> None:
-    """Check that there are ranks enough to hold the weights.
+    """Check that there are enough ranks to be servers.
 
     Raises:
-        InvalidInputError: there are not.
+        InvalidInputError: there are too few.
     """
     if isinstance(sync, AsyncServer) and sync.servers is not None and sync.servers > workers:
         raise InvalidInputError(
@@ -151,35 +151,36 @@ def check_servers(sync: Sync, workers: int) -> None:
 
 
 def recorded_sync(sync: Sync) -> dict[str, Any]:
-    """Return what a run records of its way of synchronising, as JSON."""
-    return {"sync": way_of(sync), **plain_settings(sync)}
+    """Return a run's record of its strategy, as JSON."""
+    return {"sync": strategy_name(sync), **plain_settings(sync)}
 
 
 def plain_settings(sync: Sync) -> dict[str, Any]:
-    """Return the settings of a way of synchronising by name, as JSON."""
+    """Return the settings of a strategy by name, as JSON."""
     if isinstance(sync, Allreduce):
         return {"compression": as_json(sync.compression)}
     return asdict(sync)
 
 
-def way_of(sync: Sync) -> str:
-    """Return the name of a way of synchronising."""
-    return next(name for name, cls in WAYS.items() if type(sync) is cls)
+def strategy_name(sync: Sync) -> str:
+    """Return the name of a strategy."""
+    return next(name for name, cls in STRATEGIES.items() if type(sync) is cls)
 
 
-def class_of_way(name: str, given: Mapping[str, Any]) -> type[Sync]:
-    """Return the class of a dictionary of settings, by its entry ``way``.
+def strategy_class(name: str, values: Mapping[str, Any]) -> type[Sync]:
+    """Return the strategy of a dictionary of settings, by its entry ``way``.
 
     Args:
-        name: what it is, for the message.
-        given: the dictionary.
+        name: the dictionary's name, for the message.
+        values: the dictionary.
 
     Raises:
-        InvalidInputError: there is no such way.
+        InvalidInputError: the strategy is unknown.
     """
-    way = given.get(WAY, "allreduce")
-    if not isinstance(way, str) or way not in WAYS:
+    kind = values.get(KIND_KEY, "allreduce")
+    if not isinstance(kind, str) or kind not in STRATEGIES:
         raise InvalidInputError(
-            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, WAYS))}, got {brief(way)}"
+            f"{name}[{KIND_KEY!r}] must be one of {', '.join(map(repr, STRATEGIES))}, got "
+            f"{brief(kind)}"
         )
-    return WAYS[way]
+    return STRATEGIES[kind]

@@ -27,7 +27,7 @@ from .validators import (
 BestMode = Literal["min", "max"]
 LrScaling = Literal["none", "linear", "sqrt"]
 OnCheckpointError = Literal["raise", "warn"]
-# A whole number as JSON writes it.
+# An integer as JSON writes it.
 _WHOLE = re.compile("-?[0-9]+")
 
 
@@ -51,7 +51,7 @@ def _check_class_weight(name: str, weights: object) -> dict[int, float]:
         for label, weight in weights.items()
     ):
         raise InvalidInputError(
-            f"{name} must map classes (whole numbers) to weights of at least 0, such as "
+            f"{name} must map classes (integers) to weights of at least 0, such as "
             f"{{0: 1.0, 1: 5.0}}, got {brief(weights)}"
         )
     return {int(label): float(weight) for label, weight in weights.items()}
@@ -85,11 +85,11 @@ def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
 
 
 _EPOCH_NUMBERS: Kind[int | Sequence[int]] = Kind(
-    "whole number, at least 1, or a list of some", _check_validation_freq
+    "integer, at least 1, or a list of some", _check_validation_freq
 )
-_PROFILE_STEPS: Kind[Sequence[int]] = Kind("two whole numbers, at least 1", _check_profile_steps)
+_PROFILE_STEPS: Kind[Sequence[int]] = Kind("two integers, at least 1", _check_profile_steps)
 _CLASS_WEIGHTS: Kind[Mapping[int, float]] = Kind(
-    "dictionary from whole numbers to weights of at least 0", _check_class_weight
+    "dictionary from integers to weights of at least 0", _check_class_weight
 )
 _METRIC: Kind[str] = Kind("name of a metric", _check_metric, "toString", str)
 _WEIGHTS: Kind[str | os.PathLike[str]] = Kind("path or URL", _check_weights, "toString", str)
@@ -98,7 +98,7 @@ _WEIGHTS: Kind[str | os.PathLike[str]] = Kind("path or URL", _check_weights, "to
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(Settings):
-    """How a model is fitted."""
+    """Options of fitting a model."""
 
     batch_size: int = setting(
         32,
@@ -108,13 +108,13 @@ class FitOptions(Settings):
     epochs: int = setting(
         1,
         count(),
-        "epochs the run is to have in the end (1); a resumed run trains the remaining ones.",
+        "total epochs of the run (1); a resumed run trains the remaining ones.",
     )
     steps_per_epoch: int | None = setting(
         None,
         optional(count()),
-        "steps of an epoch; the next one goes on in the data where it ended. By default, an epoch "
-        "is all rows once.",
+        "steps of an epoch; the next one continues in the data where it ended. By default, an "
+        "epoch is all rows once.",
     )
     validation_freq: int | Sequence[int] = setting(
         1,
@@ -124,13 +124,13 @@ class FitOptions(Settings):
     class_weight: Mapping[int, float] | None = setting(
         None,
         optional(_CLASS_WEIGHTS),
-        "weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where not given. For "
-        "a model with one output, and not beside ``sample_weight_col``.",
+        "weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 for others. For a "
+        "model with one output, and not beside ``sample_weight_col``.",
     )
     seed: int = setting(
         0, count(0), "seed of the order of rows, the split and the model's initial weights (0)."
     )
-    shuffle: bool = setting(True, FLAG, "take the rows in another order every epoch (default).")
+    shuffle: bool = setting(True, FLAG, "shuffle the rows anew every epoch (default).")
     lr_scaling: LrScaling = setting(
         "none",
         choice(*get_args(LrScaling)),
@@ -155,7 +155,7 @@ class FitOptions(Settings):
             )
 
     def validates(self, epoch: int) -> bool:
-        """Tell whether the epoch of this number, from 0, is followed by a validation."""
+        """Return whether the epoch of this number, from 0, is followed by a validation."""
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
@@ -170,7 +170,7 @@ class FitOptions(Settings):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Settings):
-    """When checkpoints are taken besides every epoch's end, and which are kept."""
+    """Options of checkpoints: when they are taken besides every epoch's end, which are kept."""
 
     every_steps: int | None = setting(
         None,
@@ -180,11 +180,11 @@ class CheckpointOptions(Settings):
     every_minutes: float | None = setting(
         None, optional(number_above_zero("minutes")), "also whenever so many minutes have passed."
     )
-    keep: int = setting(3, count(), "how many to keep, the newest (3).")
+    keep: int = setting(3, count(), "number of newest checkpoints to keep (3).")
     best_metric: str | None = setting(
         None,
         optional(_METRIC),
-        "keep the one of the epoch with the best value of this metric as well, such as "
+        "also keep the one of the epoch with the best value of this metric, such as "
         '``"val_loss"``.',
     )
     best_mode: BestMode = setting(
@@ -194,7 +194,7 @@ class CheckpointOptions(Settings):
         "raise",
         choice(*get_args(OnCheckpointError)),
         '``"raise"`` (default) ends the training when a checkpoint cannot be written; ``"warn"`` '
-        "goes on to the next one.",
+        "continues until the next one.",
     )
     event_files: bool = setting(
         True,
@@ -206,16 +206,16 @@ class CheckpointOptions(Settings):
         False,
         FLAG,
         "also write the trained model as a SavedModel, to ``saved_model/`` in the run directory: "
-        "its inputs are the feature columns, and it predicts with TensorFlow alone, as "
-        "`TFTransformer.export` says (false).",
+        "its inputs are the feature columns, and it predicts with TensorFlow alone, see "
+        "`TFTransformer.export` (false).",
     )
 
     timeline: bool = setting(
         False,
         FLAG,
-        "record what Horovod does with each tensor, and how long ranks wait for each other, to "
-        "``events/timeline-STEP.json`` in the run directory, which chrome://tracing and Perfetto "
-        "show (false). It grows with every step.",
+        "record Horovod's timeline of each tensor, with the ranks' waiting times, to "
+        "``events/timeline-STEP.json`` in the run directory, for chrome://tracing and Perfetto "
+        "(false). It grows with every step.",
     )
     profile_steps: Sequence[int] | None = setting(
         None,
@@ -234,21 +234,21 @@ class CheckpointOptions(Settings):
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class RestartOptions(Settings):
-    """What is done when a run is cut short by something other than its own code."""
+    """Options of restarting a run that fails for another reason than its own code."""
 
     max_restarts: int = setting(
         0,
         count(0),
-        "how often a run that was cut short (a rank killed, an executor lost) is started again "
-        "from its newest checkpoint (0); errors of your own code are not retried, but "
-        "for those that its surroundings may cause: ``OSError``, ``ConnectionError``, "
-        "``TimeoutError`` and ``MemoryError``.",
+        "maximum number of restarts from the newest checkpoint after an interruption (a rank "
+        "killed, an executor lost) (0); exceptions of your own code are not retried, except those "
+        "that its surroundings may cause: ``OSError``, ``ConnectionError``, ``TimeoutError`` and "
+        "``MemoryError``.",
     )
     min_workers: int | None = setting(
         None,
         optional(count()),
-        "ranks a restart may make do with if Spark has no slots for all; the global batch stays "
-        "the same. By default, all.",
+        "minimum ranks of a restart if Spark has no slots for all; the global batch stays the "
+        "same. By default, all.",
     )
     backoff_seconds: float = setting(
         0.5, SECONDS, "pause before the first restart (0.5); doubled while there is no progress."
@@ -272,10 +272,10 @@ class InitialWeights(Settings):
     skip_mismatch: bool = setting(
         False,
         FLAG,
-        "take over only the weights that are there and fit, such as all but a new head's (false); "
-        "the others keep their initial values. Weights go by their paths (layer and variable "
-        "names), those of Keras files as ``load_weights(skip_mismatch=True)`` finds them. Which "
-        "were taken is reported; it is an error if none was.",
+        "use only weights that exist and fit, such as all but a new head's (false); the others "
+        "keep their initial values. Weights are matched by their paths (layer and variable "
+        "names), those of Keras files as by ``load_weights(skip_mismatch=True)``. The used ones "
+        "are reported; it is an error if there is none.",
     )
 
 

@@ -38,9 +38,8 @@ class TrainingConfig:
     Attributes:
         fit: the arguments of `run_training` that are fields of `FitOptions`.
         params: parameters of a trial of a search; ``None`` for any other training.
-        check_outputs: raises an error where the model's outputs cannot be what predictions need;
-            called on the ranks before the first step. An estimator's model may be asked for more
-            than outputs.
+        check_outputs: raises an error if the model's outputs do not fit the requested predictions;
+            called on the ranks before the first step. For estimators.
 
     Raises:
         InvalidInputError: a field is invalid.
@@ -80,9 +79,9 @@ class TrainingConfig:
         Raises:
             InvalidInputError: an argument is invalid.
         """
-        own = {name: value for name, value in arguments.items() if name not in _FIT}
+        others = {name: value for name, value in arguments.items() if name not in _FIT}
         fit = {name: arguments[name] for name in _FIT if name in arguments}
-        return cls(fit=FitOptions(**fit), **own)
+        return cls(fit=FitOptions(**fit), **others)
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -119,6 +118,18 @@ class TrainingConfig:
     def is_trial(self) -> bool:
         """Whether the training is a trial of a search."""
         return self.params is not None
+
+    def recorded_data(self) -> dict[str, Any]:
+        """Return what checkpoints record of the data options, as JSON."""
+        options, validation = self.data, self.validation
+        plain = validation is None or isinstance(validation, (str, float, int))
+        return {
+            "validation": validation if plain else "a DataFrame",
+            "stratify": options.stratify,
+            "shapes": {name: list(shape) for name, shape in options.shapes.items()},
+            "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
+            "transforms": sorted(options.transforms),
+        }
 
     def for_ranks(self) -> TrainingConfig:
         """Return the configuration without what only the driver uses, which may hold secrets."""

@@ -1,4 +1,4 @@
-"""The kinds of settings: what a value must be, and how others say it."""
+"""Validators: kinds of settings, and checks of single values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """What a setting can be.
+    """Kind of a setting's values.
 
     Attributes:
-        words: it in words, for people.
+        words: its description.
         check: takes the setting's name and a value, and returns the value as a plain one of this
             kind, or raises `InvalidInputError`.
         converter: the function of ``pyspark.ml.param.TypeConverters`` for it.
-        parse: makes a value, still to be checked, of a word of a command line; ``None`` where no
-            word can say it.
+        parse: makes a value, still to be checked, of a word of a command line; ``None`` if no word
+            can express it.
     """
 
     words: str
@@ -38,20 +38,20 @@ class Kind(Generic[T]):
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> int:
-    """Return ``value``, which may be NumPy's, as a whole number of at least ``minimum``.
+    """Return ``value``, which may be NumPy's, as an integer of at least ``minimum``.
 
     Raises:
         InvalidInputError: it is not.
     """
-    number = whole_number(value)
+    number = as_integer(value)
     if number is None or number < minimum:
         raise InvalidInputError(
-            f"{name} must be a whole number of at least {minimum}, got {brief(value)}"
+            f"{name} must be an integer of at least {minimum}, got {brief(value)}"
         )
     return number
 
 
-def whole_number(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     """Return ``value`` as an integer; ``None`` if it is of another kind."""
     # bool is an int to Python, and NumPy's to older NumPys, but num_workers=True is a mistake.
     if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
@@ -66,9 +66,9 @@ def check_number(name: str, value: object, *, unit: str = "") -> float:
     """Return ``value``, which may be NumPy's, as a finite number of at least 0.
 
     Args:
-        name: what it is, for the message.
+        name: its name, for the message.
         value: the number.
-        unit: what it counts, for the message.
+        unit: its unit, for the message.
 
     Raises:
         InvalidInputError: it is not.
@@ -91,7 +91,7 @@ def check_flag(name: str, value: object) -> bool:
     """Return ``value``, which may be NumPy's, as a boolean.
 
     Raises:
-        InvalidInputError: it is something else, such as ``"no"``, which Python takes for true.
+        InvalidInputError: it is not, such as ``"no"``, which is true in Python.
     """
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
         raise InvalidInputError(f"{name} must be True or False, got {brief(value)}")
@@ -99,7 +99,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_place(name: str, value: object) -> str | os.PathLike[str]:
-    """Return ``value`` if it is the path or URL of a folder, as far as its type tells.
+    """Return ``value`` if its type is that of a folder's path or URL.
 
     Raises:
         InvalidInputError: it is not.
@@ -115,7 +115,7 @@ def check_options(name: str, value: object, cls: type[T]) -> T:
     """Return ``value`` if it is of class ``cls`` itself; its defaults for ``None``.
 
     Raises:
-        InvalidInputError: it is something else, such as a subclass, which holds more than is used.
+        InvalidInputError: it is not, such as a subclass, whose further fields would be ignored.
     """
     if value is None:
         return cls()
@@ -130,9 +130,9 @@ def check_columns(name: str, value: object, *, may_lack: bool = False) -> Column
     """Return columns by input or output as a plain list or dictionary of names.
 
     Args:
-        name: what they are, for the message.
-        value: the columns; one by itself may be given as its name.
-        may_lack: whether there may be none for one of them.
+        name: their name, for the message.
+        value: the columns; a single one may be its name.
+        may_lack: whether an entry may be ``None``.
 
     Raises:
         InvalidInputError: they are neither a list nor a dictionary of columns.
@@ -153,15 +153,15 @@ def check_columns(name: str, value: object, *, may_lack: bool = False) -> Column
     return {key: _check_slot(name, one, may_lack) for key, one in value.items()}
 
 
-def _check_slot(name: str, given: object, may_lack: bool) -> str | list[str] | None:
+def _check_slot(name: str, value: object, may_lack: bool) -> str | list[str] | None:
     """Return the columns of one input or output."""
-    if isinstance(given, str) or (given is None and may_lack):
-        return given
-    if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
-        return list(given)
+    if isinstance(value, str) or (value is None and may_lack):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(n, str) for n in value):
+        return list(value)
     raise InvalidInputError(
         f"{name} must hold column names, or lists of those that are joined into one, got "
-        f"{brief(given)}"
+        f"{brief(value)}"
     )
 
 
@@ -191,8 +191,8 @@ def _check_text_map(name: str, value: object) -> Mapping[str, str]:
 
 
 def count(minimum: int = 1) -> Kind[int]:
-    """Return the kind of whole numbers of at least ``minimum``."""
-    words = f"whole number, at least {minimum}"
+    """Return the kind of integers of at least ``minimum``."""
+    words = f"integer, at least {minimum}"
     return Kind(words, lambda name, value: check_count(name, value, minimum), "toInt", int)
 
 

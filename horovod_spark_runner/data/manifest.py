@@ -1,7 +1,7 @@
 """Manifest of a materialized dataset: columns, files and row groups. Pure.
 
-The manifest is made once, on the driver, from the files' footers, and sent to all ranks; they
-list nothing and open only the files they read.
+The driver builds the manifest once, from the files' footers, and sends it to all ranks. They list
+no files and open only those they read.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from ..storage.checksums import seal, unseal
 from ..storage.paths import check_name
-from ..storage.sums import sealed, unsealed
 from ..typed_json import read_fields
 
 FORMAT = 6
 # `Column.dtype` of strings, which NumPy holds as Python objects.
 TEXT = "string"
-# What a string takes in memory, about: bytes.
+# Approximate bytes of a string in memory.
 _TEXT_BYTES = 64
-# Bytes of one row's value: Spark has none that is larger.
+# Bytes of the largest value of a row that Spark allows.
 _MAX_BYTES = 2**31
 
 
@@ -62,12 +62,12 @@ class Column:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether its values have to be decoded one by one."""
+        """Whether its values are decoded one by one."""
         return self.encoding not in ("", "raw")
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """NumPy's type of its elements as they are read; ``object`` for strings."""
+        """NumPy's type of its elements in memory; ``object`` for strings."""
         return np.dtype(object if self.is_text else self.dtype)
 
     @property
@@ -77,7 +77,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        """Bytes of one row's value in memory; of strings, about."""
+        """Bytes of one row's value in memory; an estimate for strings."""
         return self.width * (_TEXT_BYTES if self.is_text else self.numpy_dtype.itemsize)
 
     def blank(self) -> np.ndarray:
@@ -107,8 +107,10 @@ class RowGroup:
     size: int
 
 
-def in_memory(groups: Sequence[RowGroup], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
-    """Return row groups, of the sizes that Parquet gives, in the sizes they have as arrays.
+def with_memory_sizes(
+    groups: Sequence[RowGroup], columns: Sequence[Column]
+) -> tuple[RowGroup, ...]:
+    """Return row groups with their sizes as arrays in place of those in Parquet.
 
     A few distinct values take far less in a file, also uncompressed.
     """
@@ -126,14 +128,13 @@ class Manifest:
         columns: its columns.
         row_groups: all row groups, in file order.
         checksum: of the rows' contents, whatever their order; equal data have equal checksums.
-        row_order: checksum of their order in the files; ``""`` for files that were there before,
-            of which ``checksum`` tells that, too.
+        row_order: checksum of their order in the files; ``""`` for the user's files, whose
+            ``checksum`` covers the order.
         file_sizes: bytes of each file.
-        footers: checksum of each file's footer; none where that is not known.
+        footers: checksum of each file's footer; empty if unknown.
         source: identity of the plan and input files it was made from; ``""`` if it has none.
-        verified: whether its numbers, as they are stored, need no further check for NaN and
-            infinity.
-        allow_nan: whether what bytes hold and what transforms return may be NaN or infinite.
+        verified: whether its stored numbers need no further check for NaN and infinity.
+        allow_nan: whether decoded values and results of transforms may be NaN or infinite.
     """
 
     url: str
@@ -172,22 +173,23 @@ class Manifest:
         fields["columns"] = [asdict(column) for column in self.columns]
         # There may be 100,000 of them, which asdict takes seconds for.
         fields["row_groups"] = [vars(group) for group in self.row_groups]
-        return sealed(json.dumps({"format": FORMAT, **fields}))
+        return seal(json.dumps({"format": FORMAT, **fields}))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         """Rebuild a manifest.
 
         Raises:
-            ValueError: the text is no manifest of this format, or is damaged.
+            ValueError: the text is not a manifest of this format, or is damaged.
         """
-        fields = unsealed(text)
+        fields = unseal(text)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError("a dataset manifest of another format")
-        found = read_fields(fields, cls)
-        files = len([check_name(name) for name in found.files])
-        if {files} != {len(found.file_sizes), len(found.footers) or files} or not all(
-            0 <= group.file < files and group.rows >= 0 <= group.size for group in found.row_groups
+        manifest = read_fields(fields, cls)
+        files = len([check_name(name) for name in manifest.files])
+        if {files} != {len(manifest.file_sizes), len(manifest.footers) or files} or not all(
+            0 <= group.file < files and group.rows >= 0 <= group.size
+            for group in manifest.row_groups
         ):
             raise ValueError("its files, their sizes and their row groups do not fit together")
-        return found
+        return manifest

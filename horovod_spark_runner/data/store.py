@@ -1,14 +1,14 @@
-"""Materialized datasets in storage: their names, finding one again, listing, clearing.
+"""Store of materialized datasets: find, list and clear them.
 
 ::
 
     FOLDER/                       a cache directory, or a run directory's data/
-        data-<key>-<unique>/      one dataset; the key says what was asked for
+        data-<key>-<unique>/      one dataset; the key is a hash of the request
             …/part-….parquet      the rows, in the folder their writer made
             manifest.json         written last: without it the folder is incomplete
             used                  empty; as old as the last use
 
-Only folders of such names are ever listed or deleted, so that a folder given by mistake is safe.
+Only folders of such names are ever listed or deleted: a folder named by mistake is safe.
 """
 
 from __future__ import annotations
@@ -20,32 +20,27 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly
-from ..storage.patience import patiently
-from ..storage.sums import sum_of
+from ..storage.retries import retry
 from .manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
+_MANIFEST_FILE = "manifest.json"
 _USED_FILE = "used"
 _NAME = re.compile(r"data-([0-9a-f]{16})-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """A dataset as it lies in storage.
+    """A dataset in storage.
 
     Attributes:
         location: its folder.
         size: bytes of all its files.
         used: when it was last made, used or written to, in seconds since 1970.
-        manifest: what it holds; ``None`` if it is incomplete: its writer was killed, or is still
-            at work.
+        manifest: its manifest; ``None`` if it is incomplete: its writer was killed, or is writing.
     """
 
     location: Location
@@ -55,40 +50,40 @@ class StoredDataset:
 
 
 def new_folder(folder: Location, key: str) -> Location:
-    """Make the place for a new dataset made for ``key`` (16 hexadecimal digits)."""
+    """Create the folder of a new dataset for ``key`` (16 hexadecimal digits)."""
     place = folder.join(f"data-{key}-{uuid.uuid4().hex[:12]}")
     place.make_folder()
-    place.join(_USED_FILE).write_text("")  # its age begins, should its writer be killed
+    place.join(_USED_FILE).write_text("")  # dates the folder if its writer is killed
     return place
 
 
 def publish(manifest: Manifest) -> None:
     """Make a written dataset visible: its manifest is written last."""
-    Location(manifest.url).join(MANIFEST_FILE).write_text(manifest.to_json())
+    Location(manifest.url).join(_MANIFEST_FILE).write_text(manifest.to_json())
 
 
 def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
     """Yield the complete datasets in ``folder`` that were made for ``key``.
 
     Raises:
-        CheckpointError: the storage fails, again and again.
+        CheckpointError: the storage fails repeatedly.
     """
-    for place in patiently(folder.list, f"{folder} cannot be read"):
+    for place in retry(folder.list, f"{folder} cannot be read"):
         match = _NAME.fullmatch(place.name)
         if match and match[1] == key:
-            # Rows that are written anew are in another order, with which no epoch is gone on.
-            manifest = patiently(functools.partial(_read, place), f"{place} cannot be read")
+            # Rows that are written anew have another order, in which no epoch can be resumed.
+            manifest = retry(functools.partial(_read, place), f"{place} cannot be read")
             if manifest is not None:
                 yield manifest
 
 
 def mark_used(manifest: Manifest) -> None:
-    """Note that a dataset is used now, if it can be: its age begins anew."""
+    """Note that a dataset is used now, which resets its age; warn if that fails."""
     try:
         Location(manifest.url).join(_USED_FILE).write_text("")
-    except OSError as error:  # another user's, say
+    except OSError as error:  # such as another user's
         logger.warning(
-            "%s is read, but its age does not begin anew (%s): who clears the folder by age may "
+            "%s is read, but its age could not be reset (%s): clearing the folder by age may "
             "delete it meanwhile",
             manifest.url,
             error,
@@ -96,7 +91,7 @@ def mark_used(manifest: Manifest) -> None:
 
 
 def delete_dataset(manifest: Manifest, *, quietly: bool = False) -> None:
-    """Delete a dataset that was materialized; Parquet files of the user's own stay.
+    """Delete a materialized dataset; the user's Parquet files stay.
 
     Args:
         manifest: the dataset.
@@ -112,7 +107,7 @@ def delete_dataset(manifest: Manifest, *, quietly: bool = False) -> None:
 
 def list_datasets(folder: Location) -> list[StoredDataset]:
     """Return the datasets in ``folder``, complete or not, the longest unused first."""
-    found = []
+    datasets = []
     for place in folder.list():
         if _NAME.fullmatch(place.name):
             try:
@@ -122,18 +117,18 @@ def list_datasets(folder: Location) -> list[StoredDataset]:
                 used = max(file.changed for file in files) / 1e9
                 size = sum(file.size for file in files)
                 manifest = _read(place)
-            except OSError as error:  # it may be whole: nobody's to delete
-                logger.warning("%s is passed over: %s", place, error)
+            except OSError as error:  # it may be whole, so it is not deleted
+                logger.warning("%s is skipped: %s", place, error)
                 continue
-            found.append(StoredDataset(place, size, used, manifest))
-    return sorted(found, key=lambda dataset: dataset.used)
+            datasets.append(StoredDataset(place, size, used, manifest))
+    return sorted(datasets, key=lambda dataset: dataset.used)
 
 
 def clear_datasets(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
     """Delete the datasets in ``folder`` that were not used for ``older_than`` seconds.
 
     Returns:
-        What was deleted.
+        The deleted datasets.
     """
     old = [dataset for dataset in list_datasets(folder) if now - dataset.used >= older_than]
     for dataset in old:
@@ -142,18 +137,18 @@ def clear_datasets(folder: Location, older_than: float, now: float) -> list[Stor
 
 
 def discard_datasets(folder: Location) -> None:
-    """Delete all datasets in ``folder``, which nobody reads; what stays is warned of."""
+    """Delete all datasets in ``folder``, which nobody reads; warn of failures."""
     for dataset in _listed_quietly(folder):
         delete_quietly(dataset.location)
 
 
 def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
-    """Delete what killed writers have left in ``folder``, if it is older than that.
+    """Delete incomplete datasets of killed writers in ``folder``, if they are older than that.
 
-    It takes room and nothing else: what cannot be deleted is warned of.
+    They only take room, so failures are warned of.
 
     Returns:
-        What was to be deleted.
+        The datasets to delete.
     """
     old = [
         dataset
@@ -180,40 +175,13 @@ def _read(place: Location) -> Manifest | None:
         OSError: the storage fails.
     """
     try:
-        manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
+        manifest = Manifest.from_json(place.join(_MANIFEST_FILE).read_text())
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    manifest = replace(manifest, url=str(place))  # wherever it says that it lies
+    manifest = replace(manifest, url=str(place))  # it may have been moved
     sizes = {file.name: file.size for file in place.files()}
     whole = all(
         sizes.get(name) == size
         for name, size in zip(manifest.files, manifest.file_sizes, strict=True)
     )
     return manifest if whole else None
-
-
-_MAGIC = b"PAR1"
-# Bytes read at once; only a footer of many row groups or columns is larger.
-_TAIL = 64 * 1024
-# Of the footer's length and the mark behind it.
-_END = 8
-
-
-def read_footer(stream: pa.NativeFile) -> tuple[pq.FileMetaData, str]:
-    """Return a file's footer, and its checksum.
-
-    Args:
-        stream: the file, opened to be read anywhere.
-
-    Raises:
-        pa.ArrowInvalid: it is no Parquet file.
-    """
-    size = stream.size()
-    tail = stream.read_at(min(size, _TAIL), max(0, size - _TAIL))
-    whole = int.from_bytes(tail[-_END:-4], "little") + _END
-    if tail[-4:] != _MAGIC or whole > size:
-        raise pa.ArrowInvalid(f"it does not end with a footer of Parquet ({size} bytes)")
-    if whole > len(tail):
-        tail = stream.read_at(whole, size - whole)
-    footer = tail[-whole:]
-    return pq.read_metadata(pa.BufferReader(_MAGIC + footer)), sum_of(footer)[:16]

@@ -15,7 +15,7 @@ from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
 from ..scoring.stage import Stage, inputs_of
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, check_free_file, saving, write_aside
+from ..storage.folders import check_free, check_free_file, convert_save_errors, write_aside
 from ..training.onnx import check_installed
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
@@ -91,7 +91,7 @@ def export_pipeline(
             )
         check_free(location, mode, MAIN_FILE, "an exported pipeline")
         bundle = _bundle(pipeline_model, frame, network)
-        with saving("the exported pipeline", location):
+        with convert_save_errors("the exported pipeline", location):
             _write(bundle, location)
         return
     if not location.name.endswith(SUFFIX):
@@ -104,7 +104,7 @@ def export_pipeline(
 
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)
-    with saving("the exported pipeline", location):
+    with convert_save_errors("the exported pipeline", location):
         location.parent.make_folder()
         location.write_bytes(held)
 
@@ -196,12 +196,12 @@ def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
 def _write(bundle: Bundle, target: Location) -> None:
     """Write the files; where storage can rename, a reader sees the old ones or the new ones."""
     files = bundle_files(bundle)
-    if not target.renames_whole:
+    if not target.has_atomic_rename:
         main = target.join(MAIN_FILE)
         if main.exists():
             main.delete_file()
         for name, data in files.items():
-            target.join(name).write_unseen(data)
+            target.join(name).write_in_place(data)
         for file in target.files():
             if file.name not in files:
                 target.join(file.name).delete_file()
@@ -210,6 +210,6 @@ def _write(bundle: Bundle, target: Location) -> None:
     def write(folder: Location) -> None:
         folder.make_folder()
         for name, data in files.items():
-            folder.join(name).write_unseen(data)
+            folder.join(name).write_in_place(data)
 
     write_aside(target, write)

@@ -12,9 +12,9 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from ..config.estimator import plain_json
 from ..config.importable import (
     from_storage,
-    inside,
     is_import_name,
     is_of_script,
+    iterate_items,
     name_here,
 )
 from ..errors import InvalidInputError, RunDirectoryError
@@ -60,7 +60,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
         write_stage(
             spark, path, lambda place: write_metadata(place, text), overwrite=self.shouldOverwrite
         )
-        named = {one for one in inside(values) if is_import_name(one)}
+        named = {one for one in iterate_items(values) if is_import_name(one)}
         of_script = sorted(filter(is_of_script, named))
         if of_script:
             logger.warning(

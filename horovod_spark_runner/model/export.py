@@ -8,7 +8,7 @@ from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice
 from ..errors import InvalidInputError
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, check_free_file, saving
+from ..storage.folders import check_free, check_free_file, convert_save_errors
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from ..training.onnx import PLAIN, VECTOR, ClassColumn
 from .features import feature_names
@@ -75,6 +75,6 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
         check_free_file(request.target, request.mode)
     else:
         check_free(request.target, request.mode, GRAPH_FILE, "an export")
-    with saving("the export", request.target):
+    with convert_save_errors("the export", request.target):
         request.target.parent.make_folder()
         engine.export(recipe, request.format, columns, outputs, request.target, classes)

@@ -135,7 +135,7 @@ def _delete_contents(destination: Location) -> None:
 
 
 def _move_into_place(destination: Location, commit: Commit) -> None:
-    if destination.renames_whole:  # object stores have no folders
+    if destination.has_atomic_rename:  # object stores have no folders
         for name in sorted({target.rpartition("/")[0] for target in commit.files} - {""}):
             destination.join(name).make_folder()
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..data.prepare.footers import EVERY_FILE
-from ..data.store import read_footer
+from ..data.prepare.parquet import EVERY_FILE
+from ..data.read.row_groups import read_footer
 from ..errors import DataError
 from ..storage.filesystem import Location
 from ..typed_json import load_json

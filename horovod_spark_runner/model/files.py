@@ -25,7 +25,7 @@ from ..cluster.spark.tagged_job import TaggedJob
 from ..cluster.spark.tasks import raise_task_error
 from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice
-from ..data.prepare.footers import parquet_files
+from ..data.prepare.parquet import parquet_files
 from ..errors import (
     DataError,
     InvalidInputError,

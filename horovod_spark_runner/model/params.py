@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from ..config.fields import Settings, default_of, kind_of, text_of
-from ..config.importable import as_given, given_here, named
+from ..config.importable import copy_user_mark, mark_user_settings, replace_by_names
 from ..config.prediction import (
     ClassCol,
     HandleInvalid,
@@ -50,7 +50,7 @@ class Converter:
         Functions are given by their names, where they have some: what grids are made of can be
         saved with a search.
         """
-        return named(given_here(self.checked(value)))
+        return replace_by_names(mark_user_settings(self.checked(value)))
 
     def checked(self, value: object) -> Any:
         """Return ``value`` as a Param keeps it, functions as themselves.
@@ -66,7 +66,7 @@ class Converter:
             return None
         if isinstance(checked, os.PathLike):
             checked = os.fspath(checked)
-        return getattr(TypeConverters, kind.converter)(as_given(value, checked))
+        return getattr(TypeConverters, kind.converter)(copy_user_mark(value, checked))
 
 
 def converted(one: Param[Any], value: Any) -> Any:
@@ -229,7 +229,9 @@ class PredictionParams(FeatureParams):
         given = {one: converted(one, value) for one, value in (extra or {}).items()}
         copied: P = super().copy(given)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
-        defaults = {one: as_given(value, value) for one, value in copied._defaultParamMap.items()}
+        defaults = {
+            one: copy_user_mark(value, value) for one, value in copied._defaultParamMap.items()
+        }
         copied._defaultParamMap = defaults
         return copied
 

@@ -28,9 +28,9 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import classic_context
 from ..config.data import Transform
 from ..errors import DataError, InvalidInputError, RunDirectoryError
+from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
-from ..storage.folders import saving, write_aside
-from ..storage.sums import sum_of
+from ..storage.folders import convert_save_errors, write_aside
 from ..typed_json import load_json, read_fields
 from .load import ServedModel, read_finished_run
 from .summary import TrainingSummary
@@ -70,8 +70,8 @@ def write_stage(
             f"{location} is there already; "
             + (advice if location.is_folder else "it is a file, not a folder")
         )
-    with saving("the stage", location):
-        if location.renames_whole:
+    with convert_save_errors("the stage", location):
+        if location.has_atomic_rename:
             write_aside(location, write)
         else:
             write(location)
@@ -250,7 +250,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         own = {
             "format": FORMAT,
             "version": __version__,
-            "signature": sum_of(directory.signature.read_bytes()),
+            "signature": compute_checksum(directory.signature.read_bytes()),
             "summary": None if self._summary is None else self._summary.to_fields(),
         }
         text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
@@ -321,7 +321,7 @@ class StageReader(MLReader):  # type: ignore[misc]
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
-        if sum_of(directory.signature.read_bytes()) != own.signature:
+        if compute_checksum(directory.signature.read_bytes()) != own.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
@@ -384,4 +384,4 @@ def _read_metadata(location: Location, name: str) -> dict[str, Any]:
 
 
 def _sum_of_all(metadata: Mapping[str, Any]) -> str:
-    return sum_of(json.dumps(metadata, sort_keys=True).encode())
+    return compute_checksum(json.dumps(metadata, sort_keys=True).encode())

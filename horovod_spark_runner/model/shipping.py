@@ -19,8 +19,8 @@ import numpy as np
 
 from ..cluster.spark.session import classic_context
 from ..serialize import dumps_without, loads_with
+from ..storage.checksums import compute_checksum
 from ..storage.contents import SMALL_BYTES, Contents, FilePart, Piece
-from ..storage.sums import sum_of
 from ..training.engine import engine_named
 from ..training.trained_model import Model, Recipe
 
@@ -44,7 +44,7 @@ class ShippedModel:
     def __init__(self, recipe: Recipe) -> None:
         # Only bytes and contents are kept, so that it can be pickled.
         self._recipe, self._contents = dumps_without(recipe, Contents)
-        self._sums = [sum_of(one) for one in self._contents]
+        self._sums = [compute_checksum(one) for one in self._contents]
         told = [self._recipe, *(one.encode() for one in self._sums)]
         self.digest = hashlib.sha256(b"".join(told)).hexdigest()
         self._broadcast: _Broadcast | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster.spark.session import described
 from ..data.manifest import Manifest
-from ..data.prepare.datasets import frame_of, lies_ready
+from ..data.prepare.datasets import frame_of, is_readable_in_place
 from ..data.prepare.schema import quoted
 from ..errors import DataError
 from ..run.pipeline import prepare_data
@@ -78,7 +78,7 @@ def removed_on_failure(folder: Location, *, keeping: bool = False) -> Iterator[N
 def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[Sample]:
     """Write all rows, or a sample; see `written_sample`."""
     config = run.config
-    if rows <= sample_rows or lies_ready(run.df, run.roles, config.data):
+    if rows <= sample_rows or is_readable_in_place(run.df, run.roles, config.data):
         began = time.monotonic()
         with prepare_data(run, folder) as data:
             yield Sample(data.train, 0.0 if data.reused else time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A training as a series of attempts: each goes on from the newest checkpoint."""
+"""A training as a series of attempts, each resuming from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint.files import newest_checkpoint, read_steps
+from ..checkpoint.resume import StartingPoint
 from ..checkpoint.retry_policy import (
     FINISHED,
     RUNNING,
@@ -34,7 +35,6 @@ from ..errors import (
 from ..storage.lease import Lease
 from ..training.entry import modules_for, train_rank
 from ..training.spec import AttemptSpec, TrainingSpec
-from .resolve import StartingPoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,22 +43,22 @@ logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
-    """The follower of a training has ended it."""
+    """A follower has ended the training."""
 
 
 class Follower(Protocol):
     """Follows a training on the driver, and may end it. Called by the thread that trains."""
 
     def epoch(self, progress: Progress) -> None:
-        """Take note of an epoch that is complete; once more if it had to be trained again."""
+        """Handle a complete epoch; called again if the epoch is repeated."""
 
     def look(self) -> None:
-        """Raise to end the training, `Stopped` if that is no failure; asked all the time."""
+        """Raise to end the training, `Stopped` if that is no failure; polled all the time."""
 
 
 @dataclass
-class StepObserver:
-    """Shows a run on the console and notes how far it came."""
+class _StepObserver:
+    """Shows a run on the console, and tracks its progress."""
 
     console: Console
     first_step: int = 0
@@ -67,8 +67,8 @@ class StepObserver:
     def __post_init__(self) -> None:
         self.last_step = self.first_step
 
-    def on_message(self, told: Told) -> None:
-        match told.message:
+    def on_message(self, envelope: Told) -> None:
+        match envelope.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step) as progress:
@@ -77,9 +77,9 @@ class StepObserver:
                 if progress.step == progress.steps:
                     for follower in self.followers:
                         follower.epoch(progress)
-            case Started() if told.rank == 0:
+            case Started() if envelope.rank == 0:
                 self.console.say("building the model")
-        self.console.on_message(told)
+        self.console.on_message(envelope)
 
     def look(self) -> None:
         self.console.look()
@@ -87,7 +87,7 @@ class StepObserver:
             follower.look()
 
     def reached(self, attempt: Attempt) -> Attempt:
-        """Return ``attempt`` with the steps it really began with and came to."""
+        """Return ``attempt`` with its actual first and last step."""
         return replace(attempt, first_step=self.first_step, last_step=self.last_step)
 
     def close(self) -> None:
@@ -96,18 +96,18 @@ class StepObserver:
 
 @dataclass
 class Attempts:
-    """Runs one training until it is finished or may not be started again.
+    """Runs one training until it is finished or must not be restarted.
 
     Attributes:
         spark: session to run in.
-        launch: how to start the ranks.
-        restarts: what to do when they are cut short.
+        launch: settings of starting the ranks.
+        restarts: options of restarts.
         directory: the run directory.
         lease: its lease, held.
         launcher: starts the ranks.
         pause: waits for so many seconds.
         done: the attempts of this call so far.
-        start: where the first one starts, unless there are other checkpoints by then.
+        start: starting point of the first attempt, unless there are other checkpoints by then.
         followers: follow the training, and may end it.
     """
 
@@ -123,14 +123,14 @@ class Attempts:
     followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
-        # Those of earlier calls; none are written over that cannot be read.
+        # Those of earlier calls; unreadable ones are not overwritten.
         self._earlier: list[dict[str, Any]] | None
         try:
             self._earlier = self.directory.attempts_so_far()
         except (OSError, ValueError) as error:
             self._earlier = None
             logger.warning(
-                "%s cannot be read (%s); it is left as it is, without this call's attempts",
+                "%s cannot be read (%s); it is unchanged, without this call's attempts",
                 self.directory.attempts,
                 error,
             )
@@ -150,7 +150,7 @@ class Attempts:
             except HorovodSparkError as error:
                 decision = decide(self.done, self.restarts, time.time())
                 if decision.restart_at is None:
-                    raise self._told(error) from error.__cause__
+                    raise self._add_attempts(error) from error.__cause__
                 logger.warning("%s: %s", decision.reason, _first_line(error))
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
@@ -159,7 +159,7 @@ class Attempts:
         self.directory.sweep()
         first_step = newest or 0
         console = Console(self.directory.location.name, quiet=not self.launch.stream_logs)
-        observer = StepObserver(console, first_step, self.followers)
+        observer = _StepObserver(console, first_step, self.followers)
         attempt = self._begin(spec.workers, first_step)
         try:
             workers = self._available_workers(spec.workers)
@@ -181,8 +181,8 @@ class Attempts:
                 observer.last_step = saved
                 raise PreemptedError(
                     f"the run was asked to end (SIGTERM) and saved a checkpoint of step {saved} in "
-                    f"{self.directory.location}; the same call goes on from it, and with "
-                    "max_restarts it does so by itself"
+                    f"{self.directory.location}; the same call resumes from it, automatically with "
+                    "max_restarts"
                 )
         except BaseException as error:
             self._close(observer.reached(attempt), *_ending(error))
@@ -210,17 +210,17 @@ class Attempts:
             newest = newest_checkpoint(self.directory, spec.run_id)
             return None if newest is None else newest[1].step
         except HorovodSparkError as error:
-            # An attempt, too: storage that stays away uses up the restarts, and where no checkpoint
-            # can be resumed from there is none.
+            # This counts as an attempt: persistent failures of storage use up the restarts, and
+            # without a usable checkpoint there is no restart.
             first_step = self.done[-1].first_step if self.done else 0
             self._close(self._begin(spec.workers, first_step), classify(error), _first_line(error))
             raise
 
     def _available_workers(self, wanted: int) -> int:
-        """Return how many of the wanted ranks there are slots for now.
+        """Return for how many of the wanted ranks there are slots now.
 
-        The first attempt takes what was asked for. A restart waits for the executors that replace
-        lost ones; then it may make do with fewer, and the next one asks for all again.
+        The first attempt uses all. A restart waits for the executors that replace lost ones; then
+        it may use fewer ranks, and the next restart requests all again.
         """
         if self.done:
             try:
@@ -229,7 +229,7 @@ class Attempts:
                 ranks = wanted * error.found // error.asked
                 if ranks < (self.restarts.min_workers or wanted):
                     raise
-                logger.warning("going on with %d ranks instead of %d", ranks, wanted)
+                logger.warning("continuing with %d ranks instead of %d", ranks, wanted)
                 return ranks
         return wanted
 
@@ -243,11 +243,11 @@ class Attempts:
         lines = [asdict(attempt) for attempt in (*self.done, *current)]
         try:
             self.directory.write_attempts([*self._earlier, *lines])
-        except OSError as error:  # a record for people; the run does not depend on it
+        except OSError as error:  # the run does not depend on it
             logger.warning("%s could not be written: %s", self.directory.attempts, error)
 
-    def _told(self, error: HorovodSparkError) -> HorovodSparkError:
-        """Add what was tried to the message."""
+    def _add_attempts(self, error: HorovodSparkError) -> HorovodSparkError:
+        """Add the attempts to the message."""
         if len(self.done) > 1 and isinstance(error, RunFailedError):
             tried = "\n".join(describe_attempts(self.done))
             error.args = (f"{error}\n\nAttempts:\n{tried}",)
@@ -255,7 +255,7 @@ class Attempts:
 
 
 def _ending(error: BaseException) -> tuple[str, str]:
-    """Return how an attempt ended that raised ``error``, and the cause in one line."""
+    """Return the ending of an attempt that raised ``error``, and its cause in one line."""
     if isinstance(error, HorovodSparkError):
         return classify(error), _first_line(error)
     if isinstance(error, Stopped):

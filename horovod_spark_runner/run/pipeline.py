@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..checkpoint.attachments import HandOver, handing_over
-from ..checkpoint.config_diff import check_same_data
-from ..checkpoint.resume import describe_interruption
+from ..checkpoint.attachments import AttachmentWriter, open_attachments
+from ..checkpoint.resume import check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
 from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import chosen_launcher
@@ -23,7 +22,13 @@ from ..cluster.spark.followed_jobs import told_of
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
-from ..data.prepare.datasets import Prepared, name_faulty_row, prepared, rows_to_write, session_of
+from ..data.prepare.datasets import (
+    Prepared,
+    add_faulty_row_number,
+    prepare_datasets,
+    rows_to_write,
+    session_of,
+)
 from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
@@ -44,11 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
-    """Have the executors import what ranks will need, while data are prepared; returns at once.
+    """Let executors import the framework while data are prepared; return immediately.
 
     Args:
-        run: what the ranks will train.
-        at_once: trainings like it that will go on at once.
+        run: the training.
+        at_once: number of such trainings that will run concurrently.
     """
     allotment = replace(run.allotment, slots=at_once * run.allotment.slots)
     modules = modules_for(run.model.engine)
@@ -57,34 +62,36 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def prepare_data(run: ResolvedRun, own: Location) -> Iterator[Prepared]:
-    """Materialize the data of a training, and tell how far that is; see `prepared`.
+def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
+    """Materialize the data of a training, and show the progress; see `prepare_datasets`.
 
     Args:
         run: the training.
-        own: where they go if there is no cache directory.
+        run_folder: folder of the data if there is no cache directory.
     """
     config = run.config
-    rows = prepared(run.df, run.roles, config.data, config.validation, own, run.fit.seed)
+    rows = prepare_datasets(
+        run.df, run.roles, config.data, config.validation, run_folder, run.fit.seed
+    )
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
-    with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as stack:
         with told_of(session_of(run.df), console.say, expected):
-            data = kept.enter_context(rows)
+            data = stack.enter_context(rows)
         yield data
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has come to its end, with its model in the run directory.
+    """A finished training, with its model in the run directory.
 
     Attributes:
-        report: what rank 0 tells of it.
-        result: what the launch tells of it.
-        attempts: those it took.
-        began: when it began, on the monotonic clock.
-        materialized: when its rows were there.
-        ended: when it ended.
+        report: report of rank 0.
+        result: result of the launch.
+        attempts: its attempts.
+        began: its begin, on the monotonic clock.
+        materialized: time when its rows were ready.
+        ended: its end.
     """
 
     report: TrainingReport
@@ -115,7 +122,7 @@ def train_run(
             text = describe_interruption(directory, run.fit.epochs)
             raise KeyboardInterrupt(text) from None
         except DataError as error:
-            name_faulty_row(error, run.df, run.roles, config.data)
+            add_faulty_row_number(error, run.df, run.roles, config.data)
             raise
     report, result = trained.report, trained.result
     transforms = config.data.transforms
@@ -166,14 +173,14 @@ def train_ranks(
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
     rows = prepare()
-    with directory.lease() as lease, rows as data, handing_over(directory) as hand:
+    with directory.lease() as lease, rows as data, open_attachments(directory) as hand:
         materialized = time.monotonic()
         run.console.say(_describe(data, materialized - began))
         run = resolve_again(run)
         try:
             _check_enough_rows(data.train, run.workers)
         except DataError:
-            # No training goes on from rows that none could begin with.
+            # No checkpoint can depend on rows that are too few for any training.
             if alone and run.checkpoint is None and not config.data.keep_data:
                 discard_datasets(directory.data)
             raise
@@ -199,7 +206,7 @@ def train_ranks(
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            result = attempts.run(_hand_over(training_spec(run, data, run_id), hand))
+            result = attempts.run(_attach_files(training_spec(run, data, run_id), hand))
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
@@ -215,7 +222,7 @@ def train_ranks(
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
-def _hand_over(spec: TrainingSpec, hand: HandOver) -> TrainingSpec:
+def _attach_files(spec: TrainingSpec, hand: AttachmentWriter) -> TrainingSpec:
     """Return a spec whose large contents the ranks read from the run directory."""
     model, start = spec.model, spec.warm_start
     if model.file is not None and not isinstance(model.file, str):
@@ -226,7 +233,7 @@ def _hand_over(spec: TrainingSpec, hand: HandOver) -> TrainingSpec:
 
 
 def _begin_record(run: ResolvedRun, rows: int) -> str:
-    """Record in the run directory what is trained, on so many rows; return the run's id."""
+    """Record the training and its number of rows in the run directory; return the run's id."""
     directory = run.directory
     # The script's name only: its arguments may hold secrets.
     program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
@@ -234,19 +241,19 @@ def _begin_record(run: ResolvedRun, rows: int) -> str:
         run_id = _run_id(run)
         directory.write_config({**run.settings, **program, "rows": rows})
     except OSError as error:
-        raise CheckpointError(f"run_dir {directory.location} takes no files: {error}") from error
+        raise CheckpointError(f"run_dir {directory.location} is not writable: {error}") from error
     return run_id
 
 
 def _describe(data: Prepared, seconds: float) -> str:
-    """Say which rows there are, for people."""
+    """Describe the datasets, for the console."""
     held_out = "" if data.validation is None else f", {data.validation.rows:,} to validate on"
-    how = "found again" if data.reused else "written"
+    how = "reused" if data.reused else "written"
     return f"{data.train.rows:,} rows to train on{held_out}, {how} in {seconds:.1f} s"
 
 
 def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec:
-    """Return a training as the ranks need to know it."""
+    """Return the spec of a training for the ranks."""
     return TrainingSpec(
         config=run.config.for_ranks(),
         model=run.model,
@@ -264,24 +271,24 @@ def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec
 
 
 def _run_id(run: ResolvedRun) -> str:
-    """Return the identity that this run's checkpoints carry, kept in the run directory."""
-    known = run.directory.run_id()
-    if known is None:
-        known = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
-        run.directory.write_run_id(known)
-    return known
+    """Return the identity of this run's checkpoints; write it to a new run directory."""
+    run_id = run.directory.run_id()
+    if run_id is None:
+        run_id = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
+        run.directory.write_run_id(run_id)
+    return run_id
 
 
 def _check_enough_rows(train: Manifest, num_workers: int) -> None:
     if train.rows < num_workers:
         raise DataError(
-            f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
-            "for; lower num_workers"
+            f"the training data have {train.rows} rows, fewer than num_workers={num_workers}; "
+            "lower it"
         )
 
 
 def _check_profile_steps(run: ResolvedRun, rows: int) -> None:
-    """Check that the run will have the steps that are to be profiled."""
+    """Check that the run will have the steps to profile."""
     wanted, fit = run.config.checkpoints.profile_steps, run.fit
     steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * run.workers))
     if wanted is not None and wanted[1] > steps * fit.epochs:

@@ -19,7 +19,7 @@ from ..report.runs.page import write_report
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = [
+_PACKAGES = [
     "pyspark",
     "tensorflow",
     "tensorflow-cpu",
@@ -31,19 +31,19 @@ PACKAGES = [
     "numpy",
     "pyarrow",
 ]
-# Of `RunResult.timings`, what follows each other.
+# Consecutive phases in `RunResult.timings`.
 _LAUNCHING = ("check", "slots", "tasks", "rendezvous", "start", "function", "results")
 
 
 class CallRecord:
-    """The record of one call, which is added to those of the run when it ends.
+    """Record of one call, which is added to the run's records when it ends.
 
-    Nothing of it is worth losing a training for: what cannot be written is a warning.
+    A failure to write it is a warning only.
 
     Args:
         directory: the run directory.
-        seconds: what came before the ranks, by phase.
-        facts: what else is known, as JSON.
+        seconds: durations before the ranks, by phase.
+        facts: further facts, as JSON.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class CallRecord:
         """Record a call that has trained to the end.
 
         Args:
-            result: what the launch tells of the last attempt.
-            accounts: where the time of its ranks went.
+            result: result of the last attempt.
+            accounts: time breakdown of its ranks.
         """
         timings = result.timings
         phases = {name: timings[name] for name in _LAUNCHING if name in timings}
@@ -73,12 +73,12 @@ class CallRecord:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Record a call that has failed, or was ended."""
+        """Record a call that has failed, or was stopped."""
         ending = type(error).__name__
-        said = (
+        message = (
             str(error).partition("\n")[0] if isinstance(error, HorovodSparkError) else repr(error)
         )
-        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=said)
+        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=message)
 
     def _add(self, ending: str, launching: dict[str, float], **facts: Any) -> None:
         seconds = {name: round(took, 4) for name, took in {**self._seconds, **launching}.items()}
@@ -106,11 +106,11 @@ class CallRecord:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what trains, as they are installed for the driver."""
-    found = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
-    for name in PACKAGES:
+    """Return the versions of the packages that are installed for the driver."""
+    installed = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
+    for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

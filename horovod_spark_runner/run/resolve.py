@@ -1,4 +1,4 @@
-"""Resolve a configuration: check all that can be before data are computed or ranks start."""
+"""Resolve a configuration: validate all of it before data are computed or ranks start."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from ..checkpoint.config_diff import check_same_engine, describe_rest, settings_to_go_on_with
 from ..checkpoint.files import CheckpointInfo, read_steps
-from ..checkpoint.resume import find_checkpoint
+from ..checkpoint.resume import StartingPoint, resolve_start
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
 from ..cluster.driver.launch import explain_spark_error
@@ -46,7 +45,7 @@ from ..serialize import check_picklable, dumps
 from ..storage.filesystem import Location
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import SAVED_MODEL, engine_named, engine_of
-from ..training.spec import FEATURES, Binding, ModelNames, ModelSource, WarmStart, bind_columns
+from ..training.spec import FEATURES, Binding, ModelNames, ModelSource, bind_columns
 from ..training.warm_start import read_warm_start
 from ..typed_json import parse_plain, to_json
 from .tracking import check_tracking
@@ -61,40 +60,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class StartingPoint:
-    """Where a training starts: a checkpoint of its run directory, initial weights or neither.
-
-    Attributes:
-        checkpoint: checkpoint to resume from; ``None`` for a new run.
-        steps: steps of all checkpoints there were; while they are the same, so is this.
-        fit: how the model is fitted; a resumed run keeps some of what it was begun with.
-        warm_start: weights to begin with.
-        initial_weights: the ``initial_weights`` to record, those that the run was begun with.
-    """
-
-    checkpoint: CheckpointInfo | None
-    steps: tuple[int, ...]
-    fit: FitOptions
-    warm_start: WarmStart | None
-    initial_weights: str | None
-
-
-@dataclass(frozen=True)
 class ResolvedRun:
-    """A training that can be carried out, as far as is known without computing its rows.
+    """A validated training, whose rows are not computed yet.
 
     Attributes:
         df: the rows.
         config: the configuration.
-        model: where the model comes from.
+        model: the model's source.
         inputs: columns of the model's inputs.
-        outputs: columns its outputs are compared with.
+        outputs: columns that its outputs are compared with.
         directory: the run directory.
-        launch: how the ranks are started.
-        allotment: what Spark gives them.
-        start: where the training starts.
-        seconds: what the checks took.
-        tracking: MLflow's client and experiment, if it is to be told of the training.
+        launch: settings of starting the ranks.
+        allotment: slots that Spark has for them.
+        start: the starting point.
+        seconds: duration of the validation.
+        tracking: MLflow's client and experiment, if the training is logged there.
     """
 
     df: DataFrame | str | Path
@@ -116,7 +96,7 @@ class ResolvedRun:
 
     @property
     def fit(self) -> FitOptions:
-        """How the model is fitted."""
+        """The options of fitting the model that hold."""
         return self.start.fit
 
     @property
@@ -136,7 +116,7 @@ class ResolvedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What checkpoints and the run directory record of the configuration."""
+        """The configuration as checkpoints and the run directory record it."""
         config = self.config
         return {
             **({"params": dict(config.params)} if config.params is not None else {}),
@@ -147,7 +127,7 @@ class ResolvedRun:
             "feature_cols": recorded_columns(self.inputs),
             "label_cols": recorded_columns(self.outputs),
             "sample_weight_col": config.sample_weight_col,
-            "data": _recorded_data(config),
+            "data": config.recorded_data(),
             "initial_weights": self.start.initial_weights,
         }
 
@@ -160,12 +140,12 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         config: the configuration.
 
     Raises:
-        InvalidInputError: it cannot be carried out.
+        InvalidInputError: it is invalid.
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
-        EnvironmentProblem: something is not installed or set up as it must be.
+        EnvironmentProblem: something is not installed or set up.
     """
     began = time.monotonic()
-    Console("a new run", quiet=not config.stream_logs).say("checking what is asked for")
+    Console("a new run", quiet=not config.stream_logs).say("checking the configuration")
     spark = check_running(session_of(df))
     model = _resolve_model(config)
     columns = _columns_without_model(df, config)
@@ -178,9 +158,9 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         console.say(allotment.describe())
     directory.check_writable()
     start = _resolve_start(config, directory, model.engine, allotment.workers, console)
-    if bindings is None:  # takes a Spark job: after all that can be checked without one
-        console.say("building the model once, to learn which columns its inputs are named like")
-        columns = by_name(names_of_model(model, spark), config.label_cols, frame_of(df).columns)
+    if bindings is None:  # needs a Spark job: after all checks that need none
+        console.say("building the model once, to match its inputs with columns")
+        columns = by_name(_names_of_model(model, spark), config.label_cols, frame_of(df).columns)
         bindings = _resolve_columns(df, config, model, *columns)
     return ResolvedRun(
         df=df,
@@ -198,10 +178,10 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
 
 
 def resolve_again(run: ResolvedRun) -> ResolvedRun:
-    """Resolve again where a run starts, now that the lease of its directory is held.
+    """Resolve the starting point again, now that the lease of the run directory is held.
 
-    Another run may have trained there in between. Then its checkpoints are refused, or resumed
-    from, as by `resolve`.
+    Another run may have trained there in between. Its checkpoints are refused, or resumed from, as
+    in `resolve`.
     """
     if run.start.steps == read_steps(run.directory):
         return run
@@ -211,7 +191,7 @@ def resolve_again(run: ResolvedRun) -> ResolvedRun:
 
 
 def _resolve_model(config: TrainingConfig) -> ModelSource:
-    """Return where the model comes from; check that all code of the user reaches the ranks."""
+    """Return the model's source; check that all code of the user can be sent to the ranks."""
     engine = engine_named(engine_of(config.model_fn))
     source = engine.source(config.model_fn, config.custom_objects)
     check_picklable(
@@ -229,7 +209,7 @@ def _resolve_model(config: TrainingConfig) -> ModelSource:
 def _columns_without_model(
     df: DataFrame | str | Path, config: TrainingConfig
 ) -> tuple[ColumnNames, ColumnNames | None] | None:
-    """Return feature and label columns as given or by convention; ``None`` if the model decides."""
+    """Return the set or conventional feature and label columns; ``None`` if the model decides."""
     if config.feature_cols is not None:
         return config.feature_cols, config.label_cols
     available = frame_of(df).columns
@@ -243,7 +223,7 @@ def _resolve_columns(
     features: ColumnNames,
     labels: ColumnNames | None,
 ) -> tuple[Binding, Binding]:
-    """Return what feeds the model's inputs, and what its outputs are compared with."""
+    """Return the columns of the model's inputs, and those its outputs are compared with."""
     inputs, outputs = bind_columns(features, "feature_cols"), bind_columns(labels, "label_cols")
     if config.fit.class_weight is not None:
         _check_class_weight(config, outputs)
@@ -255,7 +235,7 @@ def _resolve_columns(
         by_case = is_case_sensitive(session_of(df))
         check_added(added, frame_of(df).columns, settings, by_case=by_case)
     if config.checkpoints.saved_model:
-        check_saved_model(model, inputs, config.data.transforms)
+        _check_saved_model(model, inputs, config.data.transforms)
     return inputs, outputs
 
 
@@ -275,7 +255,7 @@ def _check_class_weight(config: TrainingConfig, outputs: Binding) -> None:
 def _resolve_cluster(
     spark: SparkSession, config: TrainingConfig, directory: RunDirectory
 ) -> tuple[LaunchSettings, Allotment]:
-    """Return how the ranks are started, and what Spark gives them."""
+    """Return the settings of starting the ranks, and the slots that Spark has for them."""
     launch = _launch_settings(config, directory)
     if config.num_workers is not None:
         check_min_workers(config.num_workers, config.restarts)
@@ -292,10 +272,10 @@ def _launch_settings(config: TrainingConfig, directory: RunDirectory) -> LaunchS
     if config.checkpoints.timeline:
         if _TIMELINE in env:
             raise InvalidInputError(
-                f"timeline=True and {_TIMELINE}={env[_TIMELINE]!r} in launch.env: Horovod keeps "
+                f"timeline=True and {_TIMELINE}={env[_TIMELINE]!r} in launch.env: Horovod has "
                 "one timeline; leave one of them out"
             )
-        env[_TIMELINE] = "DYNAMIC"  # begun by the training, not with Horovod
+        env[_TIMELINE] = "DYNAMIC"  # started by the training, not with Horovod
     return derive(
         LaunchSettings,
         config.launch,
@@ -310,42 +290,18 @@ def _launch_settings(config: TrainingConfig, directory: RunDirectory) -> LaunchS
 def _resolve_start(
     config: TrainingConfig, directory: RunDirectory, engine: str, workers: int, console: Console
 ) -> StartingPoint:
-    """Return the checkpoint to resume from and what of the configuration then holds."""
-    steps, checkpoint = find_checkpoint(directory, config.resume)
+    """Return the checkpoint to resume from, or the weights to begin with."""
+    start = resolve_start(config, directory, engine, workers, console.say)
     weights = config.initial_weights
-    origin = str(weights.place) if isinstance(weights, InitialWeights) else None
-    if checkpoint is None:
-        warm_start = None
-        if isinstance(weights, InitialWeights):
-            warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)
-        return StartingPoint(None, steps, config.fit, warm_start, origin)
-    check_same_engine(checkpoint, engine, str(directory.location))
-    fit, begun_with, warnings = settings_to_go_on_with(
-        checkpoint, config.fit, workers, origin, _recorded_data(config), recorded_sync(config.sync)
-    )
-    rest = describe_rest(checkpoint, config.fit.epochs)
-    if rest:
-        console.say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
-    for text in warnings:
-        logger.warning("resuming run_dir %s: %s", directory.location, text)
-    return StartingPoint(checkpoint, steps, fit, None, begun_with)
-
-
-def _recorded_data(config: TrainingConfig) -> dict[str, Any]:
-    options, validation = config.data, config.validation
-    plain = validation is None or isinstance(validation, (str, float, int))
-    return {
-        "validation": validation if plain else "a DataFrame",
-        "stratify": options.stratify,
-        "shapes": {name: list(shape) for name, shape in options.shapes.items()},
-        "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
-        "transforms": sorted(options.transforms),
-    }
+    if start.checkpoint is None and isinstance(weights, InitialWeights):
+        warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)
+        start = replace(start, warm_start=warm_start)
+    return start
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a worker tells: the names, or the traceback of why there are none."""
+class _Answer:
+    """Answer of a worker: the names, or the traceback of the failure."""
 
     names: ModelNames | None = None
     problem: str = ""
@@ -353,19 +309,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Names:
-    """Builds the model in one of Spark's Python workers and tells its names."""
+    """Builds the model in one of Spark's Python workers, and returns its names."""
 
     source: bytes = field(repr=False)
 
     def __call__(self) -> str:
         try:
             source: ModelSource = cloudpickle.loads(self.source)
-            return to_json(Answer(engine_named(source.engine).names(source)))
-        except Exception as error:  # the function that builds it is the user's
-            return to_json(Answer(problem=describe_exception(error)[2]))
+            return to_json(_Answer(engine_named(source.engine).names(source)))
+        except Exception as error:  # the user's function
+            return to_json(_Answer(problem=describe_exception(error)[2]))
 
 
-def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
+def _names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
     """Build the model once, in one of Spark's Python workers, and return its names.
 
     Raises:
@@ -377,56 +333,56 @@ def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
         text = ask_worker(spark, _Names(dumps(source)))
     except Exception as error:
         raise explain_spark_error(error) from error
-    answer = parse_plain(text, Answer)
+    answer = parse_plain(text, _Answer)
     if answer.names is None:
         raise ModelError(
-            "feature_cols is not given, and the model, whose inputs may be named like columns, "
-            f"could not be built:\n{answer.problem.rstrip()}"
+            "feature_cols is missing, and the model, whose inputs may have names of columns, could "
+            f"not be built:\n{answer.problem.rstrip()}"
         )
     return answer.names
 
 
-# Those of this process: several threads may begin a run in one second.
+# Default names used by this process: several threads may start a run in one second.
 _named: set[str] = set()
 _naming = threading.Lock()
 
 
 def default_place(spark: Any, setting: str, folder: str) -> str:
-    """Return where something goes that was given no place: named after the time, once each.
+    """Return a default location, named after the time and unique.
 
     Args:
         spark: the session, of a ``local`` master.
-        setting: what names the place.
-        folder: where it is to be.
+        setting: the setting that is missing.
+        folder: its parent folder.
 
     Raises:
         InvalidInputError: the executors are on other machines.
     """
     if not runs_on_this_machine(spark):
         raise InvalidInputError(
-            f"{setting} is needed on a cluster: a place that the driver and all executors can "
-            "write to"
+            f"{setting} is needed on a cluster: a folder or URL that the driver and all executors "
+            "can write to"
         )
     now = str(Path(folder, time.strftime("%Y%m%d-%H%M%S")))
     with _naming:
         names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
-        # What is there is of another process that began in this second, or of before a clock was
-        # put back: a run would go on with it.
+        # An existing one is of another process that started in this second, or of a time before the
+        # clock was put back: it would be resumed.
         name = next(name for name in names if name not in _named and not os.path.lexists(name))
         _named.add(name)
     return name
 
 
-def check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
-    """Check it as far as the columns tell.
+def _check_saved_model(source: ModelSource, inputs: Binding, transforms: Container[str]) -> None:
+    """Check that a SavedModel can be written, as far as the columns show.
 
     Args:
         source: the model.
         inputs: its feature columns.
-        transforms: columns that are given a transform.
+        transforms: columns with a transform.
 
     Raises:
-        InvalidInputError: no SavedModel can be made of models of this engine.
+        InvalidInputError: the engine has no SavedModel.
         ModelError: a column cannot be an input of one.
     """
     transformed = [name for name in inputs.columns if name in transforms]

@@ -1,4 +1,4 @@
-"""Several trainings on the same rows, which are prepared once."""
+"""Several trainings on the same rows, prepared once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..config.data import WINDOW_BYTES, DataOptions
 from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
-from ..data.prepare.folds import SharedData, prepared_folds
+from ..data.prepare.folds import SharedData, prepare_folds
 from ..model.trained_transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_run
@@ -33,41 +33,41 @@ class SharedFit:
         return train_run(self.run, use)
 
     def abandon(self) -> None:
-        """Do without it: the rows go with the last that is called."""
+        """Give up this training; the rows are deleted after the last one."""
         self.shared.leave()
 
 
 def train_several(
-    df: DataFrame, configs: Sequence[TrainingConfig], own: Location
+    df: DataFrame, configs: Sequence[TrainingConfig], run_folder: Location
 ) -> list[SharedFit]:
-    """Resolve all configurations, and return what trains each of them.
+    """Resolve all configurations, and return a `SharedFit` for each.
 
-    They may be called by several threads. Those whose rows are prepared in the same way
-    read the same datasets, which the first of them writes and which go, unless they are to be kept,
-    with the last; also if they differ in the column that says which rows are for validation.
+    They may be called by several threads. Those with equally prepared rows share the datasets,
+    which the first of them writes and which are deleted, unless they are kept, after the last one;
+    also if they differ in the column of validation rows.
 
     Args:
         df: the rows.
         configs: the trainings.
-        own: folder for the datasets if there is no cache directory.
+        run_folder: folder for the datasets if there is no cache directory.
 
     Raises:
         InvalidInputError: a training cannot be carried out.
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
-        EnvironmentProblem: something is not set up as it must be.
+        EnvironmentProblem: something is not installed or set up.
     """
     runs = [resolve(df, config) for config in configs]
     groups: list[list[ResolvedRun]] = []
     for run in runs:
-        alike = next((group for group in groups if _share(group[0], run)), None)
-        if alike is None:
+        matching = next((group for group in groups if _share(group[0], run)), None)
+        if matching is None:
             groups.append([run])
         else:
-            alike.append(run)
+            matching.append(run)
     fits: dict[int, SharedFit] = {}
     for number, group in enumerate(groups):
-        # Each in a folder of its own: what a killed writer left in one is deleted by the next.
-        folder = own if len(groups) == 1 else own.join(str(number))
+        # In separate folders: the next writer in one deletes incomplete datasets.
+        folder = run_folder if len(groups) == 1 else run_folder.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
         for run in group:
             fits[id(run)] = SharedFit(run, shared)
@@ -75,7 +75,7 @@ def train_several(
 
 
 def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
-    """Tell whether the rows of two trainings can be prepared together."""
+    """Return whether the rows of two trainings can be prepared together."""
     ours, theirs = one.config, other.config
     split = ours.validation is theirs.validation
     if _key(one) is not None:
@@ -87,26 +87,26 @@ def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
 
 
 def _key(run: ResolvedRun) -> str | None:
-    """Return the column that says which rows are for validation, if one does."""
+    """Return the column of validation rows, if there is one."""
     validation = run.config.validation
     return validation if isinstance(validation, str) else None
 
 
 @contextlib.contextmanager
 def _prepare(
-    group: Sequence[ResolvedRun], own: Location
+    group: Sequence[ResolvedRun], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     first = group[0]
     import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
-        with prepared_folds(first.df, first.roles, first.config.data, names, own) as folds:
+        with prepare_folds(first.df, first.roles, first.config.data, names, run_folder) as folds:
             yield folds
     else:
-        with prepare_data(first, own) as data:
+        with prepare_data(first, run_folder) as data:
             yield {_key(first): data}
 
 
 def _of_rows(options: DataOptions) -> DataOptions:
-    """Return the options without what matters to the reading of rows only."""
+    """Return the options that affect the preparation of rows."""
     return replace(options, transforms={}, window_bytes=WINDOW_BYTES)

@@ -1,7 +1,7 @@
-"""A training in MLflow: parameters, metrics of every epoch while it runs, and the model.
+"""Log a training to MLflow: parameters, metrics of every epoch while it runs, and the model.
 
-The driver logs, on a thread of its own: nothing of the training waits for MLflow, and no failure of
-MLflow's ends it.
+The driver logs, in a separate thread: the training never waits for MLflow, and no failure of MLflow
+ends it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ..errors import (
     on_one_line,
 )
 from ..storage.filesystem import Location
-from ..storage.paths import without_secrets
+from ..storage.paths import redact_url
 from ..training.progress import beside, numbers
 
 T = TypeVar("T")
 
-# How long MLflow may take: to answer before the training, and for what is left, with the model, at
-# its end, or after a failure.
+# Timeouts of MLflow: for answers before the training, for the rest, with the model, at its end, and
+# after a failure.
 ANSWER_SECONDS, END_SECONDS, FAIL_SECONDS = 60.0, 600.0, 10.0
 _CONNECT_SECONDS = 10.0
-# What MLflow takes at once, and of a value.
+# MLflow's limits: entries of a batch, characters of a value.
 _BATCH, _VALUE = 100, 6000
 _SAFE = frozenset("_-. :/")
 
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_tracking(options: MlflowOptions) -> Any:
-    """Return MLflow's client and the experiment's identity, once MLflow has answered.
+    """Return MLflow's client and the experiment's identity, after MLflow has answered.
 
     Raises:
         EnvironmentProblem: MLflow is not installed.
-        InvalidInputError: it does not answer, or does not take the settings.
+        InvalidInputError: it does not answer, or refuses the settings.
     """
     try:
         from mlflow import MlflowClient, get_tracking_uri
@@ -70,18 +70,18 @@ def check_tracking(options: MlflowOptions) -> Any:
     def ask() -> tuple[Any, str]:
         client = MlflowClient(options.tracking_uri)
         name = options.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             return client, str(client.create_experiment(name))
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise InvalidInputError(f"mlflow: the experiment {name!r} is deleted; restore it")
-        return client, str(found.experiment_id)
+        return client, str(experiment.experiment_id)
 
     return _answer(ask, options)
 
 
 def _check_reachable(uri: str) -> None:
-    """Check that something listens where a server should be; MLflow itself tries for minutes."""
+    """Check that the server is reachable; MLflow itself tries for minutes."""
     parts = urlsplit(uri)
     host = parts.hostname
     if parts.scheme not in ("http", "https") or host is None:
@@ -93,13 +93,13 @@ def _check_reachable(uri: str) -> None:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise InvalidInputError(
-            f"mlflow: {without_secrets(uri)} cannot be reached: {error}; see that tracking_uri is "
-            "right and the driver reaches it"
+            f"mlflow: {redact_url(uri)} cannot be reached: {error}; check tracking_uri and "
+            "the driver's network"
         ) from None
 
 
 def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
-    """Return what ``ask`` does, within `ANSWER_SECONDS`: MLflow itself tries for minutes."""
+    """Return the result of ``ask``, within `ANSWER_SECONDS`: MLflow itself tries for minutes."""
     answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -109,57 +109,57 @@ def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
             answer.put((None, error))
 
     threading.Thread(target=work, name="hsr-mlflow-ask", daemon=True).start()
-    where = without_secrets(options.tracking_uri or "its own default (MLFLOW_TRACKING_URI)")
+    where = redact_url(options.tracking_uri or "its own default (MLFLOW_TRACKING_URI)")
     try:
         value, error = answer.get(timeout=ANSWER_SECONDS)
     except queue.Empty:
         raise InvalidInputError(
-            f"mlflow: there was no answer within {ANSWER_SECONDS:.0f} s from {where}; see that "
-            "tracking_uri is right and the driver reaches it"
+            f"mlflow: there was no answer within {ANSWER_SECONDS:.0f} s from {where}; check "
+            "tracking_uri and the driver's network"
         ) from None
     if isinstance(error, HorovodSparkError):
         raise error
     if error is not None:
-        told = _told(error, options)
-        raise InvalidInputError(f"mlflow: {where} cannot be used: {told}") from None
+        description = _describe_error(error, options)
+        raise InvalidInputError(f"mlflow: {where} cannot be used: {description}") from None
     return value  # type: ignore[no-any-return]
 
 
 def begin_tracking(
-    found: tuple[Any, str] | None,
+    connection: tuple[Any, str] | None,
     options: MlflowOptions | None,
     directory: RunDirectory,
     settings: Mapping[str, Any],
 ) -> Tracking | None:
-    """Return the `Tracking` of a training; ``None`` where it is not asked for."""
-    if found is None or options is None:
+    """Return the `Tracking` of a training; ``None`` if it is not requested."""
+    if connection is None or options is None:
         return None
-    # By the names they are given by.
+    # By the names of `run_training`'s arguments.
     params = {**settings["fit"], **{name: v for name, v in settings.items() if name != "fit"}}
-    return Tracking(found, options, directory, params)
+    return Tracking(connection, options, directory, params)
 
 
 class Tracking:
-    """One training in MLflow, in the run that an earlier part of it was logged to.
+    """Logs one training to MLflow, into the run of its earlier parts if there is one.
 
     Args:
-        found: what `check_tracking` has returned.
-        options: what to log.
-        directory: the run directory, which keeps the identity of MLflow's run.
-        settings: what the training was asked for.
+        connection: result of `check_tracking`.
+        options: options of logging.
+        directory: the run directory, which stores the identity of MLflow's run.
+        settings: settings of the training.
 
     Raises:
-        InvalidInputError: MLflow takes no run.
+        InvalidInputError: MLflow refuses the run.
     """
 
     def __init__(
         self,
-        found: tuple[Any, str],
+        connection: tuple[Any, str],
         options: MlflowOptions,
         directory: RunDirectory,
         settings: Mapping[str, Any],
     ) -> None:
-        self._client, self._experiment = found
+        self._client, self._experiment = connection
         self._options = options
         self._directory = directory
         self._failed = False
@@ -190,17 +190,17 @@ class Tracking:
 
     def _earlier(self) -> Any | None:
         """Return MLflow's run of an earlier part; ``None`` if there is none in the experiment."""
-        known = self._directory.mlflow_run()
-        if known is None:
+        run_id = self._directory.mlflow_run()
+        if run_id is None:
             return None
         from mlflow.exceptions import MlflowException
 
         try:
-            run = self._client.get_run(known)
+            run = self._client.get_run(run_id)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            logger.warning("MLflow no longer has the run %s; another one is begun", known)
+            logger.warning("MLflow no longer has the run %s; a new one is started", run_id)
             return None
         same = run.info.experiment_id == self._experiment
         return run if same and run.info.lifecycle_stage == "active" else None
@@ -209,13 +209,13 @@ class Tracking:
         from mlflow.entities import Param, RunTag
 
         params, changed = [], []
-        known = run.data.params
+        logged = run.data.params
         for key, value in _flat("", settings):
-            name, text = _name(key), without_secrets(str(value))[:_VALUE]
-            before = known.get(name)
+            name, text = _name(key), redact_url(str(value))[:_VALUE]
+            before = logged.get(name)
             if before is None:
                 params.append(Param(name, text))
-            elif before != text:  # MLflow changes no parameter
+            elif before != text:  # MLflow cannot change a parameter
                 changed.append(RunTag(f"resumed.{name}", text))
         for begin in range(0, len(params), _BATCH):
             self._client.log_batch(run.info.run_id, params=params[begin : begin + _BATCH])
@@ -225,14 +225,14 @@ class Tracking:
     # -- while it runs -------------------------------------------------------------------------
 
     def epoch(self, progress: Progress) -> None:
-        """Log the metrics of an epoch that has ended; returns at once."""
+        """Log the metrics of an epoch that has ended; return immediately."""
         values = dict(progress.metrics)
         if progress.samples_per_second is not None:
             values |= beside(values, {"samples_per_second": progress.samples_per_second})
         self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
 
     def look(self) -> None:
-        """Let the training go on, whatever becomes of its record."""
+        """Never end the training: a failure to log is not one of the training."""
 
     def _log_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -252,18 +252,18 @@ class Tracking:
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception as error:  # a record is no reason to lose a training
+            except Exception as error:  # logging must not end a training
                 if not self._failed:
                     self._failed = True
                     logger.warning(
-                        "MLflow could not be told of the training, which goes on: %s",
-                        _told(error, self._options),
+                        "the training could not be logged to MLflow, and continues: %s",
+                        _describe_error(error, self._options),
                     )
 
     # -- at its end ----------------------------------------------------------------------------
 
     def finish(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Log what is left of the metrics, and the model; the training has succeeded."""
+        """Log the rest of the metrics, and the model; the training has succeeded."""
         for epoch, logs in enumerate(history):  # reports of ranks may be lost
             values = numbers(dict(logs))
             self._work.put(functools.partial(self._log_epoch, epoch, values))
@@ -272,11 +272,11 @@ class Tracking:
         self._end("FINISHED")
 
     def fail(self, error: BaseException, *, stopped: bool = False) -> None:
-        """Say how the training ended.
+        """Log the failed end of the training.
 
         Args:
-            error: what ended it.
-            stopped: whether that is what asked for the training, such as a search that prunes it.
+            error: the error that ended it.
+            stopped: whether its caller stopped it, such as a search that prunes it.
         """
         killed = stopped or isinstance(error, (KeyboardInterrupt, RunCancelledError))
         if stopped:
@@ -289,7 +289,7 @@ class Tracking:
         self._thread.join(seconds)
         if self._thread.is_alive():
             logger.warning(
-                "MLflow has not taken all of the training within %.0f s; the rest is left out",
+                "MLflow has not received all of the training within %.0f s; the rest is not logged",
                 seconds,
             )
 
@@ -305,19 +305,19 @@ class Tracking:
                 self._client.log_artifacts(self.run_id, place, folder.name)
 
 
-def _told(error: Exception, options: MlflowOptions) -> str:
+def _describe_error(error: Exception, options: MlflowOptions) -> str:
     text = f"{type(error).__name__}: {on_one_line(error)}"
     uri = options.tracking_uri
-    return text if uri is None else text.replace(uri, without_secrets(uri))
+    return text if uri is None else text.replace(uri, redact_url(uri))
 
 
 def _name(key: str) -> str:
-    """Return the name MLflow takes for ``key``: other characters become ``_``."""
+    """Return a valid name for ``key`` in MLflow: other characters become ``_``."""
     return "".join(c if c in _SAFE or (c.isascii() and c.isalnum()) else "_" for c in key)[:250]
 
 
 def _names(keys: Iterable[str]) -> dict[str, str]:
-    """Return the name MLflow takes for each key; those of one name end with a sum of the key."""
+    """Return valid names for keys in MLflow; equal names get a checksum of the key."""
     names = {key: _name(key) for key in keys}
     times = Counter(names.values())
     return {
@@ -331,11 +331,11 @@ def _same(one: float | None, other: float) -> bool:
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings one by one, those in dictionaries by their path."""
+    """Yield the single settings, those in dictionaries by their path."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, (list, tuple)):
-        yield prefix, json.dumps([without_secrets(v) if isinstance(v, str) else v for v in value])
+        yield prefix, json.dumps([redact_url(v) if isinstance(v, str) else v for v in value])
     else:
         yield prefix, value

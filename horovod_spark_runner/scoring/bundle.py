@@ -23,8 +23,8 @@ from typing import Any
 from .._version import __version__
 from ..errors import InvalidInputError, RunDirectoryError
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
-from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, parsing
-from ..storage.sums import checked, read_sums, sealed, sum_of, unsealed
+from ..storage.checksums import compute_checksum, parse_checksums, read_verified, seal, unseal
+from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, convert_parse_errors
 from ..typed_json import read_fields
 from .categories import IndexToString, OneHotEncoder, StringIndexer
 from .inputs import Input
@@ -112,9 +112,9 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
         "version": __version__,
         "inputs": [asdict(one) for one in bundle.inputs],
         "stages": stages,
-        "sums": {name: sum_of(data) for name, data in files.items()},
+        "sums": {name: compute_checksum(data) for name, data in files.items()},
     }
-    files[MAIN_FILE] = sealed(json.dumps(facts, indent=1)).encode()
+    files[MAIN_FILE] = seal(json.dumps(facts, indent=1)).encode()
     return files
 
 
@@ -130,8 +130,8 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """
     read = _reader(path)
     try:
-        with parsing("an exported pipeline"):
-            facts = unsealed(read(MAIN_FILE).read().decode())
+        with convert_parse_errors("an exported pipeline"):
+            facts = unseal(read(MAIN_FILE).read().decode())
             return _bundle(facts, read, path)
     except NotADirectoryError as error:
         raise RunDirectoryError(
@@ -174,8 +174,8 @@ def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathL
             f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
         )
     facts = read_fields(plain, _Facts)
-    sums = read_sums(facts.sums)
-    data = {name: checked(name, read, sums) for name in sums}
+    sums = parse_checksums(facts.sums)
+    data = {name: read_verified(name, read, sums) for name in sums}
     arrays = load_arrays(data.pop(ARRAYS_FILE))
     files = {name: contents.read() for name, contents in data.items()}
     stages = tuple(from_stored(KINDS, one, arrays, files) for one in facts.stages)

@@ -1,7 +1,7 @@
-"""Named arrays to bytes and back, with nothing that has to be unpickled.
+"""Files of named arrays, without pickles.
 
-NumPy's ``.npz`` does the work. Types NumPy has no name for in a file (bfloat16 and the float8
-family) are stored as unsigned integers of their size, and strings as JSON, their names beside them.
+They are NumPy's ``.npz``. Types that NumPy cannot name in a file (bfloat16, the float8 family) are
+stored as unsigned integers of their size, and strings as JSON, with their type names beside them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 
 from ..errors import InvalidInputError
 from ..typed_json import load_json
-from .contents import Contents, open_archive, parsing
+from .contents import Contents, convert_parse_errors, open_archive
 
 Arrays = dict[str, np.ndarray]
 
 _DTYPES = "__dtypes__"
 _PLAIN_KINDS = "biufc"
 _TEXT = "text"
-# What a file should be, for messages.
+# Kind of file, for messages.
 _KIND = "a file of arrays"
 
 
@@ -40,7 +40,7 @@ def write_arrays(file: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 
     Args:
         file: takes bytes by its ``write``.
-        arrays: what to write; each is asked for when the one before is written.
+        arrays: the arrays; each is fetched when the one before is written.
     """
     special: dict[str, str] = {}
     with zipfile.ZipFile(file, "w") as archive:
@@ -70,7 +70,7 @@ def load_arrays(data: bytes | memoryview | Contents) -> Arrays:
     """Return the arrays of `write_arrays`.
 
     Raises:
-        ValueError: the bytes are no such file, or hold Python objects.
+        ValueError: the bytes are not such a file, or hold Python objects.
     """
     file = ArraysFile(data)
     return {name: file.read(name) for name in file.names}
@@ -86,7 +86,7 @@ class ArraysFile:
         names: of its arrays, in their order.
 
     Raises:
-        ValueError: the bytes are no such file.
+        ValueError: the bytes are not such a file.
     """
 
     def __init__(self, data: bytes | memoryview | Contents) -> None:
@@ -101,7 +101,7 @@ class ArraysFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an array, which is not read."""
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             np.lib.format.read_magic(entry)
             shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(entry)[0]
             return shape
@@ -116,21 +116,21 @@ class ArraysFile:
         if self._special.get(name) == _TEXT:
             return np.array(load_json(array.tobytes()), object)
         if name in self._special:
-            with parsing(_KIND):
+            with convert_parse_errors(_KIND):
                 import ml_dtypes  # comes with the frameworks that have such types
 
                 array = array.view(np.dtype(getattr(ml_dtypes, self._special[name])))
         return array
 
     def _stored(self, name: str) -> np.ndarray:
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             np.lib.format.read_magic(entry)
             shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
             size = self._archive.getinfo(f"{name}.npy").file_size - entry.tell()
-            # Memory is taken for what the header says.
+            # Memory is allocated by the header.
             fits = min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size
             if not (fits or dtype.hasobject):
                 raise ValueError(f"{name} of shape {shape} and dtype {dtype} has {size} bytes")
-        with parsing(_KIND), self._archive.open(f"{name}.npy") as entry:
+        with convert_parse_errors(_KIND), self._archive.open(f"{name}.npy") as entry:
             array: np.ndarray = np.lib.format.read_array(entry, allow_pickle=False)
         return array

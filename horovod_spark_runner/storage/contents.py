@@ -1,4 +1,4 @@
-"""Contents of a file, read in parts: models may be larger than free memory."""
+"""Contents of files, read in parts: models may be larger than free memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import IO, Any, TypeAlias
 from ..errors import HorovodSparkError, InvalidInputError, escaped
 from .paths import check_name
 
-# Bytes up to which contents are simply held in memory.
+# Bytes of the largest contents that are held in memory.
 SMALL_BYTES = 16 * 1024 * 1024
 # Bytes of the longest text that is read: JSON, lines of JSON, journals.
 MAX_TEXT_BYTES = 64 * 1024 * 1024
-# Bytes that are taken into memory at once of what is larger.
+# Bytes that are read at once of larger contents.
 PART_BYTES = 16 * 1024 * 1024
 
 
@@ -43,10 +43,9 @@ Piece: TypeAlias = "bytes | memoryview | FilePart"
 
 
 class Contents:
-    """Bytes in memory, in mapped files or in parts of files, one after the other.
+    """Immutable bytes in memory, in mapped files or in parts of files, one after the other.
 
-    They do not change. Pickled, they are one object of bytes; `horovod_spark_runner.serialize`
-    can leave them out.
+    Pickled, they are one object of bytes; `horovod_spark_runner.serialize` can leave them out.
 
     Args:
         pieces: where the bytes are, in their order.
@@ -72,7 +71,7 @@ class Contents:
         return self
 
     def open(self) -> IO[bytes]:
-        """Return a file to read them from, at any place in any order."""
+        """Return a seekable file of them."""
         return io.BufferedReader(_Reader(self.pieces))
 
     def parts(self, size: int = PART_BYTES) -> Iterator[bytes | memoryview]:
@@ -158,19 +157,19 @@ class _Reader(io.RawIOBase):
 
 
 class Sink:
-    """A file that is being written from its beginning to its end.
+    """A file that is written sequentially.
 
     Args:
-        stream: takes the parts.
-        told: is called after each.
+        stream: receives the parts.
+        on_write: called after each part.
 
     Attributes:
-        seen: is called with each part, if it is set.
+        seen: called with each part, if it is set.
     """
 
-    def __init__(self, stream: Any, told: Callable[[], object]) -> None:
+    def __init__(self, stream: Any, on_write: Callable[[], object]) -> None:
         self._stream = stream
-        self._told = told
+        self._on_write = on_write
         self.seen: Callable[[bytes | memoryview], object] | None = None
 
     def write(self, data: bytes | memoryview) -> int:
@@ -186,10 +185,10 @@ class Sink:
             self._stream.write(part)
             if self.seen is not None:
                 self.seen(part)
-            self._told()
+            self._on_write()
 
     def flush(self) -> None:
-        """Do nothing: what has been written is the file once it is whole."""
+        """Do nothing: the file is flushed once it is complete."""
 
 
 def _size(piece: Piece) -> int:
@@ -202,10 +201,10 @@ def _whole(read: bytes, piece: FilePart, count: int) -> bytes:
     return read
 
 
-def spooled(write: Callable[[IO[bytes]], object]) -> Contents:
-    """Return what ``write`` writes into a file: held in memory if it is little, else mapped.
+def spool(write: Callable[[IO[bytes]], object]) -> Contents:
+    """Return what ``write`` writes into a temporary file: in memory if it is small, else mapped.
 
-    The file has no name, and goes with the contents.
+    The file has no name, and is deleted with the contents.
 
     Raises:
         OSError: the folder for temporary files (``TMPDIR``) does not take it.
@@ -225,7 +224,7 @@ def spooled(write: Callable[[IO[bytes]], object]) -> Contents:
         raise
 
 
-# Limits: entries, and bytes unpacked as a multiple of those packed, beyond what any may have.
+# Limits of archives: entries; unpacked bytes as a multiple of the packed ones, beyond `ANY_BYTES`.
 MAX_ENTRIES, MAX_RATIO, ANY_BYTES = 100_000, 20, 64 * 1024 * 1024
 
 
@@ -235,14 +234,14 @@ def open_archive(file: IO[bytes], kind: str) -> Iterator[zipfile.ZipFile]:
 
     Args:
         file: the archive.
-        kind: what it should be, for messages.
+        kind: expected kind of file, for messages.
 
     Raises:
-        InvalidInputError: it is none, or is damaged, here or within the statement; or it has a
-            name twice, or is far larger when unpacked.
+        InvalidInputError: it is no archive, or is damaged, here or within the statement; or it has
+            a name twice, or is far larger when unpacked.
         OSError: it cannot be read.
     """
-    with parsing(kind), zipfile.ZipFile(file) as archive:
+    with convert_parse_errors(kind), zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         names = {one.filename for one in entries}
         if len(names) < len(entries) or len(names) > MAX_ENTRIES:
@@ -257,20 +256,20 @@ def open_archive(file: IO[bytes], kind: str) -> Iterator[zipfile.ZipFile]:
 
 
 @contextlib.contextmanager
-def parsing(kind: str) -> Iterator[None]:
-    """Let all that goes wrong with the bytes of others, but not with storage, be one error.
+def convert_parse_errors(kind: str) -> Iterator[None]:
+    """Turn all errors of parsing untrusted bytes, but not of storage, into one.
 
     Args:
-        kind: what they should be, for messages.
+        kind: expected kind of file, for messages.
 
     Raises:
-        InvalidInputError: they are none.
+        InvalidInputError: the bytes are invalid.
     """
     try:
         yield
     except (HorovodSparkError, MemoryError):
         raise
-    except Exception as error:  # zipfile raises a dozen types, of each way to be damaged
+    except Exception as error:  # zipfile raises a dozen types
         escaped(error)
         if isinstance(error, OSError) and error.errno is not None:
             raise

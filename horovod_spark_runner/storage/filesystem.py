@@ -1,18 +1,21 @@
-"""One name for a place in storage, for Spark's side and for Python's.
+"""Files and folders in local and shared storage.
 
-A location is a local path or a URL of any file system pyarrow knows (``s3://``, ``gs://``), or of
-HDFS; credentials come from the environment. Storage that hangs is an ``OSError`` in the end, as any
-failure of it is: see `horovod_spark_runner.storage.patience`.
+A location is a local path or a URL of any file system that pyarrow supports (``s3://``, ``gs://``),
+or of HDFS; credentials come from the environment. All failures of storage are an ``OSError``, also
+that it hangs: see `horovod_spark_runner.storage.retries`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import posixpath
 import stat
+import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,22 +27,21 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError, UnreachableError
-from .contents import MAX_TEXT_BYTES, PART_BYTES, Contents, Sink, spooled
+from .contents import MAX_TEXT_BYTES, PART_BYTES, Contents, Sink, spool
 from .paths import (
     HDFS_SCHEMES,
     check_name,
-    check_not_half_a_url,
+    check_whole_url,
+    credentials_hint,
+    expand_home,
     parent_of_url,
     path_of_url,
     scheme_of,
-    what_is_lacking,
-    with_home,
 )
-from .patience import Headway, answered
-from .trouble import WRITES
+from .retries import Watchdog, call_with_timeout
 
 T = TypeVar("T")
-# Linux's: paths are relative to the working directory, and both files stay.
+# Flags of renameat2: paths are relative to the working directory; the two change places.
 _HERE, _RENAME_EXCHANGE = -100, 2
 
 
@@ -69,20 +71,20 @@ class Location:
         place: a path (``~`` is the user's home), a ``file:`` URL or a URL of another file system.
 
     Raises:
-        InvalidInputError: it is no path, or the file system is unknown or cannot be reached.
+        InvalidInputError: it is not a path, or the file system is unknown or cannot be reached.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
         text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
-        check_not_half_a_url(text)
+        check_whole_url(text)
         scheme = scheme_of(text)
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
             text = path_of_url(text)
-        self._text = text if self._scheme else os.path.abspath(with_home(text))
-        # The location this one was joined to, and by what; they share a client.
+        self._text = text if self._scheme else os.path.abspath(expand_home(text))
+        # The location and the parts that this one was joined of; they share a client.
         self._above: tuple[Location, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
@@ -99,13 +101,13 @@ class Location:
         return not self._scheme
 
     @property
-    def renames_whole(self) -> bool:
+    def has_atomic_rename(self) -> bool:
         """Whether a folder can be renamed in one step, as object stores cannot."""
         return self._scheme in ("", *HDFS_SCHEMES)
 
     @property
     def spark_url(self) -> str:
-        """The place as Hadoop's ``Path`` takes it (unescaped)."""
+        """The location as Hadoop's ``Path`` expects it (unescaped)."""
         if self.is_local:
             return "file://" + self._text
         return "s3a" + self._text[2:] if self._scheme == "s3" else self._text
@@ -123,10 +125,10 @@ class Location:
         try:
             if scheme in HDFS_SCHEMES:
                 return _connect_hdfs(scheme, authority), f"/{path}"
-            # Names are given as they are; pyarrow takes them escaped.
+            # Names are unescaped here; pyarrow expects them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            lacking = what_is_lacking(scheme)
+            lacking = credentials_hint(scheme)
             away = isinstance(error, OSError) and not lacking
             raise (UnreachableError if away else InvalidInputError)(
                 f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
@@ -159,8 +161,8 @@ class Location:
         return joined
 
     def _ask(self, ask: Callable[[pafs.FileSystem, str], T]) -> T:
-        """Return what the file system answers about this place."""
-        return answered(lambda headway: ask(*self._resolved), self._text)
+        """Return the file system's answer about this location."""
+        return call_with_timeout(lambda watchdog: ask(*self._resolved), self._text)
 
     def _info(self) -> pafs.FileInfo:
         return self._ask(lambda filesystem, path: filesystem.get_file_info(path))
@@ -173,7 +175,7 @@ class Location:
         return bool(self._info().type == pafs.FileType.Directory)
 
     def stat(self) -> FileStat | None:
-        """Return what is known of this file; ``None`` if there is none."""
+        """Return this file's facts; ``None`` if it does not exist."""
         info = self._info()
         return _file_stat(info, info.base_name) if info.type == pafs.FileType.File else None
 
@@ -190,18 +192,18 @@ class Location:
         )
 
     def list(self) -> list[Location]:
-        """Return what lies in this folder, sorted by name; nothing if it does not exist."""
+        """Return the entries of this folder, sorted by name; none if it does not exist."""
         names = []
         for info in self._infos(recursive=False):
-            with contextlib.suppress(UnicodeDecodeError):  # not UTF-8, so none that is ours
+            with contextlib.suppress(UnicodeDecodeError):  # not UTF-8, so not one of ours
                 names.append(info.base_name)
         return [self._joined(name) for name in sorted(names)]
 
     def _infos(self, *, recursive: bool) -> Sequence[pafs.FileInfo]:
         def ask(filesystem: pafs.FileSystem, path: str) -> Sequence[pafs.FileInfo]:
             selector = pafs.FileSelector(path, recursive=recursive, allow_not_found=True)
-            found: Sequence[pafs.FileInfo] = filesystem.get_file_info(selector)
-            return found
+            infos: Sequence[pafs.FileInfo] = filesystem.get_file_info(selector)
+            return infos
 
         return self._ask(ask)
 
@@ -211,18 +213,18 @@ class Location:
     def delete_folder(self) -> None:
         """Delete this folder and all in it; does nothing if it does not exist.
 
-        Of a link to a folder, the link goes, and what it leads to stays.
+        If it is a link to a folder, only the link is deleted.
         """
-        if self.is_local and answered(lambda _: _unlinked(self._text), self._text):
+        if self.is_local and call_with_timeout(lambda _: _unlinked(self._text), self._text):
             return
         if self.exists():
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
 
-    def behind_links(self) -> Location:
-        """Return the folder that a local link leads to; of what is none, this place."""
+    def resolve_links(self) -> Location:
+        """Return the folder that a local link leads to; this location if it is no link."""
         if not self.is_local:
             return self
-        return Location(answered(lambda _: os.path.realpath(self._text), self._text))
+        return Location(call_with_timeout(lambda _: os.path.realpath(self._text), self._text))
 
     def delete_file(self) -> None:
         self._ask(lambda filesystem, path: filesystem.delete_file(path))
@@ -232,17 +234,17 @@ class Location:
         self._ask(lambda filesystem, path: filesystem.move(path, target._resolved[1]))
 
     def exchange_with(self, other: Location) -> bool:
-        """Let this folder and another, both local, change places in one step.
+        """Exchange this folder with another, both local, in one step.
 
         Returns:
             Whether it was done: not every file system can.
         """
         if not (self.is_local and other.is_local):
             return False
-        return answered(lambda _: _exchange(self._text, other._text), self._text)
+        return call_with_timeout(lambda _: _exchange(self._text, other._text), self._text)
 
     def open_input(self) -> pa.NativeFile:
-        """Open this file to read any part of it.
+        """Open this file for random access.
 
         Raises:
             InvalidInputError: it is a device or a pipe, which may have no end.
@@ -267,25 +269,25 @@ class Location:
                 raise InvalidInputError(f"{self._text} is not a regular file")
 
     def read_bytes(self, limit: int | None = None) -> bytes:
-        """Return what this file holds.
+        """Return this file's bytes.
 
         Args:
-            limit: bytes it may have.
+            limit: largest allowed size.
 
         Raises:
             InvalidInputError: it has more, or is a device or a pipe.
             OSError: it cannot be read.
         """
-        return answered(lambda headway: self._read(headway, limit), self._text)
+        return call_with_timeout(lambda watchdog: self._read(watchdog, limit), self._text)
 
-    def _read(self, headway: Headway, limit: int | None) -> bytes:
-        whole = io.BytesIO()  # gives what it holds away without a copy
+    def _read(self, watchdog: Watchdog, limit: int | None) -> bytes:
+        whole = io.BytesIO()  # returns its bytes without a copy
         with self._open_stream() as stream:
             while part := stream.read(PART_BYTES):
                 if limit is not None and whole.tell() + len(part) > limit:
                     raise InvalidInputError(f"{self._text} has more than {limit:,} bytes")
                 whole.write(part)
-                headway.made()
+                watchdog.reset()
         return whole.getvalue()
 
     def read_text(self) -> str:
@@ -293,55 +295,55 @@ class Location:
         return self.read_bytes(MAX_TEXT_BYTES).decode("utf-8")
 
     def spool(self, seen: Callable[[bytes], Any]) -> Contents:
-        """Return what this file holds: in memory if it is little, else in a mapped copy.
+        """Return this file's contents: in memory if they are small, else in a mapped copy.
 
         Args:
-            seen: is called with each part as it is read.
+            seen: called with each part as it is read.
         """
-        return answered(
-            lambda headway: spooled(lambda file: self._pour(headway, file.write, seen)), self._text
+        return call_with_timeout(
+            lambda watchdog: spool(lambda file: self._pour(watchdog, file.write, seen)), self._text
         )
 
     def scan(self, seen: Callable[[bytes], Any]) -> None:
-        """Read this file, a part at a time, each of which ``seen`` is called with."""
-        answered(lambda headway: self._pour(headway, seen), self._text)
+        """Read this file in parts, and call ``seen`` with each."""
+        call_with_timeout(lambda watchdog: self._pour(watchdog, seen), self._text)
 
     def write_bytes(self, data: bytes | memoryview | Contents) -> None:
-        """Write a whole file; see `write_by`."""
-        self.write_by(lambda sink: sink.write_all(data))
+        """Write a whole file; see `write_stream`."""
+        self.write_stream(lambda sink: sink.write_all(data))
 
-    def write_by(self, write: Callable[[Sink], object]) -> None:
-        """Write a whole file, so that a reader sees the old one or the new one, never a part.
+    def write_stream(self, write: Callable[[Sink], object]) -> None:
+        """Write a whole file atomically: a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
         when it is complete. A local file has reached the disk when this returns.
 
         Args:
-            write: writes its contents, one after the other.
+            write: writes its contents sequentially.
         """
-        if not self.renames_whole:
-            self.write_unseen_by(write)
+        if not self.has_atomic_rename:
+            self.write_stream_in_place(write)
             return
         folder, _, name = self._text.rpartition("/")
         aside = Location(f"{folder}/.{name}.{uuid.uuid4().hex[:8]}")
         try:
-            aside.write_unseen_by(write)
+            aside.write_stream_in_place(write)
             aside.move_to(self)
         except BaseException:
-            # On a full disk what could be written must not stay and keep it full.
+            # A partial file must not keep a full disk full.
             with contextlib.suppress(OSError):
                 aside.delete_file()
             raise
 
     def append_bytes(self, data: bytes) -> None:
-        """Append to a local file, which is made if it is not there; all of it or nothing.
+        """Append to a local file, which is created if needed; all of the data or nothing.
 
-        On a full disk a part would stay, and what is appended later would lie behind it.
+        On a full disk a part would stay, with later data behind it.
         """
-        answered(lambda _: self._append(data), self._text)
+        call_with_timeout(lambda _: self._append(data), self._text)
 
     def _append(self, data: bytes) -> None:
-        WRITES.check(self._text)
+        WRITE_FAULTS.check(self._text)
         with open(self._text, "ab", buffering=0, opener=open_no_link) as stream:
             before, left = stream.tell(), memoryview(data)
             try:
@@ -352,18 +354,18 @@ class Location:
                     stream.truncate(before)
                 raise
 
-    def write_unseen(self, data: bytes | memoryview | Contents) -> None:
-        """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
-        self.write_unseen_by(lambda sink: sink.write_all(data))
+    def write_in_place(self, data: bytes | memoryview | Contents) -> None:
+        """Write a whole file that has no readers yet; a local one has then reached the disk."""
+        self.write_stream_in_place(lambda sink: sink.write_all(data))
 
-    def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
-        """Write a whole file that nobody looks for yet; see `write_by`."""
-        answered(lambda headway: self._write(write, headway), self._text)
+    def write_stream_in_place(self, write: Callable[[Sink], object]) -> None:
+        """Write a whole file that has no readers yet; see `write_stream`."""
+        call_with_timeout(lambda watchdog: self._write(write, watchdog), self._text)
 
-    def _write(self, write: Callable[[Sink], object], headway: Headway) -> None:
-        WRITES.check(self._text)
+    def _write(self, write: Callable[[Sink], object], watchdog: Watchdog) -> None:
+        WRITE_FAULTS.check(self._text)
         with self.open_output() as stream:
-            write(Sink(stream, headway.made))
+            write(Sink(stream, watchdog.reset))
             self._reach_disk(stream)
 
     def write_new(self, data: bytes) -> bool:
@@ -371,10 +373,10 @@ class Location:
 
         Of several that do so at once, one succeeds.
         """
-        return answered(lambda _: self._make(data), self._text)
+        return call_with_timeout(lambda _: self._make(data), self._text)
 
     def _make(self, data: bytes) -> bool:
-        WRITES.check(self._text)
+        WRITE_FAULTS.check(self._text)
         try:
             with open(self._text, "xb") as stream:
                 stream.write(data)
@@ -383,30 +385,30 @@ class Location:
         return True
 
     def open_output(self) -> Any:
-        """Open a new file that nobody looks for yet, to be written piece by piece."""
+        """Open a new file that has no readers yet, to be written in parts."""
         filesystem, path = self._resolved
         return open(path, "wb") if self.is_local else filesystem.open_output_stream(path)
 
     def copy_to(self, target: Location, seen: Callable[[bytes], Any]) -> None:
-        """Write this file to ``target``, which nobody looks for yet, a part at a time.
+        """Copy this file to ``target``, which has no readers yet, in parts.
 
         Args:
             target: the new file; a local one has then reached the disk.
-            seen: is called with each part.
+            seen: called with each part.
         """
-        answered(lambda headway: self._copy(target, seen, headway), self._text)
+        call_with_timeout(lambda watchdog: self._copy(target, seen, watchdog), self._text)
 
-    def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
+    def _copy(self, target: Location, seen: Callable[[bytes], Any], watchdog: Watchdog) -> None:
         with target.open_output() as stream:
-            self._pour(headway, stream.write, seen)
+            self._pour(watchdog, stream.write, seen)
             target._reach_disk(stream)
 
-    def _pour(self, headway: Headway, *takers: Callable[[bytes], Any]) -> None:
+    def _pour(self, watchdog: Watchdog, *takers: Callable[[bytes], Any]) -> None:
         with self._open_stream() as source:
             while part := source.read(PART_BYTES):
                 for take in takers:
                     take(part)
-                headway.made()
+                watchdog.reset()
 
     def _reach_disk(self, stream: Any) -> None:
         if self.is_local:
@@ -417,8 +419,45 @@ class Location:
         self.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
+class _WriteFaults:
+    """Write errors that a test requests, in any thread of this process.
+
+    See `horovod_spark_runner.testing`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = False
+        self._until = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Make the next write fail, and all writes of the next ``seconds``."""
+        with self._lock:
+            self._next, self._until = True, time.monotonic() + seconds
+
+    def end(self) -> None:
+        """Make writes succeed again."""
+        with self._lock:
+            self._next, self._until = False, 0.0
+
+    def check(self, path: str) -> None:
+        """Fail the write to ``path`` that is about to happen, if a test requests it.
+
+        Raises:
+            OSError: it does.
+        """
+        with self._lock:
+            fails = self._next or time.monotonic() < self._until
+            self._next = False
+        if fails:
+            raise OSError(errno.EIO, "a fault of storage that a test has requested", path)
+
+
+WRITE_FAULTS = _WriteFaults()
+
+
 def open_no_link(path: str, flags: int) -> int:
-    """Open a file of this name, for `open`; a link, which may lead anywhere, is an ``OSError``."""
+    """Open a file for `open`, but no link, which may lead anywhere: that is an ``OSError``."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 

@@ -1,4 +1,4 @@
-"""Whole folders that take the place of others."""
+"""Replace whole folders atomically."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
 
     Args:
         target: the folder.
-        mode: ``"error"`` refuses what is there, ``"overwrite"`` only what is of another kind.
-        mark: a file that tells its kind.
-        kind: what is written there, for messages.
+        mode: ``"error"`` refuses any existing one, ``"overwrite"`` only one of another kind.
+        mark: a file that identifies its kind.
+        kind: kind of folder, for messages.
 
     Raises:
-        RunDirectoryError: it may not.
+        RunDirectoryError: it may not be.
     """
     if not target.exists() or (target.is_folder and not target.list()):
         return
     if mode == "error":
         raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
+            f"{target} exists already; mode='overwrite' replaces an earlier export"
         )
     if not target.join(mark).exists():
         raise RunDirectoryError(
-            f"{target} holds something else than {kind}, which is not replaced; give another path"
+            f"{target} holds something other than {kind}, which is not replaced; give another path"
         )
 
 
 @contextlib.contextmanager
-def saving(kind: str, target: Location) -> Iterator[None]:
-    """Say what was to be written where, if storage fails inside.
+def convert_save_errors(kind: str, target: Location) -> Iterator[None]:
+    """Name what could not be written where, if storage fails inside.
 
     Args:
-        kind: what is written, for messages.
-        target: its place.
+        kind: kind of file or folder, for messages.
+        target: its location.
 
     Raises:
         StorageError: storage fails.
@@ -53,7 +53,7 @@ def saving(kind: str, target: Location) -> Iterator[None]:
     except OSError as error:
         left = (
             "what was there before, if anything, is untouched"
-            if target.renames_whole
+            if target.has_atomic_rename
             else "what is there now may be incomplete, and is then refused when it is read"
         )
         raise StorageError(f"{kind} could not be written to {target}: {error}; {left}") from error
@@ -64,32 +64,32 @@ def check_free_file(target: Location, mode: str) -> None:
 
     Args:
         target: the file.
-        mode: ``"error"`` refuses what is there, ``"overwrite"`` only a folder.
+        mode: ``"error"`` refuses an existing file, ``"overwrite"`` only a folder.
 
     Raises:
-        RunDirectoryError: it may not.
+        RunDirectoryError: it may not be.
     """
     if not target.exists():
         return
     if mode == "error":
         raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
+            f"{target} exists already; mode='overwrite' replaces an earlier export"
         )
     if target.is_folder:
         raise RunDirectoryError(f"{target} is a folder, which no file replaces; give another path")
 
 
 def write_aside(target: Location, write: Callable[[Location], object]) -> None:
-    """Write a folder beside its place, and move it there; only where storage can rename.
+    """Write a folder beside its target, and move it there; only where storage can rename.
 
     Args:
-        target: its place, where another may be, or a link to another, which then stays a link.
-        write: writes the files into the folder it is given.
+        target: its location; it may exist, or be a link to another folder, which then stays a link.
+        write: writes the files into the folder that it is called with.
 
     Raises:
-        OSError: storage fails; what was at ``target`` is still there.
+        OSError: storage fails; ``target`` is unchanged.
     """
-    target = target.behind_links()
+    target = target.resolve_links()
     aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         write(aside)
@@ -101,17 +101,17 @@ def write_aside(target: Location, write: Callable[[Location], object]) -> None:
 
 
 def replace_folder(location: Location, new: Location) -> None:
-    """Move a folder to where another may be, which is removed afterwards.
+    """Move a folder to a location, and delete the folder that was there.
 
-    On local storage the two change places in one step, where the kernel and the file system can;
+    On local storage the two are exchanged in one step, where kernel and file system support it;
     elsewhere there is none for a moment.
 
     Args:
-        location: where it goes.
+        location: the target.
         new: the folder, beside it.
 
     Raises:
-        OSError: it cannot be moved; what was at ``location`` is there again.
+        OSError: it cannot be moved; ``location`` is restored.
     """
     if location.exists() and new.exchange_with(location):
         delete_quietly(new)
@@ -131,7 +131,7 @@ def replace_folder(location: Location, new: Location) -> None:
 
 
 def delete_quietly(folder: Location) -> None:
-    """Delete a folder that is of no use any more; if that fails, it stays and a warning says so."""
+    """Delete a folder that is no longer used; warn if that fails."""
     try:
         folder.delete_folder()
     except OSError as error:
@@ -139,6 +139,6 @@ def delete_quietly(folder: Location) -> None:
 
 
 def make_parent(file: Location) -> None:
-    """Make the folder that a local file is to lie in; elsewhere folders come with their files."""
+    """Make the folder of a local file; elsewhere folders come with their files."""
     if file.is_local:
         file.parent.make_folder()

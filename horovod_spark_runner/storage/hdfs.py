@@ -1,7 +1,7 @@
 """HDFS without Java: the client of the package hdfs-native, as a file system of pyarrow.
 
-pyarrow's own needs libhdfs, a JVM in every rank and Hadoop's class path in the environment, none of
-which the Python of a Spark executor has.
+pyarrow's client needs libhdfs, a JVM in every rank and Hadoop's class path in the environment, none
+of which the Python of a Spark executor has.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pafs
 from hdfs_native.fsspec import HdfsFileSystem
 
-# Seconds; the client itself tries for minutes, which is right once a run goes on.
-CONNECT_TIMEOUT = 10.0
-# How hdfs-native shows what the name node answered: Java's exception, its message, its stack.
+# Seconds; the client itself tries for minutes, which is right only during a run.
+_CONNECT_TIMEOUT = 10.0
+# The name node's answer as hdfs-native shows it: Java's exception, its message, its stack.
 _ANSWER = re.compile(r'RPCError\("([\w.$]+)", "(.*?)(?:\\n|\n|"\)$)', re.DOTALL)
 
 
@@ -35,7 +35,7 @@ def connect(scheme: str, authority: str) -> pafs.FileSystem:
     Raises:
         OSError: the name node cannot be reached, or the settings lack what the URL leaves out.
     """
-    # A child process cannot use the threads of its parent's client.
+    # A forked process cannot use the threads of its parent's client.
     return _connect(scheme, authority, os.getpid())
 
 
@@ -43,7 +43,7 @@ def connect(scheme: str, authority: str) -> pafs.FileSystem:
 def _connect(scheme: str, authority: str, process: int) -> pafs.FileSystem:
     address = urlsplit(f"//{authority}")
     if address.hostname and address.port:
-        socket.create_connection((address.hostname, address.port), CONNECT_TIMEOUT).close()
+        socket.create_connection((address.hostname, address.port), _CONNECT_TIMEOUT).close()
     # On YARN without Kerberos, containers run as another user than the one who submitted.
     if "SPARK_USER" in os.environ:
         os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
@@ -52,7 +52,7 @@ def _connect(scheme: str, authority: str, process: int) -> pafs.FileSystem:
 
 
 class _Hdfs(HdfsFileSystem):
-    """Does what pyarrow expects where hdfs-native's own does otherwise."""
+    """Adapts hdfs-native's file system to pyarrow."""
 
     cachable = False
     client: Any

@@ -2,7 +2,7 @@
 
 The file names its holder (host, boot, process) and is renewed every few seconds. A lease is stale
 if its process is dead, or is this one and holds it no more. The holder on another machine, or in
-another container, cannot be asked: its lease is stale if it has not changed for a minute of
+another container, cannot be queried: its lease is stale if it has not changed for a minute of
 watching, as the clocks of two hosts may differ by more than that. Local writers take turns by
 `flock` of a guard file; on object stores, which have no locks, a new lease is read back after a
 moment. A holder that was taken for dead is shut out by its token, see `check_held`.
@@ -30,7 +30,7 @@ from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
 from ..typed_json import load_json
 from .filesystem import Location, open_no_link
-from .patience import HungError, answered
+from .retries import HungError, call_with_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ _live: set[str] = set()
 
 
 class Holder(Enum):
-    """State of a lease's holder, as far as this process can tell at once."""
+    """State of a lease's holder, as far as this process can find out at once."""
 
     ALIVE = "alive"
-    GONE = "gone"
+    DEAD = "dead"
     ELSEWHERE = "on another machine, or in another container"
 
 
@@ -111,8 +111,8 @@ class Lease:
         return self
 
     def _take(self) -> None:
-        """Take the lease as soon as it is known to be free or stale."""
-        watch = Watch()
+        """Take the lease once it is known to be free or stale."""
+        watch = _Watch()
         if self._try_to_take(watch):
             return
         logger.warning(
@@ -124,12 +124,12 @@ class Lease:
         while not self._try_to_take(watch):
             time.sleep(WATCH_SECONDS)
 
-    def _try_to_take(self, watch: Watch) -> bool:
+    def _try_to_take(self, watch: _Watch) -> bool:
         """Take the lease if it is free or stale; return whether that is known yet."""
         with self._exclusive() as exclusive:
-            found = read_lease(self._file)
-            if found is not None:
-                reason = self._why_stale(found, watch)
+            record = read_lease(self._file)
+            if record is not None:
+                reason = self._why_stale(record, watch)
                 if reason is None:
                     return False
                 logger.warning("%s is stale (%s) and is taken over", self._file, reason)
@@ -138,26 +138,26 @@ class Lease:
                 self._sweep()
         if not exclusive:
             time.sleep(SETTLE_SECONDS)
-            found = read_lease(self._file) or {}
-            if found.get("token") != self.token:
-                raise self._refusal(found)
+            record = read_lease(self._file) or {}
+            if record.get("token") != self.token:
+                raise self._refusal(record)
         return True
 
-    def _why_stale(self, found: dict[str, Any], watch: Watch) -> str | None:
-        """Return why the lease may be taken over; ``None`` if only time will tell."""
-        if not found:
+    def _why_stale(self, record: dict[str, Any], watch: _Watch) -> str | None:
+        """Return why the lease may be taken over; ``None`` while that is unknown."""
+        if not record:
             return "it is damaged"
-        holder = holder_of(found)
-        if holder is Holder.GONE:
-            return f"process {found.get('pid')} on this machine is gone"
-        own = holder is Holder.ALIVE and found.get("pid") == os.getpid()
-        if own and found.get("token") not in _live:
+        holder = holder_of(record)
+        if holder is Holder.DEAD:
+            return f"process {record.get('pid')} on this machine is gone"
+        is_this_process = holder is Holder.ALIVE and record.get("pid") == os.getpid()
+        if is_this_process and record.get("token") not in _live:
             return f"it was left by a {self._terms.holder} of this process that has ended"
-        same = watch.look(found) if holder is Holder.ELSEWHERE else None
+        same = watch.look(record) if holder is Holder.ELSEWHERE else None
         if same is None:
-            raise self._refusal(found)
+            raise self._refusal(record)
         if same >= STALE_SECONDS:
-            return f"{found.get('host')} has not renewed it for {STALE_SECONDS:.0f} s"
+            return f"{record.get('host')} has not renewed it for {STALE_SECONDS:.0f} s"
         return None
 
     def __exit__(
@@ -175,12 +175,12 @@ class Lease:
         try:
             if delete:
                 with contextlib.suppress(OSError), self._exclusive():
-                    if self._is_own():
+                    if self._is_held():
                         self._file.delete_file()
         finally:
             _live.difference_update(self._tokens)
 
-    def _is_own(self) -> bool:
+    def _is_held(self) -> bool:
         return (read_lease(self._file) or {}).get("token") in self._tokens
 
     def begin_attempt(self) -> str:
@@ -191,7 +191,7 @@ class Lease:
         """
         try:
             with self._guard, self._exclusive():
-                if not self._is_own():
+                if not self._is_held():
                     self.check()
                 token = uuid.uuid4().hex
                 self._write(token)
@@ -210,12 +210,12 @@ class Lease:
         record = {"token": token, "renewed": time.time(), **identity()}
         self._file.write_text(json.dumps(record))
 
-    def _refusal(self, found: dict[str, Any]) -> HorovodSparkError:
+    def _refusal(self, record: dict[str, Any]) -> HorovodSparkError:
         terms = self._terms
         return terms.refused(
             f"{terms.resource} is being written by another {terms.holder} (process "
-            f"{found.get('pid')} on {found.get('host')}). Wait for it, {terms.instead}, or delete "
-            f"{self._file} if that {terms.holder} is surely dead"
+            f"{record.get('pid')} on {record.get('host')}). Wait for it, {terms.instead}, or "
+            f"delete {self._file} if that {terms.holder} is surely dead"
         )
 
     def _renew(self) -> None:
@@ -223,7 +223,7 @@ class Lease:
             try:
                 with self._guard, self._exclusive():
                     # Never over another's: a holder taken for dead must not take the lease back.
-                    if not self._is_own():
+                    if not self._is_held():
                         logger.warning(
                             "%s was taken over by another %s", self._file, self._terms.holder
                         )
@@ -244,15 +244,15 @@ class Lease:
     def _exclusive(self) -> Iterator[bool]:
         """Keep other writers out of the lease file; yield whether that was possible.
 
-        The guard is a file of its own: NFS locks only files open for writing, and the lease file
-        is replaced whenever it is written.
+        The guard is a separate file: NFS locks only files open for writing, and the lease file is
+        replaced whenever it is written.
         """
         file: IO[str] | None = None
         if self._guard_file.is_local:
             path = str(self._guard_file)
             # Some mounted object stores have no locks; they are treated as object stores.
             with contextlib.suppress(OSError):
-                file = answered(lambda headway: _open_locked(path), path)
+                file = call_with_timeout(lambda watchdog: _open_locked(path), path)
         try:
             yield file is not None
         finally:
@@ -260,18 +260,18 @@ class Lease:
                 file.close()
 
 
-class Watch:
+class _Watch:
     """Stopwatch of a lease that does not change."""
 
     def __init__(self) -> None:
         self._first: dict[str, Any] | None = None
         self._began = 0.0
 
-    def look(self, found: dict[str, Any]) -> float | None:
+    def look(self, record: dict[str, Any]) -> float | None:
         """Return the seconds for which the lease has been the same; ``None`` if it changed."""
         if self._first is None:
-            self._first, self._began = found, time.monotonic()
-        return time.monotonic() - self._began if found == self._first else None
+            self._first, self._began = record, time.monotonic()
+        return time.monotonic() - self._began if record == self._first else None
 
 
 def _open_locked(path: str) -> IO[str]:
@@ -287,21 +287,21 @@ def _open_locked(path: str) -> IO[str]:
 def read_lease(file: Location) -> dict[str, Any] | None:
     """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none."""
     try:
-        found = load_json(file.read_text())
+        record = load_json(file.read_text())
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
     numbers = {"pid": int, "renewed": (int, float)}
-    whole = isinstance(found, dict) and all(
-        isinstance(found.get(name, 0), kind)  # type: ignore[arg-type]
+    whole = isinstance(record, dict) and all(
+        isinstance(record.get(name, 0), kind)  # type: ignore[arg-type]
         for name, kind in numbers.items()
     )
-    return found if whole else {}
+    return record if whole else {}
 
 
 def holds(file: Location, token: str) -> bool:
-    """Tell whether ``token`` holds the lease of a file."""
+    """Return whether ``token`` holds the lease of a file."""
     return (read_lease(file) or {}).get("token") == token
 
 
@@ -318,43 +318,43 @@ def check_held(file: Location, token: str, terms: Terms) -> None:
         InvalidInputError: this process cannot reach the storage.
         OSError: it cannot be read; the storage may be away.
     """
-    found = read_lease(file)
-    if found is None:
+    record = read_lease(file)
+    if record is None:
         raise FileNotFoundError(f"{file} is gone")
-    if not found:
+    if not record:
         raise terms.refused(f"{file} is damaged; this {terms.holder} writes no more")
-    if found.get("token") != token:
+    if record.get("token") != token:
         raise terms.refused(
             f"{terms.resource} was taken over by another {terms.holder}; this one writes no more"
         )
 
 
-def holder_of(found: dict[str, Any]) -> Holder:
-    """Return the state of a lease's holder; that of a damaged lease is gone."""
-    own = identity()
-    if not found:
-        return Holder.GONE
-    if any(found.get(name) != own[name] for name in ("host", "boot", "pids")):
+def holder_of(record: dict[str, Any]) -> Holder:
+    """Return the state of a lease's holder; that of a damaged lease is dead."""
+    this_process = identity()
+    if not record:
+        return Holder.DEAD
+    if any(record.get(name) != this_process[name] for name in ("host", "boot", "pids")):
         return Holder.ELSEWHERE
-    gone = process_start(int(found.get("pid", 0))) != found.get("started")
-    return Holder.GONE if gone else Holder.ALIVE
+    ended = process_start(int(record.get("pid", 0))) != record.get("started")
+    return Holder.DEAD if ended else Holder.ALIVE
 
 
-def seems_held(found: dict[str, Any], now: float) -> bool:
-    """Tell whether a lease's holder seems alive: good enough to show, not to take it over.
+def seems_held(record: dict[str, Any], now: float) -> bool:
+    """Return whether a lease's holder seems alive: good enough to show, not to take it over.
 
     Args:
-        found: the lease.
+        record: the lease.
         now: seconds since 1970, by this machine's clock; the holder's may differ.
     """
-    holder = holder_of(found)
+    holder = holder_of(record)
     if holder is Holder.ELSEWHERE:
-        return now - float(found.get("renewed", 0.0)) <= STALE_SECONDS
+        return now - float(record.get("renewed", 0.0)) <= STALE_SECONDS
     return holder is Holder.ALIVE
 
 
 def identity() -> dict[str, Any]:
-    """Return the facts that tell this process from all others, also from later ones."""
+    """Return facts that identify this process among all, also later ones."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),

@@ -15,16 +15,16 @@ _HALF_A_URL = re.compile(
 )
 
 
-def check_not_half_a_url(text: str) -> None:
-    """Refuse what is meant as a URL, and would be a local folder named like ``s3:``.
+def check_whole_url(text: str) -> None:
+    """Refuse a URL without ``//``, which would be a local folder named ``s3:``.
 
     Raises:
-        InvalidInputError: ``text`` is such.
+        InvalidInputError: ``text`` is such a URL.
     """
-    found = _HALF_A_URL.match(text)
-    if found is None:
+    match = _HALF_A_URL.match(text)
+    if match is None:
         return
-    scheme, path = found.groups()
+    scheme, path = match.groups()
     if scheme == "dbfs":
         hint = f"on Databricks that is /dbfs/{path} to all processes"
     elif scheme in HDFS_SCHEMES:
@@ -35,24 +35,24 @@ def check_not_half_a_url(text: str) -> None:
 
 
 def scheme_of(text: str) -> str:
-    """Return the scheme of a URL, in small letters; ``""`` of a path.
+    """Return the scheme of a URL, in lower case; ``""`` for a path.
 
     Raises:
-        InvalidInputError: it is a URL that has no right form.
+        InvalidInputError: the URL is malformed.
     """
     if "://" not in text and not text.startswith("file:"):
         return ""
     try:
         return urlsplit(text).scheme
     except ValueError as error:
-        raise InvalidInputError(f"{text!r} is no URL: {error}") from error
+        raise InvalidInputError(f"invalid URL {text!r}: {error}") from error
 
 
 def path_of_url(url: str) -> str:
-    """Return the path of a ``file:`` URL, in which ``?`` and ``#`` are letters, as to Hadoop.
+    """Return the path of a ``file:`` URL, in which ``?`` and ``#`` are letters, as in Hadoop.
 
     Raises:
-        InvalidInputError: it is a file of another machine.
+        InvalidInputError: it names another machine.
     """
     host, path = "", url.partition(":")[2]
     if path.startswith("//"):
@@ -65,37 +65,37 @@ def path_of_url(url: str) -> str:
     return unquote(path)
 
 
-def with_home(path: str) -> str:
+def expand_home(path: str) -> str:
     """Return ``path`` with ``~`` and ``~user`` replaced by that user's home.
 
     Raises:
-        InvalidInputError: there is no such user.
+        InvalidInputError: the user is unknown.
     """
-    found = os.path.expanduser(path)
-    if path.startswith("~") and found == path:
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and expanded == path:
         user = path.partition("/")[0]
         raise InvalidInputError(
-            f"{path}: {user} is no user's home; a folder of that name is ./{user}"
+            f"{path}: unknown user in {user}; a folder of that name is ./{user}"
         )
-    return found
+    return expanded
 
 
-def what_is_lacking(scheme: str) -> str:
-    """Return a hint if this process has nothing in its environment that leads to the storage."""
+def credentials_hint(scheme: str) -> str:
+    """Return a hint if this process has no credentials for the storage in its environment."""
     if scheme != "s3" or any(name.startswith("AWS_") for name in os.environ):
         return ""
     return (
-        ". This process has none of the environment variables AWS_… that tell endpoint, region and "
-        "credentials; executors get what the driver has by spark.executorEnv.NAME, before the "
+        ". This process has none of the environment variables AWS_… for endpoint, region and "
+        "credentials; pass the driver's to executors with spark.executorEnv.NAME, before the "
         "Spark session is made"
     )
 
 
 def check_name(name: object) -> str:
-    """Return the relative name of a file, as storage gives it, if it stays within its folder.
+    """Return the relative name of a file, if it stays within its folder.
 
     Raises:
-        InvalidInputError: it is none, leads out of the folder, or holds control characters.
+        InvalidInputError: it is not a name, leads out of the folder, or holds control characters.
     """
     text = str(name)
     parts = text.split("/") if isinstance(name, str) else [""]
@@ -105,7 +105,7 @@ def check_name(name: object) -> str:
 
 
 def parent_of_url(url: str) -> str:
-    """Return the folder that a file or folder is in; of a root, itself."""
+    """Return the folder that a file or folder is in; a root itself."""
     scheme, _, place = url.partition("://")
     # "hdfs:///a" leaves out the name node, and its root is no folder "hdfs:" of this machine.
     authority, _, path = place.partition("/")
@@ -113,7 +113,7 @@ def parent_of_url(url: str) -> str:
     return f"{scheme}://{authority}{'/' if above or not authority else ''}{above}"
 
 
-def without_secrets(text: str) -> str:
+def redact_url(text: str) -> str:
     """Return ``text`` without the user, password and query of a URL, if it is one."""
     if "://" not in text:
         return text

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from ..config.validators import check_choice, check_count, check_number
 from ..errors import InvalidInputError
-from ..storage.trouble import WRITES
+from ..storage.filesystem import WRITE_FAULTS
 from .one_rank import runs_here
 
 FaultKind = Literal["kill", "stop", "terminate", "raise", "storage"]
@@ -71,7 +71,7 @@ class Fault:
         if self.kind == "raise":
             raise RuntimeError(f"{self}")
         if self.kind == "storage":
-            WRITES.begin(self.seconds)
+            WRITE_FAULTS.begin(self.seconds)
             return
         signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
         os.kill(os.getpid(), signals[self.kind])

@@ -25,7 +25,7 @@ from ..cluster.worker.main import describe_failure
 from ..config.launch import LaunchSettings
 from ..errors import InvalidInputError
 from ..serialize import dump_call, dumps
-from ..storage.trouble import WRITES
+from ..storage.filesystem import WRITE_FAULTS
 from ..typed_json import parse
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _as_rank(reports: _Reports, environment: Mapping[str, str]) -> Iterator[None
             yield
         finally:
             _running.clear()
-            WRITES.end()
+            WRITE_FAULTS.end()
             reporting.connect(None)
             for name, value in before.items():
                 if value is None:

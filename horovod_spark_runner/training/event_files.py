@@ -19,7 +19,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
 from ..storage.lease import holds
-from ..storage.patience import HungError
+from ..storage.retries import HungError
 from .progress import beside
 
 TRAIN, VALIDATION = "train", "validation"

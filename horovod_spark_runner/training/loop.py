@@ -16,8 +16,9 @@ from typing import Any
 from mpi4py import MPI
 
 from ..checkpoint.manager import CheckpointManager
-from ..checkpoint.model_state import broadcast, kept
+from ..checkpoint.model_state import broadcast, preserve_shared
 from ..checkpoint.rank_state import restore_rank
+from ..checkpoint.resume import restore_checkpoint
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.processes import SignalWatch
 from ..data.manifest import Manifest
@@ -161,13 +162,15 @@ class Training:
 
     def prepare(self) -> None:
         """Bring all ranks to the same state: built, restored or broadcast."""
-        self._checkpoints = CheckpointManager(self._spec, self._world, self._trainee, self._sync)
+        self._restored = restore_checkpoint(self._spec, self._world, self._trainee)
+        self._checkpoints = CheckpointManager(
+            self._spec, self._world, self._trainee, self._sync, self._restored
+        )
         is_due = self._checkpoints.is_due
         self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, is_due)
-        self._restored = self._checkpoints.load()
         state: dict[str, Any] = {}
         if self._restored is not None:
-            info = self._restored[0]
+            info = self._restored.info
             state = info.state
             self._progress = Progress.of(info)
             if self._rank == 0:
@@ -244,7 +247,8 @@ class Training:
             self._share_variables()
             self._hooks.remember()
             return False
-        (info, own), self._restored = self._restored, None
+        info, rank_state = self._restored.info, self._restored.rank_state
+        self._restored = None
         # The hooks set up what callbacks do not keep; what they change is put back.
         values = self._variables.capture()
         self._hooks.train_begin()
@@ -255,7 +259,7 @@ class Training:
             self._trainee.make_metrics()
         self._variables.restore(values)
         self._share_variables()
-        restore_rank(own, self._trainee, self._hooks, self._sync)
+        restore_rank(rank_state, self._trainee, self._hooks, self._sync)
         if made_alone(info.state):
             self._rate.share(self._world)
         return info.epoch_step > 0
@@ -356,7 +360,7 @@ class Training:
                 self._trials.run(step, progress.step + 1, together=together)
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
-        with kept(self._variables) if idle else contextlib.nullcontext():
+        with preserve_shared(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from ..checkpoint.config_diff import TAKEN, check_not_taken
+from ..checkpoint.resume import TAKEN, check_not_taken
 from ..data.read.reader import Batch
 from ..sync.asynchronous import AsyncSynchroniser
 from ..sync.board import Board

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoint.attachments import Carried
 from ..checkpoint.files import LogValue
-from ..config.importable import misfit
+from ..config.importable import explain_misfit
 from ..config.training import FitOptions
 from ..config.training_config import TrainingConfig
 from ..config.validators import ColumnNames, check_columns
@@ -67,7 +67,7 @@ def check_model_fn(function: Callable[..., Any]) -> None:
     Raises:
         ModelError: it cannot.
     """
-    wrong = misfit(function)
+    wrong = explain_misfit(function)
     if wrong:
         raise ModelError(
             f"model_fn is called without arguments, but {wrong}; give them defaults, or "

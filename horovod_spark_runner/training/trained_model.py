@@ -20,15 +20,15 @@ from ..data.manifest import Column
 from ..errors import RunDirectoryError
 from ..frameworks import KERAS, transformer_of
 from ..storage.arrays import Arrays, ArraysFile, write_arrays
-from ..storage.contents import Contents, Sink, spooled
-from ..storage.sums import (
-    contents_checked,
-    read_sums,
-    sealed,
-    sum_of,
-    unsealed,
-    write_summed,
+from ..storage.checksums import (
+    compute_checksum,
+    parse_checksums,
+    read_verified_file,
+    seal,
+    unseal,
+    write_with_checksum,
 )
+from ..storage.contents import Contents, Sink, spool
 from ..typed_json import read_fields
 from .sample_rows import SAMPLE_FILE, Call, SampleRows, choose_rows, made_up_rows
 from .spec import Binding, OutputSpec, TrainingSpec
@@ -129,16 +129,16 @@ class ModelWriter:
         directory.model.make_folder()
 
     def write(self, name: str, data: bytes | memoryview | Contents) -> None:
-        self.write_by(name, lambda sink: sink.write_all(data))
+        self.write_stream(name, lambda sink: sink.write_all(data))
 
-    def write_by(self, name: str, fill: Callable[[Sink], object]) -> None:
+    def write_stream(self, name: str, fill: Callable[[Sink], object]) -> None:
         """Write a file that is too large to be held in memory.
 
         Args:
             name: of the file.
             fill: writes its contents.
         """
-        self._sums[name] = write_summed(self._directory.model.join(name).write_by, fill)
+        self._sums[name] = write_with_checksum(self._directory.model.join(name).write_stream, fill)
 
     def copy(self, model: StoredModel, name: str) -> None:
         """Copy a file of another model.
@@ -158,7 +158,7 @@ class ModelWriter:
         run_id = self._directory.run_id()
         facts = {"run_id": run_id, "sums": self._sums, "signature": signature.to_fields()}
         text = json.dumps(facts, indent=1)
-        self._directory.signature.write_text(sealed(text))
+        self._directory.signature.write_text(seal(text))
         for name in set(names) - self._sums.keys():
             place = self._directory.model.join(name)
             if place.exists():
@@ -205,7 +205,7 @@ class StoredModel:
         if name == WEIGHTS_FILE and self.weights is not None:
             return self.weights
         try:
-            return contents_checked(self.directory.model, name, self.sums)
+            return read_verified_file(self.directory.model, name, self.sums)
         except ValueError as error:
             raise RunDirectoryError(f"the model in {self.directory.location}: {error}") from error
 
@@ -239,9 +239,9 @@ def read_model(directory: RunDirectory) -> StoredModel:
         RunDirectoryError: there is none, its signature is damaged, or it is of another run.
     """
     try:
-        fields = unsealed(directory.signature.read_text())
+        fields = unseal(directory.signature.read_text())
         signature = read_fields(fields["signature"], Signature)
-        model = StoredModel(directory, signature, read_sums(fields["sums"]))
+        model = StoredModel(directory, signature, parse_checksums(fields["sums"]))
         trained_by, here = fields["run_id"], directory.run_id()
     except FileNotFoundError as error:
         raise RunDirectoryError(
@@ -297,7 +297,7 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
             f"checkpoint={step}: {folder} is of another run or model than {directory.model}"
         )
     arrays = ArraysFile(data)
-    weights = spooled(
+    weights = spool(
         lambda file: write_arrays(
             file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(own))
         )
@@ -333,7 +333,7 @@ def copy_model(
                 raise RunDirectoryError(
                     f"{error}. It was deleted or trained on since it was read; read it again"
                 ) from error
-            if name in in_memory and sum_of(in_memory[name]) == wanted:
+            if name in in_memory and compute_checksum(in_memory[name]) == wanted:
                 writer.write(name, in_memory[name])
     present = {entry.name for entry in target.model.list()} - {target.signature.name}
     writer.finish(model.signature, present)

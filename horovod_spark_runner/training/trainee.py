@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..checkpoint.config_diff import ModelChanges, other_model
+from ..checkpoint.config_diff import ModelChanges, diff_models
 from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.model_state import TrainingVariables, Variable
 from ..checkpoint.run_directory import RunDirectory
@@ -208,7 +208,7 @@ class Trainee(ABC):
             now: that of this call's model.
             in_epoch: whether the checkpoint was taken within an epoch, whose sums are continued.
         """
-        return ModelChanges(other_model(then, now), record=dict(now))
+        return ModelChanges(diff_models(then, now), record=dict(now))
 
     def outputs(self) -> Sequence[OutputSpec] | None:
         """Return what the model gives when it predicts; ``None`` if that is not known yet."""

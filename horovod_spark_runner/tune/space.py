@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config.validators import whole_number
+from ..config.validators import as_integer
 from ..errors import HorovodSparkError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def integer(low: int, high: int, *, log: bool = False) -> Range:
     Raises:
         InvalidInputError: they are no whole numbers, ``low`` is above ``high``, or 0 with ``log``.
     """
-    least, greatest = whole_number(low), whole_number(high)
+    least, greatest = as_integer(low), as_integer(high)
     if least is None or greatest is None or least > greatest:
         raise InvalidInputError(
             f"integer({low!r}, {high!r}): two whole numbers are needed, the lower one first"

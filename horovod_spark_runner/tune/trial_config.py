@@ -16,7 +16,7 @@ from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
 from ..config.launch import LaunchSettings, MpiOptions
 from ..config.mlflow import MlflowOptions
-from ..config.sync import WAYS, Allreduce, check_sync
+from ..config.sync import STRATEGIES, Allreduce, check_sync
 from ..config.training import FitOptions, RestartOptions
 from ..config.training_config import OPTIONS, TrainingConfig
 from ..config.validators import Kind
@@ -49,7 +49,7 @@ _SEARCHED: dict[str, tuple[str, type[Settings]]] = {
 }
 _TABLE = {
     one.name
-    for cls in (FitOptions, LaunchSettings, MpiOptions, *OPTIONS.values(), *WAYS.values())
+    for cls in (FitOptions, LaunchSettings, MpiOptions, *OPTIONS.values(), *STRATEGIES.values())
     for one in fields(cls)
     if cls is not MlflowOptions
 }

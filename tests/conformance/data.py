@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader

@@ -142,7 +142,7 @@ def stay() -> None:
 
 def set_trap(phase: str, reached: Callable[[], None]) -> None:
     """Have ``reached`` called when rank 0 comes to a place in reading or writing files."""
-    write, move, spool = Location.write_unseen_by, Location.move_to, Location.spool
+    write, move, spool = Location.write_stream_in_place, Location.move_to, Location.spool
     seen: list[Location] = []
 
     def write_half(place: Location, fill: Callable[[Sink], object]) -> None:
@@ -175,7 +175,7 @@ def set_trap(phase: str, reached: Callable[[], None]) -> None:
             reached()
         return spool(place, taker)
 
-    Location.write_unseen_by = trapped_write  # type: ignore[assignment]
+    Location.write_stream_in_place = trapped_write  # type: ignore[assignment]
     Location.move_to = trapped_move  # type: ignore[assignment]
     Location.spool = trapped_spool  # type: ignore[assignment]
 

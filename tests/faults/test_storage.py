@@ -18,7 +18,7 @@ from horovod_spark_runner.errors import (
     HorovodSparkError,
     StorageError,
 )
-from horovod_spark_runner.storage.patience import ANSWER_VARIABLE
+from horovod_spark_runner.storage.retries import TIMEOUT_VARIABLE
 from horovod_spark_runner.tune import loguniform, tune
 from tests.leftovers import await_nothing_left
 from tests.mpi import tune_cases
@@ -114,10 +114,10 @@ def test_checkpoint_storage_that_hangs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(ANSWER_VARIABLE, "3")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "3")
     run_dir = freezable / "run"
     faults = [Fault(26, 0, "frozen disk")]
-    patient = {"env": {ANSWER_VARIABLE: "3"}}
+    patient = {"env": {TIMEOUT_VARIABLE: "3"}}
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="storage.* 3 s"):
         train(frame, run_dir, faults, str(tmp_path), restarts=NONE, launch=patient)

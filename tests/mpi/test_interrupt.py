@@ -108,7 +108,7 @@ def test_an_epoch_that_was_reported_is_saved(tmp_path: Path) -> None:
 def test_a_training_is_resumed_from_whenever_it_was_interrupted(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with example(run_dir) as early:
-        early.interrupt_at("checking what is asked for")
+        early.interrupt_at("checking the configuration")
         assert early.finish() == 130, early.told
     assert re.search(r"interrupted", early.told.splitlines()[-1])
     assert "Traceback" not in early.told

@@ -92,19 +92,19 @@ def test_checkpoints_in_an_object_store(
         prune_checkpoints(directory, step, CheckpointOptions(keep=2))
     assert directory.checkpoint_steps() == [30, 20]
     directory.checkpoint(30).join("checkpoint.json").delete_file()  # a writer that was killed
-    found = newest_checkpoint(directory)
-    assert found is not None
-    assert found[1].step == 20
+    newest = newest_checkpoint(directory)
+    assert newest is not None
+    assert newest[1].step == 20
     save(directory, 30)
     directory.checkpoint(30).join("variables.npz").write_bytes(b"other")
     readable = newest_readable(directory, load_checkpoint)
     assert readable is not None
     assert readable[1].step == 20
     monkeypatch.setattr(attachments, "SMALL_BYTES", 2)
-    with attachments.handing_over(directory) as hand:
+    with attachments.open_attachments(directory) as hand:
         assert attachments.contents_of(hand(Contents(b"more"))).read() == b"more"
-        assert directory.handed.exists()
-    assert not directory.handed.exists()
+        assert directory.attachments.exists()
+    assert not directory.attachments.exists()
 
 
 @pytest.mark.thorough
@@ -135,9 +135,9 @@ def test_a_rank_that_lacks_the_drivers_credentials_says_so(
             rank.delenv(name)
         rank.setenv("https_proxy", PROXY)
         # As the ranks make it: with a client of their own.
-        own = RunDirectory("s3://bucket/lacking")
+        run_directory = RunDirectory("s3://bucket/lacking")
         with pytest.raises(InvalidInputError, match="AWS_"):
-            own.check_held(lease.token)
+            run_directory.check_held(lease.token)
 
 
 @pytest.mark.thorough

@@ -115,21 +115,21 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     )
     assert run.summary.history == whole.summary.history
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    told = [(a.first_step, a.ending) for a in run.summary.attempts]
-    assert told == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
+    attempts = [(a.first_step, a.ending) for a in run.summary.attempts]
+    assert attempts == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
     assert "signal 9" in run.summary.attempts[0].cause
     lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in told]
+    assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in attempts]
     directory = RunDirectory(str(tmp_path / "run"))
     assert all(account is not None for account in directory.read_accounts(3))
     (call,) = directory.read_calls()
     assert call["seconds"]["attempts"] > 1
     assert sum(call["seconds"].values()) == pytest.approx(call["ended"] - call["began"], rel=0.02)
     assert "signal 9" in directory.report.read_text()
-    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     best = int(np.argmax([logs["val_accuracy"] for logs in whole.summary.history]))
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
-    assert kept == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
+    assert names == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
     assert not (tmp_path / "run" / "lock.json").exists()
     for part, prefix in (("train", ""), ("validation", "val_")):
         curves = curves_in(tmp_path / "run" / "events" / part)
@@ -168,8 +168,8 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
     caplog.clear()
     run = train(small, tmp_path / "run", model_fn=plain_model, epochs=2)
     assert run.summary.history == plain.summary.history
-    (told,) = run.summary.attempts
-    assert 0 < told.first_step < told.last_step == int(newest.name[5:])
+    (attempt,) = run.summary.attempts
+    assert 0 < attempt.first_step < attempt.last_step == int(newest.name[5:])
     skipped = [text for text in caplog.messages if "skip" in text]
     assert len(skipped) == 1
     assert "variables.npz" in skipped[0]
@@ -220,7 +220,7 @@ def test_another_number_of_ranks_sees_the_same_batches(
         )
 
 
-def eager_with_own_logs() -> Any:
+def eager_with_custom_logs() -> Any:
     """A model whose step returns logs under names that no metric has, as GANs do."""
     import keras
 
@@ -263,17 +263,17 @@ class EndInLastStep:
 def test_a_run_that_is_to_end_in_the_last_step_of_an_epoch_keeps_its_logs(
     small: Any, tmp_path: Path, steps: int
 ) -> None:
-    given: dict[str, Any] = {"steps_per_epoch": steps, "validation": None}
-    whole = train(small, tmp_path / "whole", model_fn=eager_with_own_logs, **given)
+    arguments: dict[str, Any] = {"steps_per_epoch": steps, "validation": None}
+    whole = train(small, tmp_path / "whole", model_fn=eager_with_custom_logs, **arguments)
     callbacks = EndInLastStep(tmp_path / "asked", steps - 1)
     restarts = RestartOptions(max_restarts=1, backoff_seconds=0.1)
     run = train(
         small,
         tmp_path / "run",
-        model_fn=eager_with_own_logs,
+        model_fn=eager_with_custom_logs,
         callbacks=callbacks,
         restarts=restarts,
-        **given,
+        **arguments,
     )
     assert [attempt.first_step for attempt in run.summary.attempts] == [0, 2 * steps]
     assert all("own" in logs for logs in run.summary.history)

@@ -97,15 +97,17 @@ def test_what_another_call_asks_for_otherwise(
     run_dir = tmp_path / "run"
     network().save(tmp_path / "model.keras")
     # As if these were large: ranks find them in the run directory.
-    handed_over: list[attachments.Carried] = []
-    hand = attachments.HandOver.__call__
+    attached: list[attachments.Carried] = []
+    hand = attachments.AttachmentWriter.__call__
 
-    def noted(self: attachments.HandOver, carried: attachments.Carried) -> attachments.Carried:
-        handed_over.append(hand(self, carried))
-        return handed_over[-1]
+    def noted(
+        self: attachments.AttachmentWriter, carried: attachments.Carried
+    ) -> attachments.Carried:
+        attached.append(hand(self, carried))
+        return attached[-1]
 
     monkeypatch.setattr(attachments, "SMALL_BYTES", 99)
-    monkeypatch.setattr(attachments.HandOver, "__call__", noted)
+    monkeypatch.setattr(attachments.AttachmentWriter, "__call__", noted)
     train(small, run_dir, model_fn=str(tmp_path / "model.keras"), epochs=1, validation=0.2)
     before = newest(run_dir)
 
@@ -147,7 +149,7 @@ def test_what_another_call_asks_for_otherwise(
         )
     assert "5 of 7 weights" in caplog.text
     assert "head_12/kernel (12, 12)" in caplog.text
-    assert [type(one) for one in handed_over] == [attachments.HandedFile] * 2
+    assert [type(one) for one in attached] == [attachments.AttachedFile] * 2
     assert not list(tmp_path.glob("*/handed"))
     with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\)"):
         train(

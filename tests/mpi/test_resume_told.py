@@ -50,9 +50,9 @@ def test_a_call_says_what_is_left_to_train(
     assert "resuming" not in call(1)[1]
     count, printed, _ = call(3)
     assert count == 3
-    told = re.search(r"step-0000000(\d): epochs 2 to 3 of 3", printed)
-    assert told
-    assert told.start() < printed.index("preparing the data"), "at once"
+    match = re.search(r"step-0000000(\d): epochs 2 to 3 of 3", printed)
+    assert match
+    assert match.start() < printed.index("preparing the data"), "at once"
     # What changes has no effect where nothing is left, and nothing else is said of it.
     count, printed, warned = call(3, batch_size=16, model_fn=other_loss)
     assert count == 3

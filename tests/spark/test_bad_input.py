@@ -57,13 +57,13 @@ def model_fn() -> Any:
 
 
 def attempt(frame: Any, folder: Path, **arguments: Any) -> Any:
-    given: dict[str, Any] = {"feature_cols": ["a"], "label_cols": ["y"], "model_fn": model_fn}
-    given.update(arguments)
+    settings: dict[str, Any] = {"feature_cols": ["a"], "label_cols": ["y"], "model_fn": model_fn}
+    settings.update(arguments)
     for name, options in (("data", DataOptions), ("checkpoints", CheckpointOptions)):
-        own = {field.name for field in fields(options)} & given.keys()
-        if own:
-            given[name] = options(**{setting: given.pop(setting) for setting in own})
-    return train(frame, given.pop("run_dir", folder / "run"), **given)
+        chosen = {field.name for field in fields(options)} & settings.keys()
+        if chosen:
+            settings[name] = options(**{setting: settings.pop(setting) for setting in chosen})
+    return train(frame, settings.pop("run_dir", folder / "run"), **settings)
 
 
 @pytest.mark.parametrize(
@@ -452,15 +452,15 @@ def test_a_split_that_leaves_no_rows_to_one_side(frame: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("kinds", "found"), [((0, 1, 2), 2), ((0, 1, -1), -1), ((0, 1, 2**32), 2**32)]
+    ("kinds", "value"), [((0, 1, 2), 2), ((0, 1, -1), -1), ((0, 1, 2**32), 2**32)]
 )
 def test_a_validation_column_of_numbers_holds_0_and_1(
-    spark: Any, tmp_path: Path, kinds: tuple[int, ...], found: int
+    spark: Any, tmp_path: Path, kinds: tuple[int, ...], value: int
 ) -> None:
     """Such as the numbers of folds, or of training, validation and test rows."""
     rows = [(float(kind), kind % 2, kind) for kind in kinds]
     frame = spark.createDataFrame(rows, "a double, y int, part long")
-    message = f"'part'.* {found}.*df\\['part'\\] == {found}"
+    message = f"'part'.* {value}.*df\\['part'\\] == {value}"
     with pytest.raises(DataError, match=message):
         attempt(frame, tmp_path, validation="part")
 
@@ -549,8 +549,8 @@ def test_images_without_a_shape_are_refused_before_rows_are_written(
 ) -> None:
     png = b"\x89PNG\r\n\x1a\n" + b"0" * 20
     frame = spark.createDataFrame([(png, 0), (png, 1)], "v binary, y int")
-    told = r"'v'.*image.*data=DataOptions\(shapes=\{'v': \(height"
-    with pytest.raises(DataError, match=told):
+    pattern = r"'v'.*image.*data=DataOptions\(shapes=\{'v': \(height"
+    with pytest.raises(DataError, match=pattern):
         attempt(frame, tmp_path, feature_cols=["v"])
     assert not list(tmp_path.rglob("*.parquet"))
     # Other bytes need none.

@@ -25,7 +25,7 @@ from horovod_spark_runner.export.graph import model as graph_model
 from horovod_spark_runner.export.graph.file import given_of
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.inputs import Input
-from horovod_spark_runner.storage.sums import sealed, unsealed
+from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.training.onnx import OnnxSession
 
 from ..object_store import empty_folder, s3_server
@@ -331,8 +331,8 @@ def test_a_bundle_that_is_damaged_or_newer_says_so(
     main.write_text(text.replace('"x"', '"y"', 1))
     with pytest.raises(RunDirectoryError, match="SHA-256| damaged"):
         load_pipeline(place)
-    facts = unsealed(text)
-    main.write_text(sealed(json.dumps({**facts, "format": 2, "version": "9.1"})))
+    facts = unseal(text)
+    main.write_text(seal(json.dumps({**facts, "format": 2, "version": "9.1"})))
     with pytest.raises(RunDirectoryError, match=r"horovod_spark_runner 9\.1.*format 2"):
         load_pipeline(place)
     main.write_text(text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, DataOptions, prepare_dataset
-from horovod_spark_runner.data.prepare.datasets import name_faulty_row
+from horovod_spark_runner.data.prepare.datasets import add_faulty_row_number
 from horovod_spark_runner.data.prepare.schema import Roles
 
 pytestmark = pytest.mark.spark
@@ -50,7 +50,7 @@ def test_a_row_that_cannot_be_read_is_named(spark: Any, tmp_path: Path, column: 
     with pytest.raises(DataError) as caught:
         list(read.epoch(0, rank=0, size=1, batch_size=8))
     error = pickle.loads(pickle.dumps(caught.value))  # as it comes from a rank
-    name_faulty_row(error, frame, Roles(tuple(names[:-1]), ("label",)), data)
+    add_faulty_row_number(error, frame, Roles(tuple(names[:-1]), ("label",)), data)
     assert repr(column) in str(error)
     assert "path='file11.png'" in str(error)
     assert str(error).startswith(str(caught.value))

@@ -11,10 +11,10 @@ from pyspark.sql import functions as F
 
 from horovod_spark_runner import DataError, DataOptions
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.prepare.datasets import prepared
-from horovod_spark_runner.data.prepare.folds import prepared_folds
+from horovod_spark_runner.data.prepare.datasets import prepare_datasets
+from horovod_spark_runner.data.prepare.folds import prepare_folds
 from horovod_spark_runner.data.prepare.schema import Roles
-from horovod_spark_runner.data.prepare.split import computed_once
+from horovod_spark_runner.data.prepare.split import cache_rows
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.storage.filesystem import Location
 
@@ -37,22 +37,22 @@ def frame(spark: Any) -> Any:
 def ids(manifest: Manifest | None) -> list[int]:
     assert manifest is not None
     reader = DatasetReader(manifest)
-    found = np.concatenate([batch.arrays["id"] for batch in reader.share(0, 1, 16)])
+    numbers = np.concatenate([batch.arrays["id"] for batch in reader.share(0, 1, 16)])
     reader.close()
-    return sorted(found.tolist())
+    return sorted(numbers.tolist())
 
 
 @pytest.mark.thorough
 def test_each_split_is_as_if_it_were_alone(frame: Any, tmp_path: Path) -> None:
     together, alone = Location(tmp_path / "together"), Location(tmp_path / "alone")
     options = DataOptions(keep_data=True)
-    with prepared_folds(frame, ROLES, options, FOLDS, together) as splits:
+    with prepare_folds(frame, ROLES, options, FOLDS, together) as splits:
         assert list(splits) == FOLDS
         for number, name in enumerate(FOLDS):
             split = splits[name]
             assert ids(split.train) == [i for i in range(200) if i % 4 != number]
             assert ids(split.validation) == [i for i in range(200) if i % 4 == number]
-            with prepared(frame, ROLES, options, name, alone, seed=0) as one:
+            with prepare_datasets(frame, ROLES, options, name, alone, seed=0) as one:
                 assert split.train.fingerprint == one.train.fingerprint
                 assert split.validation is not None
                 assert one.validation is not None
@@ -60,14 +60,14 @@ def test_each_split_is_as_if_it_were_alone(frame: Any, tmp_path: Path) -> None:
                 assert split.train.columns == one.train.columns
     written = list(Path(str(together)).glob("data-*"))
     assert len(written) == 4
-    with prepared_folds(frame, ROLES, options, FOLDS, together) as splits:
+    with prepare_folds(frame, ROLES, options, FOLDS, together) as splits:
         assert all(split.reused for split in splits.values())
     assert list(Path(str(together)).glob("data-*")) == written
 
 
 @pytest.mark.thorough
 def test_they_go_when_they_are_done_with(frame: Any, tmp_path: Path) -> None:
-    with prepared_folds(frame, ROLES, DataOptions(), FOLDS[:2], Location(tmp_path)) as splits:
+    with prepare_folds(frame, ROLES, DataOptions(), FOLDS[:2], Location(tmp_path)) as splits:
         assert len(list(tmp_path.glob("data-*"))) == 3
         assert not splits["fold0"].reused
     assert not list(tmp_path.glob("data-*"))
@@ -86,7 +86,7 @@ def test_splits_that_cannot_be_leave_nothing(
 ) -> None:
     with (
         pytest.raises(DataError, match=message),
-        prepared_folds(frame, ROLES, DataOptions(), names, Location(tmp_path)),
+        prepare_folds(frame, ROLES, DataOptions(), names, Location(tmp_path)),
     ):
         pass
     assert not list(tmp_path.glob("data-*"))
@@ -94,18 +94,18 @@ def test_splits_that_cannot_be_leave_nothing(
 
 @pytest.mark.thorough
 def test_what_spark_keeps_already_stays_kept(frame: Any, tmp_path: Path) -> None:
-    kept = frame.filter("id < 50").cache()
-    assert kept.count() == 50
+    cached = frame.filter("id < 50").cache()
+    assert cached.count() == 50
     for place, validation in ((tmp_path / "a", 0.5), (tmp_path / "b", "fold0")):
-        with prepared(kept, ROLES, DataOptions(), validation, Location(place), seed=0):
+        with prepare_datasets(cached, ROLES, DataOptions(), validation, Location(place), seed=0):
             pass
-    with prepared_folds(kept, ROLES, DataOptions(), FOLDS, Location(tmp_path / "c")):
+    with prepare_folds(cached, ROLES, DataOptions(), FOLDS, Location(tmp_path / "c")):
         pass
-    assert kept.storageLevel.useMemory
-    kept.unpersist()
-    with prepared(kept, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
+    assert cached.storageLevel.useMemory
+    cached.unpersist()
+    with prepare_datasets(cached, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
         pass
-    assert not kept.storageLevel.useMemory
+    assert not cached.storageLevel.useMemory
 
 
 def test_calls_at_once_on_rows_that_come_otherwise_each_time(frame: Any, tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_calls_at_once_on_rows_that_come_otherwise_each_time(frame: Any, tmp_pat
     def drawn() -> Any:
         return frame.withColumn("drawn", F.rand(7))
 
-    with computed_once(drawn()) as one:
-        with computed_once(drawn()):
+    with cache_rows(drawn()) as one:
+        with cache_rows(drawn()):
             pass
         assert one.storageLevel.useMemory
     assert not one.storageLevel.useMemory
-    first, second = computed_once(drawn()), computed_once(drawn())
+    first, second = cache_rows(drawn()), cache_rows(drawn())
     first.__enter__()
     other = second.__enter__()
     first.__exit__(None, None, None)
@@ -150,7 +150,7 @@ def test_rows_of_other_sizes_are_told_on_the_driver(
         rows = rows.withColumn("rest", F.expr("id % 4 = 3"))
     with (
         pytest.raises(DataError, match=message),
-        prepared_folds(rows, ROLES, DataOptions(), names, Location(tmp_path)),
+        prepare_folds(rows, ROLES, DataOptions(), names, Location(tmp_path)),
     ):
         pass
     assert not list(tmp_path.glob("data-*"))

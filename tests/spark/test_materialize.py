@@ -21,11 +21,11 @@ from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.cluster.spark.followed_jobs import told_of
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.datasets import frame_of, rows_to_write
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
-from horovod_spark_runner.data.prepare.footers import read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.materialize import materialize
+from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.storage.filesystem import Location
@@ -165,9 +165,9 @@ def test_encoded_images_and_arrays(spark: Any, tmp_path: Path) -> None:
     values = read(manifest)
     np.testing.assert_array_equal(values["image"], images)
     assert values["grey"].shape == (20, 3, 5, 1)
-    for found, image in zip(values["grey"], images, strict=True):
+    for value, image in zip(values["grey"], images, strict=True):
         resized = Image.fromarray(image[:, :, 0]).resize((5, 3), Image.Resampling.BILINEAR)
-        np.testing.assert_array_equal(found[..., 0], np.asarray(resized))
+        np.testing.assert_array_equal(value[..., 0], np.asarray(resized))
     np.testing.assert_array_equal(values["npy"], arrays.astype(np.float32))
     np.testing.assert_array_equal(values["npz"], arrays.astype(np.int16))
 
@@ -332,8 +332,8 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
         "* FROM {e} WHERE id IN (SELECT id FROM {e})",
     ):
         assert source_fingerprint(spark.sql(f"SELECT {query}", e=stored)) == ""
-    told = source_fingerprint(stored)
-    assert told
+    fingerprint = source_fingerprint(stored)
+    assert fingerprint
     # What the same plan makes of the same files under other settings.
     for name, value in {
         "spark.sql.files.ignoreCorruptFiles": "true",
@@ -341,10 +341,10 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
     }.items():
         spark.conf.set(name, value)
         try:
-            assert source_fingerprint(stored) not in ("", told), name
+            assert source_fingerprint(stored) not in ("", fingerprint), name
         finally:
             spark.conf.unset(name)
-    assert source_fingerprint(stored) == told
+    assert source_fingerprint(stored) == fingerprint
     stored.cache()
     try:
         assert source_fingerprint(spark.read.parquet(source).select("a")) == ""
@@ -361,9 +361,9 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("told_by", ["size", "time"])
+@pytest.mark.parametrize("difference", ["size", "time"])
 def test_a_file_of_the_same_name_is_told_apart(
-    spark: Any, source: str, tmp_path: Path, told_by: str
+    spark: Any, source: str, tmp_path: Path, difference: str
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -376,7 +376,7 @@ def test_a_file_of_the_same_name_is_told_apart(
     assert run().reused
     file = next(Path(source).glob("*.parquet"))
     before = file.stat()
-    if told_by == "size":
+    if difference == "size":
         table = pq.read_table(file).append_column("more", pa.array([0] * len(pq.read_table(file))))
         pq.write_table(table, file)
         (file.parent / f".{file.name}.crc").unlink()
@@ -419,9 +419,9 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
         return materialize(spark.createDataFrame(row, schema), request, cache)
 
     for at, rows in ((10, 2), (8, 2), (8, 3)):
-        found = cut(at, rows)
-        assert not found.reused
-        shapes = [column.shape for column in found.manifest.columns[:3]]
+        dataset = cut(at, rows)
+        assert not dataset.reused
+        shapes = [column.shape for column in dataset.manifest.columns[:3]]
         assert shapes == [(at,), (12 - at,), (rows, 12 // rows)]
     assert cut(10, 2).reused
     changed = run(2)
@@ -456,7 +456,8 @@ def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None
     code = f"""
 from pyspark.sql import SparkSession
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
-from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
+from horovod_spark_runner.data.prepare.columns import DataRequest
+from horovod_spark_runner.data.prepare.materialize import materialize
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -570,17 +571,17 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
 
 def test_jobs_say_in_spark_what_they_are(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions
-    from horovod_spark_runner.data.prepare.datasets import prepared
+    from horovod_spark_runner.data.prepare.datasets import prepare_datasets
 
     context = spark.sparkContext
     context.setJobDescription("the user's own")
     try:
-        frame, own = spark.read.parquet(source), Location(tmp_path / "own")
-        with prepared(frame, Roles(("a",), ("id",)), DataOptions(), None, own, 0):
+        frame, run_folder = spark.read.parquet(source), Location(tmp_path / "own")
+        with prepare_datasets(frame, Roles(("a",), ("id",)), DataOptions(), None, run_folder, 0):
             assert context.getLocalProperty("spark.job.description") == "the user's own"
     finally:
         context.setLocalProperty("spark.job.description", None)
-    expected = f"the user's own: Horovod: writing rows to train on to {own}"
+    expected = f"the user's own: Horovod: writing rows to train on to {run_folder}"
     assert expected in descriptions(spark)
 
 
@@ -591,18 +592,18 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
             yield batch
 
     frame = spark.range(1000).repartition(12).mapInArrow(slow, "id long")
-    said: list[str] = []
-    with told_of(spark, said.append, expected=1012, every=0.1):
+    lines: list[str] = []
+    with told_of(spark, lines.append, expected=1012, every=0.1):
         spark.range(12).write.parquet(str(tmp_path / "first"))
         frame.write.parquet(str(tmp_path / "rows"))
     spark.range(10).count()
-    told_as = r"\D*([\d,]+)\D+1,012\D+(\d+)\D+12\b.*"
-    found = [re.fullmatch(told_as, line) for line in said]
-    told = [(int(one[1].replace(",", "")), int(one[2])) for one in found if one is not None]
-    assert len(told) >= 3, said
-    assert told == sorted(told)
-    assert 12 < told[-1][0] <= 1012, "those of both jobs"
-    assert 0 < told[-1][1] < 12
+    pattern = r"\D*([\d,]+)\D+1,012\D+(\d+)\D+12\b.*"
+    matches = [re.fullmatch(pattern, line) for line in lines]
+    progress = [(int(one[1].replace(",", "")), int(one[2])) for one in matches if one is not None]
+    assert len(progress) >= 3, lines
+    assert progress == sorted(progress)
+    assert 12 < progress[-1][0] <= 1012, "those of both jobs"
+    assert 0 < progress[-1][1] < 12
     assert not [tag for tag in spark.sparkContext.getJobTags() if "told" in tag]
 
 
@@ -620,24 +621,26 @@ def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: P
 @pytest.mark.thorough
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
-    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared
+    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepare_datasets
     from horovod_spark_runner.errors import RunDirectoryError
 
     frame = spark.read.parquet(source)
-    cache, own = tmp_path / "cache é", Location(tmp_path / "run" / "data")
+    cache, run_folder = tmp_path / "cache é", Location(tmp_path / "run" / "data")
     roles = Roles(("a",), ("id",))
 
     def run(fail: BaseException | None = None, validation: Any = None, **options: Any) -> bool:
-        with prepared(frame, roles, DataOptions(**options), validation, own, 0) as data:
+        with prepare_datasets(
+            frame, roles, DataOptions(**options), validation, run_folder, 0
+        ) as data:
             if fail is not None:
                 raise fail
             return data.reused
 
-    def kept(folder: Any) -> int:
+    def count(folder: Any) -> int:
         return len(list(Path(str(folder)).glob("data-*")))
 
     assert not run()
-    assert kept(own) == 0
+    assert count(run_folder) == 0
     for error in (
         RankFailedError("boom", rank=0, host="h"),
         RunDirectoryError("another batch_size within an epoch"),
@@ -646,30 +649,30 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
     ):
         with pytest.raises(type(error)):
             run(fail=error)
-        assert kept(own) == 1
+        assert count(run_folder) == 1
     with pytest.raises(DataError, match="no rows.*validat"):
         run(validation=frame.filter("id < 0"))  # refused, so that none are written anew
-    assert kept(own) == 1
+    assert count(run_folder) == 1
     assert run()  # what the failed runs left
-    assert kept(own) == 0
+    assert count(run_folder) == 0
     with pytest.raises(DataError, match="no rows.*validat"):
         run(validation=frame.filter("id < 0"))
-    assert kept(own) == 0
+    assert count(run_folder) == 0
     run(keep_data=True)
-    assert kept(own) == 1
+    assert count(run_folder) == 1
     # A cache directory, by Spark's setting or by argument.
     spark.conf.set(DATA_DIR_SETTING, str(cache))
     try:
         assert not run(keep_data=False)
-        assert kept(cache) == 0
+        assert count(cache) == 0
         assert not run()
         assert prepare_dataset(frame, ["a", "id"]).rows == 1000
     finally:
         spark.conf.unset(DATA_DIR_SETTING)
-    assert kept(cache) == 1  # both have the same columns
+    assert count(cache) == 1  # both have the same columns
     assert run(data_dir=str(cache))
     assert not run(data_dir=str(cache), keep_data=False)
-    assert kept(cache) == 1
+    assert count(cache) == 1
     # Files of the user's own are never deleted.
     data = prepare_dataset(source, ["id"], data_dir=str(cache))
     assert data.manifest.url == source
@@ -688,11 +691,11 @@ def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
         with split_rows(frame, 0.2, Roles(("a",), ("y",)), seed, stratify) as (train, held):
             assert held is not None
             assert train.columns == held.columns == ["a", "kind", "y"]
-            kept, left = held.collect(), train.collect()
-        assert len(kept) + len(left) == 1000
-        assert not {row.a for row in kept} & {row.a for row in left}
-        kinds = [row.kind for row in kept]
-        return sorted(row.a for row in kept), {kind: kinds.count(kind) for kind in "abc"}
+            held_rows, left = held.collect(), train.collect()
+        assert len(held_rows) + len(left) == 1000
+        assert not {row.a for row in held_rows} & {row.a for row in left}
+        kinds = [row.kind for row in held_rows]
+        return sorted(row.a for row in held_rows), {kind: kinds.count(kind) for kind in "abc"}
 
     chosen, counts = split(0, "kind")
     assert counts == {"a": 20, "b": 20, "c": 160}

@@ -26,7 +26,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.model.persistence import FORMAT, location_of
-from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
+from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 
 from ..faults.disks import memory_disk
 from ..runs import save_run, variables_of
@@ -689,10 +689,10 @@ def test_a_run_of_a_stranger_writes_and_deletes_nothing_elsewhere(run: str, tmp_
     shutil.copytree(run, place)
     (tmp_path / "deep" / "planted.txt").write_text("planted")
     record = place / "model" / "signature.json"
-    facts = unsealed(record.read_text())
+    facts = unseal(record.read_text())
     for name in (str(victim), "../../planted.txt"):
-        sums = {**facts["sums"], name: sum_of(b"planted")}
-        record.write_text(sealed(json.dumps({**facts, "sums": sums})))
+        sums = {**facts["sums"], name: compute_checksum(b"planted")}
+        record.write_text(seal(json.dumps({**facts, "sums": sums})))
         with pytest.raises(RunDirectoryError, match="signature.json.*name of a file"):
             TFTransformer.from_run(str(place)).write().save(str(tmp_path / "a" / "b" / "stage"))
     assert victim.read_text() == "precious"

@@ -25,9 +25,9 @@ from horovod_spark_runner.engines.torch.feeding import Feed
 from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
 from horovod_spark_runner.engines.torch.outputs import leaves
 from horovod_spark_runner.engines.torch.program import dump_program, load_program, make_program
+from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 from horovod_spark_runner.training.spec import WarmStart
 
 from .runs import save_run
@@ -174,17 +174,17 @@ def saved_twice(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Path:
 def plant(directory: RunDirectory, data: bytes) -> None:
     """Put a program into a run directory, with its sum."""
     directory.model.join("module.pt2").write_bytes(data)
-    facts = unsealed(directory.signature.read_text())
-    facts["sums"]["module.pt2"] = sum_of(data)
-    after = sealed(json.dumps(facts))
+    facts = unseal(directory.signature.read_text())
+    facts["sums"]["module.pt2"] = compute_checksum(data)
+    after = seal(json.dumps(facts))
     directory.signature.write_text(after)
     place = directory.location.join("metadata", "part-00000")
     if place.exists():
         metadata = json.loads(place.read_text())
         own = metadata["horovod_spark_runner"]
-        own["signature"] = sum_of(after.encode())
+        own["signature"] = compute_checksum(after.encode())
         del own["metadata"]
-        own["metadata"] = sum_of(json.dumps(metadata, sort_keys=True).encode())
+        own["metadata"] = compute_checksum(json.dumps(metadata, sort_keys=True).encode())
         place.write_text(json.dumps(metadata))
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import pytest
 
-from horovod_spark_runner.checkpoint.config_diff import (
+from horovod_spark_runner.checkpoint.files import CheckpointInfo
+from horovod_spark_runner.checkpoint.resume import (
     check_same_data,
     describe_rest,
-    settings_to_go_on_with,
+    resolve_settings,
 )
-from horovod_spark_runner.checkpoint.files import CheckpointInfo
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.engines.keras.architecture import describe_model
 from horovod_spark_runner.engines.keras.changes import compare_models
@@ -65,7 +65,7 @@ def connected(activation: str = "relu", operation: Any = keras.ops.tanh, swap: b
     return model
 
 
-class Own(keras.Model):
+class CustomModel(keras.Model):
     """A subclass that cannot tell its settings."""
 
     def __init__(self, activation: Any) -> None:
@@ -80,8 +80,8 @@ class Own(keras.Model):
         return self.second(self.first(inputs))
 
 
-def own(activation: str = "relu") -> Any:
-    model = Own(activation)
+def custom(activation: str = "relu") -> Any:
+    model = CustomModel(activation)
     model(keras.ops.zeros((1, 4)))
     model.compile("sgd", "mse")
     return model
@@ -92,7 +92,7 @@ def recorded(model: Any) -> Any:
     return json.loads(json.dumps(describe_model(model)))
 
 
-@pytest.mark.parametrize("make", [plain, connected, own])
+@pytest.mark.parametrize("make", [plain, connected, custom])
 def test_automatic_names_do_not_count(make: Callable[[], Any]) -> None:
     then, now = recorded(make()), recorded(make())
     assert then == now
@@ -129,7 +129,7 @@ def test_a_file_is_the_same_model_as_its_function(make: Callable[[], Any], tmp_p
         (connected(), lambda: connected("gelu"), r"layer.activation.*'gelu'"),
         (connected(), lambda: connected(operation=keras.ops.sin), "connect"),
         (connected(), lambda: connected(swap=True), r"layer 12\b.*Flatten"),
-        (own(), lambda: own("tanh"), r"layer 1\b.*Dense.*activation.*'tanh'"),
+        (custom(), lambda: custom("tanh"), r"layer 1\b.*Dense.*activation.*'tanh'"),
     ],
 )
 def test_another_model_is_refused_by_name(then: Any, now: Callable[[], Any], message: str) -> None:
@@ -140,13 +140,13 @@ def test_another_model_is_refused_by_name(then: Any, now: Callable[[], Any], mes
 
 def test_another_learning_rate_is_warned_of_each_time() -> None:
     then = recorded(plain())
-    asked = recorded(plain(optimizer=optimizers.Adam(0.5)))
-    changes = compare_models(then, asked, in_epoch=True)
+    requested = recorded(plain(optimizer=optimizers.Adam(0.5)))
+    changes = compare_models(then, requested, in_epoch=True)
     assert changes.refusal is None
     (text,) = changes.warnings
     assert re.search("learning_rate.*Adam.*0.5.*0.001", text)
     assert "checkpoint" in text
-    again = compare_models(changes.record, asked, in_epoch=True)
+    again = compare_models(changes.record, requested, in_epoch=True)
     assert again.warnings == changes.warnings
     assert compare_models(changes.record, then, in_epoch=True).warnings == ()
 
@@ -173,9 +173,9 @@ def test_loss_scaling_goes_on_with_its_own_scale() -> None:
         return recorded(plain(optimizer=optimizer))
 
     changes = compare_models(scaled(8.0, 0.1), scaled(16.0, 0.2), in_epoch=False)
-    told = " ".join(changes.warnings)
-    assert re.search(r"initial_scale.*LossScaleOptimizer.*\b16\b", told)
-    assert "inner_optimizer.learning_rate" in told
+    warnings = " ".join(changes.warnings)
+    assert re.search(r"initial_scale.*LossScaleOptimizer.*\b16\b", warnings)
+    assert "inner_optimizer.learning_rate" in warnings
     assert compare_models(changes.record, scaled(8.0, 0.1), in_epoch=False).warnings == ()
 
 
@@ -188,22 +188,22 @@ def test_loss_scaling_goes_on_with_its_own_scale() -> None:
     ],
 )
 def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
-    then, asked = recorded(plain()), recorded(plain(**now))
-    within = compare_models(then, asked, in_epoch=True).refusal
+    then, requested = recorded(plain()), recorded(plain(**now))
+    within = compare_models(then, requested, in_epoch=True).refusal
     assert within is not None
     assert re.search(f"{name}.*checkpoint.*epoch", within), within
-    between = compare_models(then, asked, in_epoch=False)
+    between = compare_models(then, requested, in_epoch=False)
     assert between.refusal is None
     assert len(between.warnings) == ("loss" in now)
     for text in between.warnings:
         assert re.search(f"{name}.*new", text), text
     # Once told, it is the run's own.
-    assert compare_models(between.record, asked, in_epoch=True).refusal is None
+    assert compare_models(between.record, requested, in_epoch=True).refusal is None
 
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
     info = replace(INFO, order={"seed": 5})  # that of the second call
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
+    _, _, (warning,) = resolve_settings(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
     assert re.search(r"seed.*\b7\b.*checkpoint.*\b5\b.*order", warning)
 
 
@@ -251,7 +251,7 @@ FIT = FitOptions(epochs=2, lr_scaling="linear", warmup_epochs=2.0)
 def test_settings_that_are_not_honoured(
     fit: FitOptions, workers: int, start: str | None, message: str
 ) -> None:
-    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start, DATA, SYNC)
+    held, recorded_start, warnings = resolve_settings(INFO, fit, workers, start, DATA, SYNC)
     assert any(re.search(message, text) for text in warnings)
     assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
 
@@ -281,39 +281,39 @@ def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], **recorded}}
     info = replace(INFO, settings=settings)
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, **fit), 2, None, data, SYNC)
+    _, _, (warning,) = resolve_settings(info, replace(FIT, **fit), 2, None, data, SYNC)
     assert re.search(message, warning)
     assert "new" in warning
 
 
 def test_another_compression_is_told() -> None:
     info = replace(INFO, settings={**INFO.settings, "sync": {"compression": "fp16"}})
-    _, _, (warning,) = settings_to_go_on_with(info, FIT, 2, None, DATA, SYNC)
+    _, _, (warning,) = resolve_settings(info, FIT, 2, None, DATA, SYNC)
     assert re.search("compression.*'none'.*'fp16'", warning)
 
 
 def test_another_way_within_an_epoch_of_taken_batches_is_refused() -> None:
     within, over = (replace(INFO, state={**INFO.state, "taken": one}) for one in ([3, 2], None))
     with pytest.raises(RunDirectoryError, match=r"epoch 2\b.*sync=AsyncServer"):
-        settings_to_go_on_with(within, FIT, 2, None, DATA, SYNC)
+        resolve_settings(within, FIT, 2, None, DATA, SYNC)
     for info, sync in ((over, SYNC), (within, {"sync": "async_server", "staleness": 8})):
-        assert settings_to_go_on_with(info, FIT, 2, None, DATA, sync)[2] == []
+        assert resolve_settings(info, FIT, 2, None, DATA, sync)[2] == []
 
 
 def test_the_same_class_weight_is_not_warned_of() -> None:
     then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}
     info, fit = replace(INFO, settings=settings), replace(FIT, class_weight=now)
-    assert settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2] == []
+    assert resolve_settings(info, fit, 2, None, DATA, SYNC)[2] == []
 
 
 def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     data = {**DATA, "validation": 0.1}
-    assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
+    assert resolve_settings(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
 
 
 @pytest.mark.parametrize(
-    ("info", "fit", "told"),
+    ("info", "fit", "message"),
     [
         (INFO, {"epochs": 1}, r"epochs=1\b.*new run_dir.*more epochs"),
         (INFO, {"epochs": 1, "seed": 7, "class_weight": {0: 2.0}}, r"trained 1\b.*epochs=1\b"),
@@ -326,14 +326,14 @@ def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     ],
 )
 def test_where_nothing_is_left_to_train_it_is_told(
-    info: CheckpointInfo, fit: Any, told: str
+    info: CheckpointInfo, fit: Any, message: str
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": None}}
     held = replace(FIT, **fit)
     info = replace(info, settings=settings)
-    (text,) = settings_to_go_on_with(info, held, 2, None, DATA, SYNC)[2]
+    (text,) = resolve_settings(info, held, 2, None, DATA, SYNC)[2]
     assert "nothing is left to train" in text
-    assert re.search(told, text)
+    assert re.search(message, text)
     assert describe_rest(info, held.epochs) == ""
 
 
@@ -345,11 +345,11 @@ def test_which_epochs_are_left_is_told() -> None:
 
 
 def test_the_same_call_is_not_warned_of() -> None:
-    assert settings_to_go_on_with(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
-    begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert settings_to_go_on_with(begun, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
-    nothing_known = replace(INFO, settings={}, order={}, state={})
-    assert settings_to_go_on_with(nothing_known, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
+    assert resolve_settings(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
+    started = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
+    assert resolve_settings(started, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
+    empty = replace(INFO, settings={}, order={}, state={})
+    assert resolve_settings(empty, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,9 @@ def test_which_input_a_column_feeds_must_be_told_in_the_same_way(then: Any, now:
 
 def test_a_new_global_batch_is_told_where_the_place_in_the_data_depends_on_it() -> None:
     info = replace(INFO, order={"seed": 0, "global_batch": 64})
-    assert settings_to_go_on_with(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
+    assert resolve_settings(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
     fit = replace(FIT, batch_size=16, steps_per_epoch=5)
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "steps_per_epoch": 5}}
     info = replace(info, settings=settings)
-    (warning,) = settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2]
+    (warning,) = resolve_settings(info, fit, 2, None, DATA, SYNC)[2]
     assert re.search(r"batch.*\b32\b.*\b64\b.*rows", warning)

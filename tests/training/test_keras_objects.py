@@ -104,24 +104,24 @@ def objects() -> dict[str, Any]:
     }
 
 
-def told(found: dict[str, Any]) -> list[np.ndarray]:
+def collected(objects: dict[str, Any]) -> list[np.ndarray]:
     """Return what the objects compute."""
     x = np.linspace(0, 1, 12, dtype="float32").reshape(4, 3)
     y = x[:, :2] + 0.3
-    values = [found[name](y, y * 0.5) for name in ("loss", "wrapped")]
+    values = [objects[name](y, y * 0.5) for name in ("loss", "wrapped")]
     for name in ("metric", "mean"):
-        found[name].update_state(y, y * 0.5)
-        values.append(found[name].result())
+        objects[name].update_state(y, y * 0.5)
+        values.append(objects[name].result())
     weight = keras.Variable(np.ones(2, "float32"))
-    found["optimizer"].apply([ops.ones(2)], [weight])
-    values += [weight, found["model"](x), found["several"][0](x)]
-    found["model"].fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    return [np.array(value) for value in (*values, *found["model"].get_weights())]
+    objects["optimizer"].apply([ops.ones(2)], [weight])
+    values += [weight, objects["model"](x), objects["several"][0](x)]
+    objects["model"].fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    return [np.array(value) for value in (*values, *objects["model"].get_weights())]
 
 
 @pytest.mark.thorough
 def test_they_are_the_same_where_they_come_to(tmp_path: Path) -> None:
-    (tmp_path / "in").write_bytes(dumps((told, objects())))
+    (tmp_path / "in").write_bytes(dumps((collected, objects())))
     code = (
         "import pickle, sys; folder = sys.argv[1]; "
         "told, found = pickle.load(open(folder + '/in', 'rb')); "
@@ -135,7 +135,7 @@ def test_they_are_the_same_where_they_come_to(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     there = pickle.loads((tmp_path / "out").read_bytes())
-    for ours, theirs in zip(told(objects()), there, strict=True):
+    for ours, theirs in zip(collected(objects()), there, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
@@ -196,9 +196,9 @@ def test_what_a_function_returns_is_copied_alike() -> None:
         assert pickle.loads(stream.getvalue()).limit == 0.25
 
 
-def compiled(**given: Any) -> Any:
+def compiled(**arguments: Any) -> Any:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(**given)
+    model.compile(**arguments)
     return model
 
 
@@ -302,10 +302,10 @@ def inside_another() -> Any:
     ],
 )
 def test_what_cannot_be_copied_is_refused(made: Any, differing: str) -> None:
-    kept = made()
+    original = made()
 
     def model_fn() -> Any:
-        return kept
+        return original
 
     with pytest.raises(InvalidInputError, match=f"(?s)'kept'.*{differing}") as refused:
         check_picklable({"model_fn": model_fn})
@@ -317,13 +317,13 @@ def excluding(optimizer: Any) -> Any:
     return optimizer
 
 
-def nested(**given: Any) -> Any:
+def nested(**arguments: Any) -> Any:
     """Return a model that holds a compiled one."""
-    return keras.Sequential([keras.Input((3,)), compiled(**given)])
+    return keras.Sequential([keras.Input((3,)), compiled(**arguments)])
 
 
-def nested_trained(**given: Any) -> Any:
-    inner = compiled(**given)
+def nested_trained(**arguments: Any) -> Any:
+    inner = compiled(**arguments)
     inner.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
     return keras.Sequential([keras.Input((3,)), inner])
 
@@ -838,9 +838,12 @@ def test_what_is_held_by_what_keras_makes_is_found() -> None:
     model = keras.Sequential([keras.Input((2,)), WithLoss(asymmetric)])
     model.compile("sgd", asymmetric)
     assert pickle.loads(dumps(model)).layers[0].fn.__name__ == "asymmetric"
-    own = {"kernel_initializer": OwnInitializer(), "kernel_regularizer": Around(SteepTold(0.3))}
+    arguments = {
+        "kernel_initializer": OwnInitializer(),
+        "kernel_regularizer": Around(SteepTold(0.3)),
+    }
     before = random.getstate()
-    dense = keras.layers.Dense(2, **own)
+    dense = keras.layers.Dense(2, **arguments)
     random.setstate(before)
     again = pickle.loads(dumps(dense))
     assert again.kernel_regularizer.inner.by == 0.3

@@ -64,7 +64,7 @@ def test_making_the_generators_draws_nothing(keras: Any) -> None:
 
 
 def some_callbacks(keras: Any) -> dict[str, Any]:
-    class Own(keras.callbacks.Callback):
+    class CustomCallback(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.limit = 3
@@ -80,7 +80,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
         "loss", min_delta=0.1, patience=5, restore_best_weights=True
     )
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=2)
-    callbacks = {"0": stop, "1": plateau, "2": Own()}
+    callbacks = {"0": stop, "1": plateau, "2": CustomCallback()}
     for callback in callbacks.values():
         callback.set_model(model)
         callback.on_train_begin()
@@ -192,8 +192,8 @@ def test_metrics_are_merged_as_they_say() -> None:
 
     for size in (1, 3):
         states = [state_for([state(0), state(1)], rank, size) for rank in range(size)]
-        kept = [[float(s.arrays[f"metric/{n:05d}"]) for n in range(3)] for s in states]
-        assert kept == [[21.0, 10.5, 10.0], [0.0, 10.5, 10.0], [0.0, 10.5, 10.0]][:size]
+        merged = [[float(s.arrays[f"metric/{n:05d}"]) for n in range(3)] for s in states]
+        assert merged == [[21.0, 10.5, 10.0], [0.0, 10.5, 10.0], [0.0, 10.5, 10.0]][:size]
 
 
 def test_small_arrays_of_callbacks_are_each_ranks_own() -> None:
@@ -203,8 +203,8 @@ def test_small_arrays_of_callbacks_are_each_ranks_own() -> None:
         {"random": 0}, {"callback/0/a/00000": np.zeros(2), "callback/0/b/00000": np.ones(9)}
     )
     second = RankState({"random": 1}, {"callback/0/a/00000": np.ones(2)})
-    own = state_for([first, second], 1, 2).group("callback")
-    assert {name: array.tolist() for name, array in own.items()} == {
+    arrays = state_for([first, second], 1, 2).group("callback")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
         "0/a/00000": [1.0, 1.0],
         "0/b/00000": [1.0] * 9,  # a large one, say
     }
@@ -222,12 +222,12 @@ def test_what_a_way_of_synchronising_keeps_goes_to_its_own_rank() -> None:
     states = [state(0), state(1)]
     for size in (1, 2, 3):
         for rank in range(size):
-            found = state_for(states, rank, size)
-            assert found.group("sync/shared") == {"anchor": 7}
+            received = state_for(states, rank, size)
+            assert received.group("sync/shared") == {"anchor": 7}
             # A rank that was not there begins with none of its own, and with rank 0's model.
-            own = [rank] if rank < 2 else None
-            assert found.group("sync").get("residual", np.array(None)).tolist() == own
-            assert found.group("variable")["model/00000"] == 10 + (rank if rank < 2 else 0)
+            expected = [rank] if rank < 2 else None
+            assert received.group("sync").get("residual", np.array(None)).tolist() == expected
+            assert received.group("variable")["model/00000"] == 10 + (rank if rank < 2 else 0)
 
 
 def small_model(keras: Any, width: int = 3) -> Any:
@@ -308,8 +308,8 @@ def test_a_step_of_one_rank_without_rows_leaves_the_metrics(keras: Any) -> None:
     assert counts is None
     assert logs is not None
     every: tuple[Any, ...] = (logs, one.model.get_metrics_result())
-    for told in every:
-        assert {name: float(value) for name, value in told.items()} == before
+    for rank_logs in every:
+        assert {name: float(value) for name, value in rank_logs.items()} == before
 
 
 def test_ranks_drop_other_units(keras: Any) -> None:
@@ -317,9 +317,9 @@ def test_ranks_drop_other_units(keras: Any) -> None:
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
         model.compile("sgd", "mse")
         variables_of(model).separate_seeds(rank)
-        kept = np.asarray(model(np.ones((1, 64)), training=True))
-        gone: list[bool] = (kept == 0).ravel().tolist()
-        return gone
+        outputs = np.asarray(model(np.ones((1, 64)), training=True))
+        dropped_units: list[bool] = (outputs == 0).ravel().tolist()
+        return dropped_units
 
     masks = [dropped(rank) for rank in (0, 0, 1, 2)]
     assert masks[0] == masks[1]
@@ -426,11 +426,11 @@ def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
     from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
     from horovod_spark_runner.training.progress import Progress
 
-    told: list[str] = []
-    monkeypatch.setattr(manager, "notify", told.append)
+    messages: list[str] = []
+    monkeypatch.setattr(manager, "notify", messages.append)
 
-    def told_after(*epochs: dict[str, Any]) -> list[str]:
-        told.clear()
+    def messages_after(*epochs: dict[str, Any]) -> list[str]:
+        messages.clear()
         fit = FitOptions(epochs=9, validation_freq=2)
         one = object.__new__(manager.CheckpointManager)
         one._spec = cast(Any, SimpleNamespace(fit=fit, validation=object()))
@@ -439,8 +439,8 @@ def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
         for number, results in enumerate(epochs, start=1):
             history = [*epochs[: number - 1], results]
             one._look_for_metric(Progress(epoch=number, history=history))
-        return list(told)
+        return list(messages)
 
-    assert told_after({"loss": 1.0}, {"loss": 1.0, "val_f1": 0.5}, {"loss": 1.0}) == []
-    (text,) = told_after({"loss": 1.0}, {"loss": 1.0, "val_loss": 1.0}, {"loss": 1.0})
+    assert messages_after({"loss": 1.0}, {"loss": 1.0, "val_f1": 0.5}, {"loss": 1.0}) == []
+    (text,) = messages_after({"loss": 1.0}, {"loss": 1.0, "val_loss": 1.0}, {"loss": 1.0})
     assert re.search(r"best_metric='val_f1'.*epoch 2\b.*\bloss\b.*val_loss", text)

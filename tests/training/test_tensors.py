@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from horovod_spark_runner import Dataset, InvalidInputError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import empty_rows

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, RunDirectoryError
-from horovod_spark_runner.checkpoint.config_diff import check_not_taken
+from horovod_spark_runner.checkpoint.resume import check_not_taken
 from horovod_spark_runner.config.sync import check_servers
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.read.reader import Batch

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.checkpoint.resume import find_checkpoint
+from horovod_spark_runner.checkpoint.resume import StartingPoint, find_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.driver.launch import RunResult
@@ -29,7 +29,6 @@ from horovod_spark_runner.errors import (
     RunFailedError,
 )
 from horovod_spark_runner.run.attempts import Attempts, Stopped
-from horovod_spark_runner.run.resolve import StartingPoint
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds
 from horovod_spark_runner.training.spec import (
@@ -77,9 +76,9 @@ class Cluster:
 
     def await_slots(self, spark: Any, options: LaunchSettings, workers: int) -> None:
         self.waited += 1
-        found = self.slots.pop(0)
-        if found < workers:
-            raise NotEnoughSlotsError(f"found {found}", asked=workers, found=found)
+        slots = self.slots.pop(0)
+        if slots < workers:
+            raise NotEnoughSlotsError(f"found {slots}", asked=workers, found=slots)
 
     def launch(
         self,
@@ -160,11 +159,11 @@ def test_an_attempt_deletes_what_killed_writers_left_half_written(
     (place / "model").mkdir()
     names = (f".metrics.jsonl.{half}", f".lock.json.{half}", f"model/.model.keras.{half}")
     swept = [place / name for name in names]
-    kept = [place / "model" / "model.keras", place / ".hidden"]
-    for path in (*swept, *kept):
+    remaining = [place / "model" / "model.keras", place / ".hidden"]
+    for path in (*swept, *remaining):
         path.touch()
     run(Cluster(directory, [], [(0, 1, None)]))
-    assert [path for path in (*swept, *kept) if path.exists()] == kept
+    assert [path for path in (*swept, *remaining) if path.exists()] == remaining
 
 
 def test_it_shrinks_and_grows_back(directory: RunDirectory) -> None:
@@ -349,14 +348,14 @@ def test_columns_are_recorded_as_they_were_given() -> None:
     from horovod_spark_runner.training.columns import recorded_columns
     from horovod_spark_runner.training.spec import bind_columns
 
-    for given in (
+    for columns in (
         ["x", "y"],
         [["p", "q"]],
         {"a": "y", "b": "y"},
         {"a": "y", "b": None},
         {"a": ["p", "q"], "b": "r"},
     ):
-        assert recorded_columns(bind_columns(given, "label_cols")) == given
+        assert recorded_columns(bind_columns(columns, "label_cols")) == columns
 
 
 class Away(RunDirectory):

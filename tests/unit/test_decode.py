@@ -17,7 +17,7 @@ from PIL import Image
 from horovod_spark_runner import DataError, Dataset
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare.checks import encoding_of
-from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import column_to_numpy, empty_rows
@@ -64,8 +64,10 @@ def test_formats_of_images_are_recognised_and_read(kind: str) -> None:
     data = encoded(np.dstack([SHALLOW] * 3), kind)
     assert encoding_of(data) == "image"
     assert image_dtype("image", data) == "uint8"
-    found = decode_image(image_column("uint8"), data)
-    assert abs(found[..., 0].astype(int) - SHALLOW).max() <= (20 if kind in ("JPEG", "WEBP") else 1)
+    decoded = decode_image(image_column("uint8"), data)
+    assert abs(decoded[..., 0].astype(int) - SHALLOW).max() <= (
+        20 if kind in ("JPEG", "WEBP") else 1
+    )
 
 
 def test_other_bytes_are_no_images() -> None:
@@ -88,9 +90,9 @@ def test_images_of_16_bits_keep_their_values(kind: str) -> None:
     data = encoded(DEEP, kind)
     assert image_dtype("image", data) == "uint16"
     for dtype in ("uint16", "int32", "float32", "float64"):
-        found = decode_value(image_column(dtype), data, None, None)
-        assert found.dtype == dtype
-        np.testing.assert_array_equal(found[..., 0], DEEP)
+        decoded = decode_value(image_column(dtype), data, None, None)
+        assert decoded.dtype == dtype
+        np.testing.assert_array_equal(decoded[..., 0], DEEP)
     np.testing.assert_array_equal(
         decode_image(image_column("uint16", 6, 8, 3), data), np.dstack([DEEP] * 3)
     )
@@ -180,7 +182,7 @@ def test_what_is_said_of_a_broken_image(kind: str, size: float) -> None:
 
 
 def returns(value: Any) -> Callable[..., Any]:
-    return lambda given, generator: value
+    return lambda stored, generator: value
 
 
 def in_place(image: np.ndarray, generator: Any) -> np.ndarray:
@@ -189,8 +191,8 @@ def in_place(image: np.ndarray, generator: Any) -> np.ndarray:
 
 
 def test_transforms_may_work_in_place() -> None:
-    found = decode_value(image_column("uint8"), encoded(SHALLOW), in_place, None)
-    np.testing.assert_array_equal(found[..., 0], SHALLOW // 2)
+    decoded = decode_value(image_column("uint8"), encoded(SHALLOW), in_place, None)
+    np.testing.assert_array_equal(decoded[..., 0], SHALLOW // 2)
     stored = np.array([4, 6], np.int32)
     stored.flags.writeable = False
     assert decode_value(Column("v", "int32", (2,)), stored, in_place, None).tolist() == [2, 3]
@@ -242,9 +244,9 @@ def test_results_that_do_not_fit_are_refused(column: Column, result: Any, messag
 )
 def test_results_that_fit_get_the_columns_type(column: Column, result: Any, expected: Any) -> None:
     stored = ["", ""] if column.is_text else np.zeros(column.shape)
-    found = decode_value(column, stored, returns(result), None)
-    assert found.dtype == column.numpy_dtype
-    assert found.tolist() == expected
+    decoded = decode_value(column, stored, returns(result), None)
+    assert decoded.dtype == column.numpy_dtype
+    assert decoded.tolist() == expected
 
 
 def test_arrays_of_other_types_than_the_first_are_not_cut() -> None:

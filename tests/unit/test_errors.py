@@ -50,8 +50,8 @@ def test_the_drawn_tree_names_every_exception(cls: type[HorovodSparkError]) -> N
 
 
 def test_what_others_say_is_told_on_one_line_without_colours() -> None:
-    said = on_one_line(ValueError("\x1b[96mThis is step 2/3\x1b[0m\n\nof \x1b[1;31mthree"))
-    assert said == "This is step 2/3 of three"
+    text = on_one_line(ValueError("\x1b[96mThis is step 2/3\x1b[0m\n\nof \x1b[1;31mthree"))
+    assert text == "This is step 2/3 of three"
     assert on_one_line("a b c", 3) == "a b"
 
 

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     MpiOptions,
     run_training,
 )
-from horovod_spark_runner.config.estimator import EstimatorSettings, options
+from horovod_spark_runner.config.estimator import EstimatorSettings, parse_options
 from horovod_spark_runner.config.fields import Settings, default_of, text_of
 from horovod_spark_runner.config.importable import (
     CodeName,
@@ -79,9 +79,9 @@ def test_each_setting_has_a_param_a_getter_and_a_setter(field: Any) -> None:
 
 
 def test_there_are_no_other_params() -> None:
-    known = {param.values[0].name for param in TABLE}  # type: ignore[union-attr]
-    assert {param.name for param in HorovodEstimator().params} == set(map(camel_case, known))
-    for name in known:
+    names = {param.values[0].name for param in TABLE}  # type: ignore[union-attr]
+    assert {param.name for param in HorovodEstimator().params} == set(map(camel_case, names))
+    for name in names:
         assert f"{camel_case(name)}: " in HorovodEstimator().explainParams()
 
 
@@ -162,21 +162,21 @@ def test_wrong_params_are_refused_when_they_are_given(params: dict[str, Any], me
 
 
 def test_options_are_kept_as_json_and_made_again() -> None:
-    given = DataOptions(shapes={"x": (8, 8, 1)}, window_bytes=5, allow_nan=True)
+    original = DataOptions(shapes={"x": (8, 8, 1)}, window_bytes=5, allow_nan=True)
     estimator = HorovodEstimator(
-        data=given, launch=LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
+        data=original, launch=LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
     )
-    kept = json.loads(
+    stored = json.loads(
         json.dumps({name: estimator.getOrDefault(name) for name in ("data", "launch")})
     )
-    assert kept == {
+    assert stored == {
         "data": {"shapes": {"x": [8, 8, 1]}, "window_bytes": 5, "allow_nan": True},
         "launch": {"mpi": {"algorithm": "ring"}, "env": {"A": "B"}},
     }
-    assert options(DataOptions, "data", kept["data"]) == given
-    given_again = HorovodEstimator(**kept).getLaunch()
-    assert given_again == kept["launch"]
-    again: Settings = options(LaunchOptions, "launch", given_again)
+    assert parse_options(DataOptions, "data", stored["data"]) == original
+    restored = HorovodEstimator(**stored).getLaunch()
+    assert restored == stored["launch"]
+    again: Settings = parse_options(LaunchOptions, "launch", restored)
     assert again == LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
 
 
@@ -184,8 +184,8 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     import numpy as np
 
     arguments = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": (1, [None])}
-    given = {np.int64(-1): np.float32(3), np.int64(1): np.float32(2)}
-    estimator = HorovodEstimator(modelArgs=arguments, classWeight=given)
+    class_weight = {np.int64(-1): np.float32(3), np.int64(1): np.float32(2)}
+    estimator = HorovodEstimator(modelArgs=arguments, classWeight=class_weight)
     assert json.dumps(estimator.getModelArgs()) == '{"a": 3, "b": 0.5, "c": true, "d": [1, [null]]}'
     # The keys of JSON are text.
     weights = json.loads(json.dumps(estimator.getClassWeight()))
@@ -205,19 +205,19 @@ def test_code_has_an_import_name_where_another_process_can_import_it() -> None:
     with pytest.raises(InvalidInputError, match="modelFn='no.such:thing'"):
         by_import_name("modelFn", CodeName("no.such:thing"))
     transform = {"transforms": {"x": make_transform}}
-    kept = savable("data", HorovodEstimator(data=transform).getData())
-    assert kept == {"transforms": {"x": f"{__name__}:make_transform"}}
-    loaded = HorovodEstimator(data=kept).getData()
-    assert options(DataOptions, "data", loaded).transforms == {"x": make_transform}
+    stored = savable("data", HorovodEstimator(data=transform).getData())
+    assert stored == {"transforms": {"x": f"{__name__}:make_transform"}}
+    loaded = HorovodEstimator(data=stored).getData()
+    assert parse_options(DataOptions, "data", loaded).transforms == {"x": make_transform}
 
 
 def test_a_name_from_storage_is_not_imported(tmp_path: Path) -> None:
     estimator = HorovodEstimator(modelFn="os:system", modelArgs={"command": f"touch {tmp_path}/x"})
     (name,) = ParamGridBuilder().addGrid(estimator.modelFn, ["os:system"]).build()[0].values()
-    for given in (estimator.getModelFn(), name, pickle.loads(pickle.dumps(name))):
-        assert by_import_name("modelFn", given) is os.system
+    for marked in (estimator.getModelFn(), name, pickle.loads(pickle.dumps(name))):
+        assert by_import_name("modelFn", marked) is os.system
         with pytest.raises(InvalidInputError, match="modelFn=.os:system.*storage.*setModelFn"):
-            by_import_name("modelFn", from_storage(given))
+            by_import_name("modelFn", from_storage(marked))
     estimator._paramMap[estimator.modelFn] = from_storage(estimator.getModelFn())
     with pytest.raises(InvalidInputError, match="storage"):
         estimator.copy()._build()
@@ -230,10 +230,10 @@ def test_a_name_from_storage_is_not_imported(tmp_path: Path) -> None:
     assert estimator.setModelFn(make_model).setModelArgs(None)._build() is make_model
     assert not (tmp_path / "x").exists()
     for runs_code in ({"env": {"LD_PRELOAD": "x"}}, {"mpi": {"parameters": {"mca_path": "x"}}}):
-        given = HorovodEstimator(launch=runs_code).copy().getLaunch()
-        assert options(LaunchOptions, "launch", pickle.loads(pickle.dumps(given)))
+        marked = HorovodEstimator(launch=runs_code).copy().getLaunch()
+        assert parse_options(LaunchOptions, "launch", pickle.loads(pickle.dumps(marked)))
         with pytest.raises(InvalidInputError, match="launch.*storage.*(LD_PRELOAD|mca_path)"):
-            options(LaunchOptions, "launch", from_storage(given))
+            parse_options(LaunchOptions, "launch", from_storage(marked))
 
 
 def test_all_code_that_a_loaded_estimator_lacks_is_named_at_once() -> None:
@@ -248,10 +248,10 @@ def test_all_code_that_a_loaded_estimator_lacks_is_named_at_once() -> None:
         loaded._paramMap[loaded.getParam(name)] = value
     with pytest.raises(InvalidInputError) as caught:
         loaded.fit(cast(Any, None))
-    told = str(caught.value)
-    assert all(name in told for name in names.values())
+    message = str(caught.value)
+    assert all(name in message for name in names.values())
     setters = ("setModelFn", "setCustomObjects", "setCallbacks", "setData")
-    assert all(one in told for one in setters)
+    assert all(one in message for one in setters)
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_a_grid_is_of_plain_params() -> None:
     estimator = HorovodEstimator()
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2])
     grid = grid.addGrid(estimator.modelArgs, [{"units": 4}, {"units": 8}])
-    found = [estimator.copy(one) for one in grid.build()]
-    assert [(one.getEpochs(), one.getModelArgs()["units"]) for one in found] == [
+    copies = [estimator.copy(one) for one in grid.build()]
+    assert [(one.getEpochs(), one.getModelArgs()["units"]) for one in copies] == [
         *((1, 4), (1, 8), (2, 4), (2, 8))
     ]
 
@@ -337,8 +337,8 @@ def test_code_of_a_script_is_saved_by_the_name_it_has_there(
 
     monkeypatch.setattr(main, "build", lambda: "after")
     name = estimator.copy(one).getModelFn()
-    for kept in (name, pickle.loads(cloudpickle.dumps(name))):
-        assert by_import_name("modelFn", kept)() == "before"
+    for stored in (name, pickle.loads(cloudpickle.dumps(name))):
+        assert by_import_name("modelFn", stored)() == "before"
     assert by_import_name("modelFn", CodeName(json.loads(json.dumps(name))))() == "after"
     monkeypatch.delattr(main, "build")
     with pytest.raises(InvalidInputError, match="script.*notebook"):

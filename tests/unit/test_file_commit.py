@@ -70,7 +70,7 @@ def fill(source: Location) -> int:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"id": ids, "x": x}), sink, row_group_size=300)
         folder = source.join(f"day={day}")
-        if source.renames_whole:
+        if source.has_atomic_rename:
             folder.make_folder()
         folder.join("part.parquet").write_bytes(sink.getvalue())
     return 3000

@@ -27,9 +27,9 @@ from horovod_spark_runner.model import persistence
 from horovod_spark_runner.model.load import ServedModel, read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
-from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, parsing, unpack
+from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
+from horovod_spark_runner.storage.contents import MAX_TEXT_BYTES, convert_parse_errors, unpack
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed, sum_of, unsealed
 from horovod_spark_runner.typed_json import MAX_DEPTH, load_json
 
 from .. import hostile
@@ -56,9 +56,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def edit(record: Location, change: Callable[[Any], object]) -> None:
     """Change what a sealed record holds, as whoever can write it can."""
-    facts = unsealed(record.read_text())
+    facts = unseal(record.read_text())
     change(facts)
-    record.write_text(sealed(json.dumps(facts)))
+    record.write_text(seal(json.dumps(facts)))
 
 
 @pytest.mark.parametrize("name", LEADING_OUT)
@@ -113,9 +113,9 @@ def shown(*words: str) -> str:
     ],
 )
 def test_json_is_read_within_limits(text: str, message: str) -> None:
-    for given in (text, text.encode()):
+    for data in (text, text.encode()):
         with pytest.raises(InvalidInputError, match=message):
-            load_json(given)
+            load_json(data)
     assert load_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
 
@@ -214,9 +214,9 @@ def test_a_manifest_whose_lists_do_not_fit_hides_no_dataset(
         first.join("manifest.json"),
         lambda facts: facts.update(json.loads(json.dumps(changes, default=vars))),
     )
-    told = shown("data", "list", str(run.location))
-    assert "incomplete" in told
-    assert "4 rows of x" in told
+    output = shown("data", "list", str(run.location))
+    assert "incomplete" in output
+    assert "4 rows of x" in output
 
 
 def test_a_manifest_does_not_say_where_its_dataset_lies(run: RunDirectory, tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_a_manifest_does_not_say_where_its_dataset_lies(run: RunDirectory, tmp_p
     other = tmp_path / "data-0123456789abcdef-0123456789ab"
     other.mkdir()
     edit(place.join("manifest.json"), lambda facts: facts.update(url=str(other)))
-    (found,) = find_datasets(run.data, hostile.KEY)
-    mark_used(found)
-    delete_dataset(found)
+    (dataset,) = find_datasets(run.data, hostile.KEY)
+    mark_used(dataset)
+    delete_dataset(dataset)
     assert list(other.iterdir()) == []
     assert run.data.list() == []
 
@@ -238,9 +238,9 @@ def test_a_bad_run_hides_no_other(run: RunDirectory, tmp_path: Path) -> None:
         if path.is_file():
             path.unlink()
             path.symlink_to("/dev/zero")
-    told = shown("runs", "list", str(tmp_path))
-    assert "\ngood  finished" in told
-    assert "\nrun " in told
+    output = shown("runs", "list", str(tmp_path))
+    assert "\ngood  finished" in output
+    assert "\nrun " in output
     assert [one["place"] for one in json.loads(shown("runs", "list", "--json", str(tmp_path)))] == [
         str(tmp_path / "good"),
         str(tmp_path / "run"),
@@ -253,16 +253,16 @@ def test_a_terminal_obeys_nothing_that_storage_holds(run: RunDirectory, tmp_path
     assert str(RunDirectoryError(text)) == printable(text)
     run.write_attempts([{**run.read_attempts()[0], "cause": text}])
     (tmp_path / "run").rename(tmp_path / text.replace("\ud800", "").replace("\n", ""))
-    told = shown("runs", "list", str(tmp_path))
-    assert "\\x1b[2J" in told
-    assert not hostile.ESCAPES.search(told)
+    output = shown("runs", "list", str(tmp_path))
+    assert "\\x1b[2J" in output
+    assert not hostile.ESCAPES.search(output)
     assert main(["runs", "show", str(tmp_path / "\x1b[2J")]) == 1
 
 
 def test_a_cause_that_a_traceback_shows_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"\\x1b\[2J") as caught:
         Location(tmp_path / "\x1b[2J").delete_file()
-    with pytest.raises(InvalidInputError) as wrapped, parsing("a file"):
+    with pytest.raises(InvalidInputError) as wrapped, convert_parse_errors("a file"):
         raise ValueError("\x1b[2J")
     for error in (caught.value, wrapped.value):
         assert not hostile.ESCAPES.search("".join(traceback.format_exception(error)))
@@ -285,9 +285,9 @@ def test_a_name_forges_no_line_of_a_listing(run: RunDirectory, tmp_path: Path) -
         ["runs", "show", place],
         ["data", "list", place],
     ):
-        told = shown(*words)
-        assert "x\\nrun-2" in told
-        assert not [line for line in told.splitlines() if line.startswith("run-2")]
+        output = shown(*words)
+        assert "x\\nrun-2" in output
+        assert not [line for line in output.splitlines() if line.startswith("run-2")]
 
 
 def mutate(tmp_path: Path, pristine: Path, seed: int, count: int) -> list[str]:
@@ -309,9 +309,9 @@ def stage(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., o
     monkeypatch.setattr(persistence, "location_of", lambda spark, path: Location(path))
     name = f"{TFTransformer.__module__}.{TFTransformer.__name__}"
 
-    def load(**own: object) -> object:
-        facts: dict[str, Any] = {"class": name, "uid": "T_1", "horovod_spark_runner": own}
-        own["metadata"] = sum_of(json.dumps(facts, sort_keys=True).encode())
+    def load(**metadata: object) -> object:
+        facts: dict[str, Any] = {"class": name, "uid": "T_1", "horovod_spark_runner": metadata}
+        metadata["metadata"] = compute_checksum(json.dumps(facts, sort_keys=True).encode())
         part = run.location.join("metadata", "part-00000")
         if not part.exists():
             part.parent.make_folder()
@@ -324,7 +324,7 @@ def stage(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., o
 
 
 @pytest.mark.parametrize(
-    "own",
+    "metadata",
     [
         {"format": 1, "version": "1"},
         {"format": float("inf"), "version": "1", "signature": ""},
@@ -334,10 +334,10 @@ def stage(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., o
     ],
 )
 def test_metadata_of_a_stage_are_checked_by_type(
-    stage: Callable[..., object], own: dict[str, object]
+    stage: Callable[..., object], metadata: dict[str, object]
 ) -> None:
     with pytest.raises(RunDirectoryError, match="metadata"):
-        stage(**own)
+        stage(**metadata)
 
 
 def test_metadata_of_a_stage_may_be_a_folder(

@@ -143,10 +143,10 @@ def held(**changed: Any) -> dict[str, Any]:
 
 def test_what_can_be_told_at_once_of_a_holder() -> None:
     assert holder_of(held()) is Holder.ALIVE
-    assert holder_of(held(started="1")) is Holder.GONE  # its number was given away
+    assert holder_of(held(started="1")) is Holder.DEAD  # its number was given away
     assert holder_of(held(host="other")) is Holder.ELSEWHERE
     assert holder_of(held(pids="pid:[1]", pid=1)) is Holder.ELSEWHERE  # a container's
-    assert holder_of({}) is Holder.GONE
+    assert holder_of({}) is Holder.DEAD
     # To be shown, the clocks are good enough.
     assert seems_held(held(), 99999.0)
     assert seems_held(held(host="other"), 1059.0)
@@ -166,8 +166,8 @@ class Elsewhere:
         self._thread.start()
 
     def _write(self) -> None:
-        found = held(host="other", renewed=time.time() + self._ahead)
-        self._directory.lock.write_text(json.dumps(found))
+        record = held(host="other", renewed=time.time() + self._ahead)
+        self._directory.lock.write_text(json.dumps(record))
 
     def _renew(self) -> None:
         while not self._dead.wait(0.5):

@@ -24,7 +24,7 @@ from horovod_spark_runner.config.estimator import EstimatorSettings
 from horovod_spark_runner.config.fields import Settings, default_of, kind_of, text_of
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
-from horovod_spark_runner.config.sync import WAYS
+from horovod_spark_runner.config.sync import STRATEGIES
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.params import PredictionParams, camel_case, said_of_param
 from horovod_spark_runner.training.strategies import SYNCHRONISERS
@@ -35,7 +35,7 @@ TAKEN = inspect.signature(run_training).parameters
 NOT_OF_TRAININGS = {"log_dir"}
 
 
-def own_fields(cls: type[Settings]) -> dict[str, Any]:
+def fields_of(cls: type[Settings]) -> dict[str, Any]:
     """Return the fields of a class that its bases have not."""
     inherited = {
         field.name
@@ -49,12 +49,12 @@ def own_fields(cls: type[Settings]) -> dict[str, Any]:
 TABLE = [
     pytest.param(field, id=f"{cls.__name__}.{name}")
     for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings, EstimatorSettings)
-    for name, field in own_fields(cls).items()
+    for name, field in fields_of(cls).items()
 ]
 EVERYDAY_FIELDS = {
     name: field
     for cls in EVERYDAY
-    for name, field in own_fields(cls).items()
+    for name, field in fields_of(cls).items()
     if name not in NOT_OF_TRAININGS
 }
 
@@ -76,10 +76,10 @@ def test_every_class_of_options_is_public_and_on_the_page() -> None:
 def test_a_setting_has_one_name_and_one_home() -> None:
     homes: dict[str, list[str]] = {}
     for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings, EstimatorSettings):
-        for name in own_fields(cls):
+        for name in fields_of(cls):
             homes.setdefault(name, []).append(cls.__name__)
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
-    inside = {name for cls in OPTIONS for name in own_fields(cls)}
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+    inside = {name for cls in OPTIONS for name in fields_of(cls)}
     assert inside.isdisjoint(TAKEN)
 
 
@@ -97,7 +97,7 @@ def test_run_training_says_something_of_every_argument() -> None:
 
 
 def test_datasets_of_functions_are_prepared_alike() -> None:
-    table = own_fields(DataOptions)
+    table = fields_of(DataOptions)
     for name, parameter in inspect.signature(prepare_dataset).parameters.items():
         if name in table:
             default = default_of(table[name])
@@ -106,7 +106,7 @@ def test_datasets_of_functions_are_prepared_alike() -> None:
 
 def test_a_runner_takes_all_of_launching() -> None:
     fields = {field.name for field in dataclasses.fields(HorovodRunner)}
-    assert fields == {*own_fields(LaunchOptions), *own_fields(LaunchSettings), "spark"}
+    assert fields == {*fields_of(LaunchOptions), *fields_of(LaunchSettings), "spark"}
     doc = inspect.getdoc(HorovodRunner) or ""
     assert "    stall_timeout: seconds without progress" in doc
 
@@ -124,7 +124,7 @@ def test_each_setting_says_what_it_does_and_can_be(field: Any) -> None:
         assert kind.check(field.name, kind.parse(str(default))) == default
 
 
-@pytest.mark.parametrize("field", own_fields(PredictionSettings).values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("field", fields_of(PredictionSettings).values(), ids=lambda f: f.name)
 def test_a_model_has_a_param_and_an_argument_of_each_setting(field: Any) -> None:
     name = camel_case(field.name)
     param = getattr(PredictionParams, name)
@@ -154,16 +154,16 @@ def test_spark_can_hold_what_it_is_said_to(field: Any) -> None:
     ("word", "value"), [("true", True), ("False", False), ("yes", "yes"), ("", "")]
 )
 def test_flags_of_a_command_line(word: str, value: object) -> None:
-    kind = kind_of(own_fields(FitOptions)["shuffle"])
+    kind = kind_of(fields_of(FitOptions)["shuffle"])
     assert kind.parse is not None
     assert kind.parse(word) == value
 
 
 def test_a_way_of_synchronising_is_named_wherever_one_is_looked_up() -> None:
-    ways = list(WAYS.values())
-    assert list(SYNCHRONISERS) == ways
-    assert [cls for cls in OPTIONS if cls in ways] == ways
+    strategies = list(STRATEGIES.values())
+    assert list(SYNCHRONISERS) == strategies
+    assert [cls for cls in OPTIONS if cls in strategies] == strategies
     arguments = described_arguments(inspect.getdoc(run_training) or "")
-    for cls in ways:
+    for cls in strategies:
         assert cls.__name__ in horovod_spark_runner.__all__
         assert f"`{cls.__name__}`" in arguments["sync"]

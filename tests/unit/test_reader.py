@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from horovod_spark_runner import DataError, Dataset, InvalidInputError
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.prepare.footers import read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.columns import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read import reader
 from horovod_spark_runner.data.read.sharding import plan_epoch
@@ -45,8 +44,8 @@ def dataset(folder: Path, files: list[list[int]], columns: tuple[Column, ...] = 
                 tag += rows
     facts = read_footers(Location(folder))
     names = tuple(file.name for file in facts.files)
-    given = columns or (Column("id", "int64"), Column("v", "float32", (2,)))
-    manifest = Manifest(str(folder), names, given, facts.row_groups, "c", footers=facts.sums)
+    declared = columns or (Column("id", "int64"), Column("v", "float32", (2,)))
+    manifest = Manifest(str(folder), names, declared, facts.row_groups, "c", footers=facts.sums)
     return Dataset(manifest)
 
 
@@ -56,12 +55,12 @@ def tags(data: Dataset, epoch: int, size: int, batch_size: int, **options: Any) 
         data.epoch(epoch, rank=rank, size=size, batch_size=batch_size, **options)
         for rank in range(size)
     ]
-    found = []
+    seen = []
     for parts in zip(*ranks, strict=True):  # strict: equally many steps
         for part in parts:
             np.testing.assert_array_equal(part["v"][:, 0], part["id"])
-        found.append([int(tag) for part in parts for tag in part["id"]])
-    return found
+        seen.append([int(tag) for part in parts for tag in part["id"]])
+    return seen
 
 
 FILES = [[7, 0, 13], [], [1], [40, 2], [0], [64]]
@@ -198,9 +197,9 @@ def test_wrong_shares_are_refused(small: Dataset, wrong: dict[str, Any], message
 )
 def test_wrong_positions_are_refused(small: Dataset, wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    given = {"epoch": 0, "rank": 0, "size": 1, "batch_size": 1, **wrong}
+    arguments = {"epoch": 0, "rank": 0, "size": 1, "batch_size": 1, **wrong}
     with pytest.raises(InvalidInputError, match=name):
-        small.epoch(given.pop("epoch"), **given)
+        small.epoch(arguments.pop("epoch"), **arguments)
 
 
 def test_steps_of_wrong_sizes_are_refused(small: Dataset) -> None:
@@ -211,11 +210,11 @@ def test_steps_of_wrong_sizes_are_refused(small: Dataset) -> None:
 
 def test_numbers_may_be_numpys(small: Dataset) -> None:
     one, seed = np.int64(1), np.uint8(3)
-    given = {"rank": np.int32(0), "size": one, "batch_size": np.int16(12), "seed": seed}
+    arguments = {"rank": np.int32(0), "size": one, "batch_size": np.int16(12), "seed": seed}
     plain = [
         batch["id"].tolist() for batch in small.epoch(1, rank=0, size=1, batch_size=12, seed=3)
     ]
-    assert [batch["id"].tolist() for batch in small.epoch(one, **given)] == plain
+    assert [batch["id"].tolist() for batch in small.epoch(one, **arguments)] == plain
     assert small.steps(np.int8(12), one) == len(plain)
 
 

@@ -35,7 +35,7 @@ from horovod_spark_runner.errors import (
     StalledError,
     UnreachableError,
 )
-from horovod_spark_runner.storage.patience import HungError
+from horovod_spark_runner.storage.retries import HungError
 
 
 def attempt(first: int, last: int, ending: str = KILLED, number: int = 1) -> Attempt:

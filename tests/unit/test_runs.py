@@ -70,11 +70,11 @@ def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: P
     first = Attempt(1, 2, 100.0, 100.0, 0, 0, "running")
     second = Attempt(2, 2, 200.0, 230.0, 64, 76, "finished")
     ends = [103.0, 107.0, 215.0]
-    told, same = as_they_went([first, second], None, 76, ends)
+    attempts, same = as_they_went([first, second], None, 76, ends)
     assert same == second
-    assert (told.ending, told.started, told.ended) == ("interrupted", 100.0, 107.0)
-    assert (told.first_step, told.last_step) == (0, 64)
-    assert "driver" in told.cause
+    assert (attempts.ending, attempts.started, attempts.ended) == ("interrupted", 100.0, 107.0)
+    assert (attempts.first_step, attempts.last_step) == (0, 64)
+    assert "driver" in attempts.cause
     (alone,) = as_they_went([first], None, 60, [103.0])
     assert (alone.ending, alone.ended, alone.last_step) == ("interrupted", 103.0, 60)
     (alive,) = as_they_went([first], 150.0, 60, [103.0])
@@ -106,9 +106,9 @@ def test_json_is_what_every_reader_takes(
     save_checkpoint(run, info, {"variables.npz": {"a": np.zeros(3)}})
     for command in (["show", str(tmp_path / "run")], ["list", str(tmp_path)]):
         assert main(["runs", *command, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-        (told,) = told if isinstance(told, list) else [told]
-        assert told["checkpoints"][0]["metrics"] == {"loss": None, "f1": [None, 1.0]}
+        parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        (parsed,) = parsed if isinstance(parsed, list) else [parsed]
+        assert parsed["checkpoints"][0]["metrics"] == {"loss": None, "f1": [None, 1.0]}
 
 
 def test_settings_of_another_version_hide_no_run(

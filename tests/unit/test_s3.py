@@ -14,7 +14,7 @@ import pytest
 from horovod_spark_runner import Dataset
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.prepare.footers import read_footers
+from horovod_spark_runner.data.prepare.parquet import read_footers
 from horovod_spark_runner.data.store import (
     clear_datasets,
     delete_dataset,
@@ -126,10 +126,10 @@ def test_an_export_is_there_once_it_is_whole(
     columns = [Column("x", "float32", (3,))]
     exported.publish(tmp_path, bucket, columns)
     assert {file.name for file in bucket.files()} == {*files, "columns.json"}
-    known = exported.read_exported(bucket)
-    assert known is not None
-    assert known.columns == tuple(columns)
-    assert set(known.sums) == set(files)
+    export = exported.read_exported(bucket)
+    assert export is not None
+    assert export.columns == tuple(columns)
+    assert set(export.sums) == set(files)
     (tmp_path / "variables" / "a").unlink()
     exported.publish(tmp_path, bucket, columns)
     assert {file.name for file in bucket.files()} == {*files, "columns.json"} - {"variables/a"}

@@ -17,15 +17,14 @@ import pytest
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
-from horovod_spark_runner.data.prepare.checks import Footer, Layout, Matches, _faults, check_values
-from horovod_spark_runner.data.prepare.columns import Source
+from horovod_spark_runner.data.prepare.checks import Footer, Matches, _faults, check_values
+from horovod_spark_runner.data.prepare.columns import Layout, Source, columns_of
 from horovod_spark_runner.data.prepare.fingerprint import (
     _file_facts,
     _plan_text,
     _relations,
     is_reproducible,
 )
-from horovod_spark_runner.data.prepare.layout import columns_of
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,
@@ -103,7 +102,7 @@ def test_faults_are_not_forgotten_where_rows_change(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], footer: Footer, had: str
 ) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(checks, "_raise_if_found", lambda *given: looked.append(given[2].title))
+    monkeypatch.setattr(checks, "_refuse_fault", lambda *args: looked.append(args[2].title))
     with pytest.raises(DataError, match=f"'y'.*{had}"):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, "y": footer}, None)
     assert looked
@@ -193,7 +192,7 @@ def test_which_plans_compute_the_same_every_time(
 
 
 @pytest.mark.parametrize(
-    ("index", "told"),
+    ("index", "reliable"),
     [
         ("execution.datasources.InMemoryFileIndex", True),
         ("execution.datasources.CatalogFileIndex", True),
@@ -201,7 +200,7 @@ def test_which_plans_compute_the_same_every_time(
         ("delta.files.TahoeLogFileIndex", False),
     ],
 )
-def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, told: bool) -> None:
+def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, reliable: bool) -> None:
     plan = MagicMock()
     plan.collectLeaves().size.return_value = 1
     leaf = plan.collectLeaves().apply(0)
@@ -210,7 +209,7 @@ def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, told: boo
     relation.getClass().getSimpleName.return_value = "HadoopFsRelation"
     relation.location().getClass().getName.return_value = f"org.apache.spark.sql.{index}"
     relation.options().iterator().hasNext.return_value = False
-    assert (_relations(plan) is not None) == told
+    assert (_relations(plan) is not None) == reliable
 
 
 def test_threads_that_look_at_plans_leave_the_session_as_it_was() -> None:
@@ -305,7 +304,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 def test_functions_that_take_two_values_are_transforms() -> None:
-    given: dict[str, Any] = {
+    transforms: dict[str, Any] = {
         "a": lambda value, rng: value,
         "b": lambda *values: values[0],
         "c": lambda value, rng=None, more=1: value,
@@ -313,7 +312,7 @@ def test_functions_that_take_two_values_are_transforms() -> None:
         "e": np.add,  # these do not tell
         "f": max,
     }
-    assert DataOptions(transforms=given).transforms == given
+    assert DataOptions(transforms=transforms).transforms == transforms
 
 
 @pytest.mark.parametrize("argument", ["dtypes", "shapes", "transforms"])

@@ -121,10 +121,10 @@ def test_code_brings_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     exec(compile(later, str(script), "exec"), space)
     assert loaded_elsewhere(dumps(space["told"]), show, tmp_path) == later.strip()
     # A process that has read the file itself reads it again when it has changed.
-    known = linecache.cache[str(script)]
+    entry = linecache.cache[str(script)]
     assert pickle.loads(payload)(1) == 2
     assert pickle.loads(dumps(space["told"]))(1) == 1007
-    assert linecache.cache[str(script)] is known
+    assert linecache.cache[str(script)] is entry
 
 
 def test_cached_functions_travel_by_value(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from horovod_spark_runner import HorovodEstimator, HorovodRunner, run_training, runner
 from horovod_spark_runner.config.data import DataOptions
-from horovod_spark_runner.config.estimator import sync_of
+from horovod_spark_runner.config.estimator import parse_strategy
 from horovod_spark_runner.config.fields import derive
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings, MpiOptions
 from horovod_spark_runner.config.sync import (
@@ -99,7 +99,7 @@ def test_compression_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("values", "expected"),
     [
         ({}, Allreduce()),
         ({"compression": "fp16"}, Allreduce(compression="fp16")),
@@ -108,13 +108,13 @@ def test_compression_is_a_choice() -> None:
         ({"way": "async_server", "servers": 1}, AsyncServer(servers=1)),
     ],
 )
-def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected: Sync) -> None:
-    assert sync_of("sync", given) == expected
-    assert recorded_sync(expected)["sync"] == given.get("way", "allreduce")
+def test_a_way_of_synchronising_as_a_dictionary(values: dict[str, Any], expected: Sync) -> None:
+    assert parse_strategy("sync", values) == expected
+    assert recorded_sync(expected)["sync"] == values.get("way", "allreduce")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"way": "diloco"}, "sync=.*'every'"),
         (
@@ -144,9 +144,9 @@ def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected:
         ({"way": "local_sgd", "every": 0}, "every"),
     ],
 )
-def test_a_way_of_synchronising_that_is_none(given: dict[str, Any], message: str) -> None:
+def test_a_way_of_synchronising_that_is_none(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        sync_of("sync", given)
+        parse_strategy("sync", values)
 
 
 def test_a_way_of_synchronising_is_one_of_ours() -> None:
@@ -231,9 +231,9 @@ def test_a_runner_is_its_settings() -> None:
     assert isinstance(ours, LaunchSettings)
     assert (ours.num_workers, ours.stall_timeout) == (2, 600.0)
     assert "secret" not in repr(ours)
-    told = derive(LaunchSettings, ours)
-    assert type(told) is LaunchSettings
-    assert told == LaunchSettings(2, stall_timeout=600, env={"TOKEN": "secret"})
+    derived = derive(LaunchSettings, ours)
+    assert type(derived) is LaunchSettings
+    assert derived == LaunchSettings(2, stall_timeout=600, env={"TOKEN": "secret"})
     with pytest.raises(FrozenInstanceError):
         ours.num_workers = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -244,9 +244,13 @@ def test_the_folder_of_logs_is_the_drivers(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     launcher = MagicMock()
     monkeypatch.setattr(runner, "chosen_launcher", lambda: launcher)
-    for given, told in (("logs", f"{tmp_path}/logs"), ("s3://b/logs", "s3://b/logs"), (None, None)):
-        HorovodRunner(1, log_dir=given, stream_logs=False).run(max, 1, 2)
-        assert launcher.launch.call_args.args[1].log_dir == told
+    for folder, expected in (
+        ("logs", f"{tmp_path}/logs"),
+        ("s3://b/logs", "s3://b/logs"),
+        (None, None),
+    ):
+        HorovodRunner(1, log_dir=folder, stream_logs=False).run(max, 1, 2)
+        assert launcher.launch.call_args.args[1].log_dir == expected
 
 
 def test_options_are_of_their_own_class() -> None:
@@ -269,9 +273,9 @@ def test_a_session_is_one_of_sparks() -> None:
 
 
 def test_settings_by_column_cannot_be_changed_afterwards() -> None:
-    given: dict[str, Any] = {"image": (8, 8, 1)}
-    options = DataOptions(shapes=given, transforms={"image": max})
-    given["image"] = (1,)
+    shapes: dict[str, Any] = {"image": (8, 8, 1)}
+    options = DataOptions(shapes=shapes, transforms={"image": max})
+    shapes["image"] = (1,)
     assert options.shapes == {"image": (8, 8, 1)}
     with pytest.raises(TypeError, match="does not support item assignment"):
         options.shapes["image"] = (1,)  # type: ignore[index]
@@ -279,7 +283,7 @@ def test_settings_by_column_cannot_be_changed_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "keyword", "told"),
+    ("call", "keyword", "message"),
     [
         (run_training, "shapes", r"data=DataOptions\(shapes="),
         (run_training, "max_restarts", r"restarts=RestartOptions\(max_restarts="),
@@ -314,9 +318,9 @@ def test_settings_by_column_cannot_be_changed_afterwards() -> None:
     ],
 )
 def test_an_unknown_keyword_is_answered_with_the_right_one(
-    call: Any, keyword: str, told: str
+    call: Any, keyword: str, message: str
 ) -> None:
-    with pytest.raises(InvalidInputError, match=told) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         call(**{keyword: 1})
     assert repr(keyword) in str(caught.value)
     assert call.__name__ in str(caught.value)

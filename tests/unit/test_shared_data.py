@@ -35,13 +35,13 @@ class Store:
 
 
 def test_threads_wait_for_the_first_and_the_last_cleans_up() -> None:
-    store, told = Store(), []
+    store, seen = Store(), []
     shared = SharedData(store.prepare, 3)
 
     def train() -> None:
         with shared.use(None) as data:
             assert store.cleaned == 0
-            told.append(data.reused)
+            seen.append(data.reused)
 
     threads = [threading.Thread(target=train) for _ in range(3)]
     for thread in threads:
@@ -49,7 +49,7 @@ def test_threads_wait_for_the_first_and_the_last_cleans_up() -> None:
     for thread in threads:
         thread.join(10)
     assert (store.prepared, store.cleaned) == (1, 1)
-    assert sorted(told) == [False, True, True]
+    assert sorted(seen) == [False, True, True]
 
 
 def test_what_a_training_raises_leaves_the_data_to_the_others() -> None:

@@ -30,10 +30,10 @@ from horovod_spark_runner.checkpoint.files import (
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
+from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed, unsealed
 
 HOSTILE = "a b'c\"d\né%20#?"
 
@@ -227,12 +227,12 @@ def test_checkpoints_come_back(directory: RunDirectory) -> None:
 def test_checkpoints_of_before_say_nothing_of_the_model(directory: RunDirectory) -> None:
     folder = save(directory, 3)
     file = folder / "checkpoint.json"
-    manifest = unsealed(file.read_text())
+    manifest = unseal(file.read_text())
     del manifest["model"]
-    file.write_text(sealed(json.dumps(manifest)))
-    found = newest_checkpoint(directory)
-    assert found is not None
-    assert (found[1].step, found[1].model) == (3, {})
+    file.write_text(seal(json.dumps(manifest)))
+    newest = newest_checkpoint(directory)
+    assert newest is not None
+    assert (newest[1].step, newest[1].model) == (3, {})
 
 
 def test_the_newest_are_kept(directory: RunDirectory) -> None:
@@ -244,8 +244,8 @@ def test_the_newest_are_kept(directory: RunDirectory) -> None:
 def test_the_best_is_kept_beside_the_newest(directory: RunDirectory) -> None:
     options = CheckpointOptions(keep=1, best_metric="val")
     for step, value in ((10, 3.0), (20, 1.0), (30, float("nan")), (40, 2.0)):
-        told = replace(info(step), history=[{"val": value}])
-        save_checkpoint(directory, told, {"variables.npz": {"a": np.zeros(1)}})
+        checkpoint = replace(info(step), history=[{"val": value}])
+        save_checkpoint(directory, checkpoint, {"variables.npz": {"a": np.zeros(1)}})
         prune_checkpoints(directory, step, options)
     assert directory.checkpoint_steps() == [40, 20]
     highest = CheckpointOptions(keep=1, best_metric="val", best_mode="max")
@@ -258,9 +258,9 @@ def test_the_best_is_kept_beside_the_newest(directory: RunDirectory) -> None:
 def test_a_step_saved_again_replaces_the_first(directory: RunDirectory) -> None:
     save(directory, 10, epoch_step=4)
     save(directory, 10)
-    found = newest_checkpoint(directory)
-    assert found is not None
-    assert found[1].epoch_step == 0
+    newest = newest_checkpoint(directory)
+    assert newest is not None
+    assert newest[1].epoch_step == 0
 
 
 def test_what_was_damaged_does_not_push_out_what_is_whole(directory: RunDirectory) -> None:
@@ -305,10 +305,10 @@ def test_a_damaged_checkpoint_is_skipped_loudly(
     save(directory, 10)
     damage_file(save(directory, 20) / file, damage)
     with caplog.at_level(logging.WARNING):
-        found = newest_readable(directory, load_checkpoint)
-    assert found is not None
-    assert found[0].name == "step-00000010"
-    assert found[2]["variables.npz"]["model/0"][0] == 10
+        newest = newest_readable(directory, load_checkpoint)
+    assert newest is not None
+    assert newest[0].name == "step-00000010"
+    assert newest[2]["variables.npz"]["model/0"][0] == 10
     assert len(re.findall("step-00000020.*skipped", caplog.text)) == 1
 
 
@@ -318,9 +318,9 @@ def test_who_needs_no_arrays_reads_none(
     save(directory, 10)
     save(directory, 20)
     read = watch_reading(monkeypatch)
-    found = newest_checkpoint(directory)
-    assert found is not None
-    assert found[1] == info(20)
+    newest = newest_checkpoint(directory)
+    assert newest is not None
+    assert newest[1] == info(20)
     assert read == ["step-00000020/checkpoint.json"]
 
 
@@ -352,9 +352,9 @@ def watch_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_one_that_is_newer_than_was_asked_for_does_not_count(directory: RunDirectory) -> None:
     save(directory, 10)
     save(directory, 20)
-    found = newest_readable(directory, load_checkpoint, newest=19)
-    assert found is not None
-    assert found[1].step == 10
+    newest_usable = newest_readable(directory, load_checkpoint, newest=19)
+    assert newest_usable is not None
+    assert newest_usable[1].step == 10
 
 
 def test_any_flipped_byte_of_the_manifest_is_noticed(directory: RunDirectory) -> None:
@@ -383,14 +383,14 @@ class Flaky:
         for method in ("read_bytes", "read_text"):
             read = getattr(Location, method)
             monkeypatch.setattr(Location, method, self._failing(read, part))
-        monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+        monkeypatch.setattr(retries, "PAUSES", (0.0, 0.0))
 
     def _failing(self, read: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def failing(location: Location, *given: Any) -> Any:
+        def failing(location: Location, *arguments: Any) -> Any:
             if part in str(location) and self.left:
                 self.left -= 1
                 raise OSError(5, "503 Slow Down")
-            return read(location, *given)
+            return read(location, *arguments)
 
         return failing
 
@@ -402,9 +402,9 @@ def test_a_passing_read_error_skips_no_checkpoint(
     save(directory, 10)
     save(directory, 20)
     Flaky(monkeypatch, f"step-00000020/{file}", times=2)
-    found = newest_readable(directory, load_checkpoint)
-    assert found is not None
-    assert found[1].step == 20
+    newest = newest_readable(directory, load_checkpoint)
+    assert newest is not None
+    assert newest[1].step == 20
 
 
 def test_storage_that_stays_away_is_an_error(
@@ -437,9 +437,9 @@ def test_a_foreign_checkpoint_is_passed_over(
     save(directory, 10, run_id="ours")
     save(directory, 20, run_id="theirs")
     with caplog.at_level(logging.WARNING):
-        found = newest_checkpoint(directory, "ours")
-    assert found is not None
-    assert found[1].step == 10
+        newest = newest_checkpoint(directory, "ours")
+    assert newest is not None
+    assert newest[1].step == 10
     assert re.search("theirs.*ours", caplog.text)
 
 

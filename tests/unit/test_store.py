@@ -26,9 +26,9 @@ from horovod_spark_runner.data.store import (
     sweep_incomplete,
 )
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
+from horovod_spark_runner.storage.checksums import seal
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.sums import sealed
 
 KEY, OTHER = "0123456789abcdef", "f" * 16
 DAY = 86400.0
@@ -58,11 +58,11 @@ def folder(tmp_path: Path) -> Location:
 
 def test_manifests_survive(folder: Location) -> None:
     place = store(folder)
-    (found,) = find_datasets(folder, KEY)
-    assert Manifest.from_json(found.to_json()) == found
-    assert found.url == str(place)
+    (dataset,) = find_datasets(folder, KEY)
+    assert Manifest.from_json(dataset.to_json()) == dataset
+    assert dataset.url == str(place)
     with pytest.raises(ValueError, match="format"):
-        Manifest.from_json(sealed(json.dumps({"format": FORMAT - 1})))
+        Manifest.from_json(seal(json.dumps({"format": FORMAT - 1})))
 
 
 def test_a_manifest_in_which_anything_has_changed_is_none(folder: Location) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_incomplete(
 
     with monkeypatch.context() as broken:
         broken.setattr(Location, "read_bytes", fail)
-        broken.setattr(patience, "PAUSES", ())
+        broken.setattr(retries, "PAUSES", ())
         assert sweep_incomplete(folder, float("-inf"), time.time()) == []
         with pytest.raises(CheckpointError, match="Input/output error"):
             list(find_datasets(folder, KEY))
@@ -108,11 +108,11 @@ def test_what_cannot_be_read_now_is_not_taken_for_incomplete(
 
 def test_what_killed_writers_left_is_swept_by_age(folder: Location) -> None:
     old, new = (store(folder, age=age, complete=False) for age in (8 * DAY, DAY))
-    kept = store(folder, age=100 * DAY)
+    complete = store(folder, age=100 * DAY)
     swept = sweep_incomplete(folder, 7 * DAY, time.time())
     assert [str(dataset.location) for dataset in swept] == [str(old)]
     assert new.exists()
-    assert kept.exists()
+    assert complete.exists()
 
 
 def test_cleaning_up_never_fails(
@@ -121,7 +121,7 @@ def test_cleaning_up_never_fails(
     """It would take a finished training with it, or keep one from a cache of another user."""
     store(folder)
     store(folder, age=9 * DAY, complete=False)
-    (known,) = find_datasets(folder, KEY)
+    (dataset,) = find_datasets(folder, KEY)
 
     def refuse(place: Location, *_: object) -> None:
         raise PermissionError(13, "Permission denied", str(place))
@@ -129,17 +129,17 @@ def test_cleaning_up_never_fails(
     with monkeypatch.context() as patched:
         for name in ("delete_folder", "write_bytes"):
             patched.setattr(Location, name, refuse)
-        mark_used(known)
+        mark_used(dataset)
         sweep_incomplete(folder, 7 * DAY, time.time())
-        delete_dataset(known, quietly=True)
+        delete_dataset(dataset, quietly=True)
         discard_datasets(folder)
         with pytest.raises(PermissionError):
-            delete_dataset(known)
+            delete_dataset(dataset)
         assert len([r for r in caplog.records if "Permission denied" in r.message]) == 5
         patched.setattr(Location, "list", refuse)
         discard_datasets(folder)
         sweep_incomplete(folder, 7 * DAY, time.time())
-        monkeypatch.setattr(patience, "PAUSES", ())
+        monkeypatch.setattr(retries, "PAUSES", ())
         with pytest.raises(CheckpointError, match="Permission denied"):
             list(find_datasets(folder, KEY))
     discard_datasets(folder)

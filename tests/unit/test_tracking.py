@@ -16,7 +16,7 @@ from horovod_spark_runner.cluster.protocol.messages import Progress
 from horovod_spark_runner.config.mlflow import MlflowOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, RunCancelledError
 from horovod_spark_runner.run.tracking import begin_tracking, check_tracking
-from horovod_spark_runner.storage.paths import without_secrets
+from horovod_spark_runner.storage.paths import redact_url
 
 SETTINGS = {
     "fit": {"batch_size": 32, "epochs": 2},
@@ -39,10 +39,10 @@ def options(place: Path, **fields: Any) -> MlflowOptions:
 
 
 def begin(place: Path, settings: Any = SETTINGS, **fields: Any) -> Any:
-    given = options(place, **fields)
+    chosen = options(place, **fields)
     directory = RunDirectory(str(place / "run"))
     directory.location.make_folder()
-    return begin_tracking(check_tracking(given), given, directory, settings)
+    return begin_tracking(check_tracking(chosen), chosen, directory, settings)
 
 
 def epoch(number: int, **metrics: float) -> Progress:
@@ -140,10 +140,10 @@ def test_a_failure_of_mlflow_is_told_once(
     log_batch = training._client.log_batch
     blocked = threading.Event()
 
-    def failing(*given: Any, **named: Any) -> None:
+    def failing(*arguments: Any, **named: Any) -> None:
         if not blocked.is_set():
             raise ConnectionError(f"{training._options.tracking_uri} is away")
-        log_batch(*given, **named)
+        log_batch(*arguments, **named)
 
     monkeypatch.setattr(training._client, "log_batch", failing)
     with caplog.at_level(logging.WARNING):
@@ -154,9 +154,9 @@ def test_a_failure_of_mlflow_is_told_once(
         threading.Event().wait(0.1)
         blocked.set()
         training.finish([{"loss": 2.0}, {"loss": 1.0}])
-    told = [r.getMessage() for r in caplog.records if "MLflow" in r.getMessage()]
-    assert len(told) == 1
-    assert "ConnectionError" in told[0]
+    messages = [r.getMessage() for r in caplog.records if "MLflow" in r.getMessage()]
+    assert len(messages) == 1
+    assert "ConnectionError" in messages[0]
     # What could not be logged while it ran is there at the end.
     assert points(tmp_path, "loss") == [(0, 2.0), (1, 1.0)]
 
@@ -172,10 +172,10 @@ def test_wrong_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         MlflowOptions(tags={"a": 1})  # type: ignore[dict-item]
     imported = builtins.__import__
 
-    def without_mlflow(name: str, *given: Any, **named: Any) -> Any:
+    def without_mlflow(name: str, *arguments: Any, **named: Any) -> Any:
         if name == "mlflow":
             raise ImportError(name)
-        return imported(name, *given, **named)
+        return imported(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without_mlflow)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'horovod_spark_runner\[mlflow\]'"):
@@ -193,4 +193,4 @@ def test_wrong_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_secrets_are_left_out(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert redact_url(text) == shown

@@ -14,6 +14,7 @@ import pytest
 
 from horovod_spark_runner import api, run_training
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.resume import StartingPoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
@@ -29,7 +30,7 @@ from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.engines.keras.source import check_given_callbacks
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run import resolve as default_place
-from horovod_spark_runner.run.resolve import ResolvedRun, StartingPoint, resolve_again
+from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
 
@@ -40,12 +41,12 @@ def test_a_default_place_is_nobodys_yet(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(time, "strftime", lambda _: "20261025-023000")
     for name in ("20261025-023000", "20261025-023000-3"):
         (tmp_path / "runs" / name).mkdir(parents=True)  # of another process
-    given = [default_place.default_place(True, "run_dir", "runs") for _ in range(2)]
-    assert given == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
+    places = [default_place.default_place(True, "run_dir", "runs") for _ in range(2)]
+    assert places == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
 
 
-def config(**given: Any) -> TrainingConfig:
-    return TrainingConfig(model_fn=len, feature_cols=["a"], label_cols=["y"], **given)
+def config(**arguments: Any) -> TrainingConfig:
+    return TrainingConfig(model_fn=len, feature_cols=["a"], label_cols=["y"], **arguments)
 
 
 def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
@@ -53,26 +54,26 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
 ) -> None:
     directory, engine = RunDirectory(str(tmp_path)), ModelSource().engine
 
-    def resolved(**given: Any) -> ResolvedRun:
+    def resolved(**arguments: Any) -> ResolvedRun:
         allotment: Any = SimpleNamespace(workers=1)
-        own = config(fit=FitOptions(lr_scaling="linear"), **given)
+        configuration = config(fit=FitOptions(lr_scaling="linear"), **arguments)
         return ResolvedRun(
             df="rows",
-            config=own,
+            config=configuration,
             model=ModelSource(),
             inputs=Binding(("a",)),
             outputs=Binding(("y",)),
             directory=directory,
             launch=LaunchSettings(1),
             allotment=allotment,
-            start=StartingPoint(None, (), own.fit, None, None),
+            start=StartingPoint(None, (), configuration.fit, None, None),
             seconds=0.0,
         )
 
     first = resolved()
     assert resolve_again(first) is first
-    begun = {"fit": {"lr_scaling": "sqrt"}}
-    info = CheckpointInfo(10, 1, [], "abc", [], engine, settings=begun)
+    started = {"fit": {"lr_scaling": "sqrt"}}
+    info = CheckpointInfo(10, 1, [], "abc", [], engine, settings=started)
     save_checkpoint(directory, info, {})
     now = resolve_again(first)
     assert now.checkpoint == info
@@ -85,7 +86,7 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"run_dir": ""}, "run_dir.*URL"),
         ({"run_dir": 3}, r"run_dir.*\b3"),
@@ -95,9 +96,9 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
         ({"initial_weights": ""}, "initial_weights"),
     ],
 )
-def test_a_configuration_that_is_invalid(given: dict[str, Any], message: str) -> None:
+def test_a_configuration_that_is_invalid(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        config(**given)
+        config(**arguments)
 
 
 def test_a_configuration_that_is_valid() -> None:
@@ -193,10 +194,10 @@ def test_names_that_do_not_tell_for_certain(
         by_name(names, None, available.split())
 
 
-@pytest.mark.parametrize("given", [5, "EarlyStopping", None, {1: 2}, {"a"}])
-def test_what_is_no_list_of_callbacks(given: Any) -> None:
+@pytest.mark.parametrize("value", [5, "EarlyStopping", None, {1: 2}, {"a"}])
+def test_what_is_no_list_of_callbacks(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
-        check_given_callbacks(given)
+        check_given_callbacks(value)
 
 
 def test_what_is_no_callback() -> None:
@@ -208,19 +209,27 @@ def test_what_is_no_callback() -> None:
 def test_callbacks_of_keras() -> None:
     keras: Any = pytest.importorskip("keras")
 
-    class Own(keras.callbacks.EarlyStopping):
+    class CustomCallback(keras.callbacks.EarlyStopping):
         pass
 
-    for given in ((), [], [Own()], (keras.callbacks.Callback(),), Own(), list, Own):
-        check_given_callbacks(given)
+    for callbacks in (
+        (),
+        [],
+        [CustomCallback()],
+        (keras.callbacks.Callback(),),
+        CustomCallback(),
+        list,
+        CustomCallback,
+    ):
+        check_given_callbacks(callbacks)
     with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
         check_given_callbacks([keras.callbacks.EarlyStopping])
 
 
-@pytest.mark.parametrize("given", [[int], int, "int", {1: int}, [("int", int)]])
-def test_what_is_no_dictionary_of_objects(given: Any) -> None:
+@pytest.mark.parametrize("value", [[int], int, "int", {1: int}, [("int", int)]])
+def test_what_is_no_dictionary_of_objects(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="custom_objects.*dict"):
-        check_objects(given)
+        check_objects(value)
 
 
 def test_objects_by_name() -> None:
@@ -228,7 +237,7 @@ def test_objects_by_name() -> None:
     assert check_objects({"int": int}) == {"int": int}
 
 
-GIVEN: dict[str, Any] = {
+ARGUMENTS: dict[str, Any] = {
     "feature_cols": ["x"],
     "label_cols": ["y"],
     "sample_weight_col": "w",
@@ -262,17 +271,17 @@ GIVEN: dict[str, Any] = {
 
 def test_every_argument_of_run_training_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list(inspect.signature(run_training).parameters.values())[2:]
-    assert GIVEN.keys() == {one.name for one in taken}
-    assert all(GIVEN[one.name] != one.default for one in taken)
+    assert ARGUMENTS.keys() == {one.name for one in taken}
+    assert all(ARGUMENTS[one.name] != one.default for one in taken)
 
     def stop(df: Any, config: TrainingConfig) -> None:
         raise InterruptedError(df, config)
 
     monkeypatch.setattr(api, "resolve", stop)
     with pytest.raises(InterruptedError) as caught:
-        run_training("frame", "model", **GIVEN)
-    df, own = caught.value.args
-    assert (df, own.model_fn) == ("frame", "model")
-    for name, value in GIVEN.items():
-        home = own if hasattr(own, name) else own.fit
+        run_training("frame", "model", **ARGUMENTS)
+    df, configuration = caught.value.args
+    assert (df, configuration.model_fn) == ("frame", "model")
+    for name, value in ARGUMENTS.items():
+        home = configuration if hasattr(configuration, name) else configuration.fit
         assert getattr(home, name) == value, name

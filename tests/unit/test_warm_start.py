@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from horovod_spark_runner.checkpoint.config_diff import check_same_engine
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.checkpoint.resume import check_same_engine
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
@@ -25,7 +25,7 @@ KERNEL = np.arange(9, dtype=np.float32).reshape(3, 3)
 OF = {KERAS: "Keras model", TORCH: "PyTorch module", "an.engine": "engine 'an.engine'"}
 
 
-def found(place: Path, engine: str) -> WarmStart:
+def warm_start_of(place: Path, engine: str) -> WarmStart:
     return read_warm_start(InitialWeights(place), engine, engine_named(engine).weights_formats)
 
 
@@ -65,7 +65,7 @@ LEAVERS = (leave_model_of_today, leave_run, leave_checkpoint)
 def test_a_run_of_the_same_engine(
     leave: Callable[[Path, str], Path], engine: str, tmp_path: Path
 ) -> None:
-    assert found(leave(tmp_path, engine), engine).paths == ("kernel",)
+    assert warm_start_of(leave(tmp_path, engine), engine).paths == ("kernel",)
 
 
 @pytest.mark.parametrize("leave", LEAVERS)
@@ -75,9 +75,9 @@ def test_a_run_of_another_engine_is_refused(
 ) -> None:
     # A Dense layer would take the kernel of a Linear one, which fits it transposed.
     place = leave(tmp_path, theirs)
-    said = f"{re.escape(str(place))}.*weights.*{OF[theirs]}.*{OF[ours]}"
-    with pytest.raises(ModelError, match=said):
-        found(place, ours)
+    pattern = f"{re.escape(str(place))}.*weights.*{OF[theirs]}.*{OF[ours]}"
+    with pytest.raises(ModelError, match=pattern):
+        warm_start_of(place, ours)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_format_of_another_engine_is_refused(
     (tmp_path / "saved" / "saved_model.pb").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=f"run directory.*{taken}.*{OF[engine]}"):
-        found(tmp_path / name, engine)
+        warm_start_of(tmp_path / name, engine)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +109,19 @@ def test_a_format_of_another_engine_is_refused(
     ],
 )
 def test_a_model_without_paths_has_none_to_go_by(engine: str, instead: str, tmp_path: Path) -> None:
-    given = InitialWeights(leave_model(tmp_path, engine), skip_mismatch=True)
+    weights = InitialWeights(leave_model(tmp_path, engine), skip_mismatch=True)
     with pytest.raises(ModelError, match=f"checkpoints.*{instead}"):
-        read_warm_start(given, engine, engine_named(engine).weights_formats)
+        read_warm_start(weights, engine, engine_named(engine).weights_formats)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="read"):
-        found(tmp_path / "none.keras", KERAS)
+        warm_start_of(tmp_path / "none.keras", KERAS)
 
 
 def test_a_run_is_resumed_by_its_own_engine() -> None:
     check_same_engine(checkpoint(TORCH), TORCH, "here")
     for theirs, ours in ((TORCH, KERAS), (KERAS, TORCH)):
-        said = f"here.*{OF[theirs]}.*{OF[ours]}"
-        with pytest.raises(RunDirectoryError, match=said):
+        pattern = f"here.*{OF[theirs]}.*{OF[ours]}"
+        with pytest.raises(RunDirectoryError, match=pattern):
             check_same_engine(checkpoint(theirs), ours, "here")

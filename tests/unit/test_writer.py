@@ -60,8 +60,8 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def newest_step(directory: RunDirectory) -> int | None:
-    found = newest_checkpoint(directory)
-    return None if found is None else found[1].step
+    newest = newest_checkpoint(directory)
+    return None if newest is None else newest[1].step
 
 
 def test_it_writes_one_after_the_other(directory: RunDirectory, make_writer: WriterMaker) -> None:
@@ -258,8 +258,8 @@ def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(
     writer, pauses = make_writer()
     directory.location.delete_folder()
     writer.submit(info(1), files())
-    told = r"step 1\b.*run_dir \S+/run\b.*deleted"
-    with pytest.raises(CheckpointError, match=rf"{told}.*lock\.json"):
+    pattern = r"step 1\b.*run_dir \S+/run\b.*deleted"
+    with pytest.raises(CheckpointError, match=rf"{pattern}.*lock\.json"):
         writer.wait()
     assert len(pauses) == 2
 

@@ -26,7 +26,7 @@ from types import ModuleType
 
 from ...errors import EnvironmentProblem, LaunchError, on_one_line
 from ...frameworks import FRAMEWORKS
-from ...pickling import Pickler, pickled
+from ...pickling import Pickler, pickle_value
 from ...quiet import quiet_imports
 from ...typed_json import parse
 from ..protocol.command import SPARK_FILES
@@ -260,7 +260,7 @@ def describe_failure(error: BaseException) -> Failure:
     """Return ``error`` as a value that survives this process."""
     name, message, text = describe_exception(error)
     try:
-        exception = pickled(error)
+        exception = pickle_value(error)
         pickle.loads(exception)  # some exceptions pickle but cannot be built again
     except Exception:
         exception = None

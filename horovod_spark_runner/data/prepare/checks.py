@@ -1,8 +1,8 @@
 """Check the values of a DataFrame; name the first invalid row.
 
-The rows are watched while they are written, at almost no cost: Spark observes sizes, and the
-Parquet footers tell nulls and what is not finite. Only if these show something is the DataFrame
-read once more, to say what it is and where.
+The rows are observed while they are written, at almost no cost: Spark observes sizes, and the
+Parquet footers have nulls and whether all is finite. Only if these show a fault, the DataFrame is
+read once more to locate it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError
-from .columns import SPARK_TYPES, Source, elements, expression, sizes
+from .columns import SPARK_TYPES, Layout, Source, elements, expression, sizes
 from .schema import quoted
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Columns of a row that are shown of it, and characters of each.
+# Columns of a row that messages show, and characters of each.
 _SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
-# Elements of an array by which a row is found, at most.
+# Elements of the largest array by which a row is located.
 _COMPARED = 4096
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Where a condition holds in a DataFrame.
+    """Rows of a DataFrame in which a condition holds.
 
     Attributes:
         rows: rows of the DataFrame.
@@ -51,7 +51,7 @@ class Matches:
         return f"row {self.row}" + (f" ({values})" if values else "")
 
 
-def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
+def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
     """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -85,8 +85,8 @@ def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
     return Matches(before, sum(part["count"] for part in parts), row, shown)
 
 
-def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
-    """Add to an error of a stored row which row of the DataFrame that is, if it can be found."""
+def add_row_number(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
+    """Add to an error of a stored row its number in the DataFrame, if it can be located."""
     from pyspark.sql import functions as F
 
     condition = F.lit(True)
@@ -103,26 +103,26 @@ def name_row(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> N
             if isinstance(value, list):
                 wanted = F.lit(np.ravel(value).tolist()).cast(f"array<{kind}>")
             condition &= stored.eqNullSafe(wanted)
-    found = locate(frame, condition)
-    if found.count:
-        others = f", the first of {found.count} alike" if found.count > 1 else ""
-        error.args = (f"{error}; in the DataFrame it is {found.describe()}{others}",)
+    matches = _locate(frame, condition)
+    if matches.count:
+        others = f", the first of {matches.count} equal ones" if matches.count > 1 else ""
+        error.args = (f"{error}; in the DataFrame it is {matches.describe()}{others}",)
 
 
 def _shown_columns(frame: DataFrame) -> list[str]:
-    """Return the columns by which a row is recognised: the first that hold one short value."""
+    """Return the columns that identify a row in messages: the first with one short value."""
     short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
     names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
-    known = [name.lower() for name in frame.columns]
-    return [name for name in names if known.count(name.lower()) == 1][:_SHOWN_COLUMNS]
+    lower_names = [name.lower() for name in frame.columns]
+    return [name for name in names if lower_names.count(name.lower()) == 1][:_SHOWN_COLUMNS]
 
 
-# Bytes of a value's beginning that tell what it is.
-HEAD_BYTES = 16
+# Bytes at a value's beginning that identify its encoding.
+_HEAD_BYTES = 16
 # Regular expressions on the beginning in hexadecimal, two digits per byte, in which Java and Python
 # agree. "npy" and "npz" are NumPy's own formats, in which Petastorm's NdarrayCodec and
 # CompressedNdarrayCodec write.
-SIGNATURES = {
+_SIGNATURES = {
     "image": "|".join(
         (
             "89504E470D0A1A0A",  # PNG
@@ -139,8 +139,8 @@ SIGNATURES = {
     "npy": "934E554D5059",
     "npz": "504B0304",
 }
-# What values of an encoding are called in messages.
-TITLES = {
+# Names of an encoding's values in messages.
+_TITLES = {
     "image": "PNG, JPEG, GIF, WebP, BMP or TIFF images",
     "npy": "npy arrays",
     "npz": "npz arrays",
@@ -148,23 +148,23 @@ TITLES = {
 
 
 def encoding_of(data: bytes) -> str:
-    """Return the encoding that ``data`` begin like; ``"raw"`` if like none."""
-    head = data[:HEAD_BYTES].hex().upper()
-    return next((e for e, start in SIGNATURES.items() if re.match(start, head)), "raw")
+    """Return the encoding whose signature ``data`` begin with; ``"raw"`` if none."""
+    head = data[:_HEAD_BYTES].hex().upper()
+    return next((e for e, start in _SIGNATURES.items() if re.match(start, head)), "raw")
 
 
-# How the message begins that there are none.
+# Beginning of the message about missing rows.
 NO_ROWS = "there are no rows"
 _FLOAT32_MAX = 3.4028234663852886e38
 _UNSTEADY = (
-    "the DataFrame gives other rows each time (random numbers without a seed, a source that "
+    "the DataFrame returns other rows each time (random numbers without a seed, a source that "
     "changes): write it to files, or cache it (df.cache), and train on those rows"
 )
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What the footers of a dataset tell of one column.
+    """Facts about one column in the footers of a dataset.
 
     Attributes:
         nulls: null values, null elements and empty arrays; ``None`` if unknown.
@@ -179,22 +179,8 @@ class Footer:
     minimum: float | None = None
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a column's values lie in the Parquet files.
-
-    Attributes:
-        sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
-        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
-            ``""`` for numbers and strings.
-    """
-
-    sizes: tuple[int, ...] = ()
-    encoding: str = ""
-
-
 def observations(sources: Sequence[Source]) -> list[SparkColumn]:
-    """Return what to observe of ``sources`` in their stored form."""
+    """Return the observations of ``sources`` in their stored form."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -204,12 +190,12 @@ def observations(sources: Sequence[Source]) -> list[SparkColumn]:
             columns += [
                 F.min(F.length(column)).alias(f"min{number}_1"),
                 F.max(F.length(column)).alias(f"max{number}_1"),
-                # Footers leave out what they know of columns of long values.
+                # Footers lack statistics of columns with long values.
                 F.count_if(column.isNull()).alias(f"null{number}"),
             ]
             columns += [
                 F.count_if(_begins(column, encoding)).alias(f"{encoding}{number}")
-                for encoding in SIGNATURES
+                for encoding in _SIGNATURES
             ]
         elif levels(source) == 1:
             columns += [
@@ -234,17 +220,17 @@ def _holds_null(source: Source) -> SparkColumn:
 
 
 def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
-    """Return what to observe of nested arrays among ``sources``, as they are given."""
+    """Return the observations of nested arrays among ``sources``, before they are stored."""
     from pyspark.sql import functions as F
 
     columns = []
     for number, source in enumerate(sources):
         if levels(source) > 1:
             for level in range(1, levels(source) + 1):
-                found = sizes(source, level)
+                lengths = sizes(source, level)
                 columns += [
-                    F.min(F.array_min(found)).alias(f"min{number}_{level}"),
-                    F.max(F.array_max(found)).alias(f"max{number}_{level}"),
+                    F.min(F.array_min(lengths)).alias(f"min{number}_{level}"),
+                    F.max(F.array_max(lengths)).alias(f"max{number}_{level}"),
                 ]
     return columns
 
@@ -262,14 +248,14 @@ def check_values(
     *,
     allow_nan: bool = False,
 ) -> dict[str, Layout]:
-    """Return how the values of every column lie.
+    """Check the values of every column, and return their layouts.
 
     Args:
         sources: the columns.
-        facts: what was observed while they were written.
-        footers: what the footers tell of each.
-        frame: the DataFrame, to find the first faulty row in.
-        allow_nan: let NaN and infinite values pass.
+        facts: the observations while they were written.
+        footers: the footers' facts about each.
+        frame: the DataFrame, to locate the first faulty row.
+        allow_nan: allow NaN and infinite values.
 
     Raises:
         DataError: there are no rows, nulls, values that are not finite or do not fit their type,
@@ -283,28 +269,30 @@ def check_values(
         negative = facts.get(f"negative{number}", 0)
         if nulls != 0 or negative or not (footer.finite or allow_nan):
             for fault in _faults(source, allow_nan):
-                _raise_if_found(frame, source, fault)
-            _raise_if_known(source, nulls, negative, footer.infinite and not allow_nan)
+                _refuse_fault(frame, source, fault)
+            _refuse_recorded_faults(source, nulls, negative, footer.infinite and not allow_nan)
     return {
         source.name: _layout(number, source, facts, frame) for number, source in enumerate(sources)
     }
 
 
-def _raise_if_known(source: Source, nulls: int | None, negative: int, infinite: bool) -> None:
-    """Refuse faults that were written, of which the rows show none when they are computed again."""
+def _refuse_recorded_faults(
+    source: Source, nulls: int | None, negative: int, infinite: bool
+) -> None:
+    """Refuse faults that were written, but do not occur when the rows are computed again."""
     empty = ", null elements or empty arrays" if source.kind == "array" else ""
-    # What does not fit was written as null among integers, as infinite among real numbers.
+    # Values that do not fit were written as null in integers, as infinite in floats.
     unfit = f", or too large for {source.dtype}"
     real = source.dtype.startswith("float")
     whole = not (real or source.is_text or source.kind == "binary")
-    found = [
+    faults = [
         *([f"{nulls} values that are null{empty}{unfit if whole else ''}"] if nulls else []),
         *([f"{negative} negative sample weights"] if negative else []),
         *([f"values that are NaN or infinite{unfit if real else ''}"] if infinite else []),
     ]
-    if found:
+    if faults:
         raise DataError(
-            f"column {source.name!r} had {' and '.join(found)} when the rows were written, but "
+            f"column {source.name!r} had {' and '.join(faults)} when the rows were written, but "
             f"none when they were computed again to find them; {_UNSTEADY}"
         )
 
@@ -331,19 +319,19 @@ def _encoding(
     number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
 ) -> str:
     rows = facts["rows"]
-    for encoding in SIGNATURES:
+    for encoding in _SIGNATURES:
         count = facts[f"{encoding}{number}"]
         if count == rows:
             return encoding
-        if count and 2 * count > rows:  # it is meant to be, but some are not
+        if count and 2 * count > rows:  # most rows are
             fault = _Fault(
-                f"values that are no {TITLES[encoding]}, as {count} rows are,",
+                f"values that are no {_TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
-            _raise_if_found(frame, source, fault)
+            _refuse_fault(frame, source, fault)
             raise DataError(
-                f"column {source.name!r} had {rows - count} values that are no {TITLES[encoding]} "
+                f"column {source.name!r} had {rows - count} values that are no {_TITLES[encoding]} "
                 f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
             )
     return "raw"
@@ -354,9 +342,9 @@ class _Fault:
     """A fault that values of a column may have.
 
     Attributes:
-        title: what they are, after "has 3 …".
+        title: the values' description, after "has 3 …".
         advice: what to do.
-        condition: true for rows that have it.
+        condition: true for faulty rows.
     """
 
     title: str
@@ -453,8 +441,8 @@ class _NotEncoded:
 def _begins(column: SparkColumn, encoding: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
-    head = F.hex(F.substring(column, 1, HEAD_BYTES))
-    return head.rlike(f"^(?:{SIGNATURES[encoding]})")
+    head = F.hex(F.substring(column, 1, _HEAD_BYTES))
+    return head.rlike(f"^(?:{_SIGNATURES[encoding]})")
 
 
 def _byte_size(source: Source) -> SparkColumn:
@@ -471,20 +459,20 @@ def _ragged(
     level: int,
     what: str,
 ) -> DataError:
-    """Return the error for rows of differing sizes: the first that is not as the first row is."""
+    """Return the error for rows of differing sizes, with the first that differs from row 0."""
     from pyspark.sql import functions as F
 
     low, high = facts[f"min{number}_{level}"], facts[f"max{number}_{level}"]
     unit = "bytes" if source.kind == "binary" else "elements"
     where = ""
     if frame is not None:
-        found = _byte_size(source) if source.kind == "binary" else sizes(source, level)
-        first = frame.select(found).first()
+        lengths = _byte_size(source) if source.kind == "binary" else sizes(source, level)
+        first = frame.select(lengths).first()
         head = first[0] if first is not None else [low]
         if min(head) != max(head):
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
-            other = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            other = _locate(frame, F.exists(lengths, lambda size: size != F.lit(head[0])))
             where = f"; row 0 has {head[0]}, {other.describe()} does not"
             if not other.count:
                 where = f" when written, and {head[0]} when computed again; {_UNSTEADY}"
@@ -494,10 +482,10 @@ def _ragged(
     )
 
 
-def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
+def _refuse_fault(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
     if frame is None:
         raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
-    faulty = locate(frame, fault.condition(source))
+    faulty = _locate(frame, fault.condition(source))
     if faulty.count:
         raise DataError(
             f"column {source.name!r} has {faulty.count} {fault.title} in {faulty.rows} rows, first "

@@ -1,4 +1,4 @@
-"""From what `run_training` was given as data to the datasets the ranks read."""
+"""Prepare datasets: from the data of `run_training` to those that the ranks read."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from ...cluster.spark.session import active_session, check_is_frame, classic_con
 from ...config.data import DataOptions
 from ...errors import DataError, EnvironmentProblem, RunDirectoryError
 from ...storage.filesystem import Location
-from ...storage.paths import without_secrets
+from ...storage.paths import redact_url
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
-from .checks import NO_ROWS, encoding_of, name_row
-from .columns import sources_of
-from .footers import STREAM_LOG, parquet_files, read_metadata
-from .layout import missing_image_shape
-from .materialize import DataRequest, Materialized, materialize
-from .parquet import open_parquet
+from .checks import NO_ROWS, add_row_number, encoding_of
+from .columns import DataRequest, missing_image_shape, sources_of
+from .materialize import Materialized, materialize
+from .parquet import STREAM_LOG, open_parquet, parquet_files, read_metadata
 from .schema import Roles, check_named, quoted
 from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Spark setting that names the cache directory where `data_dir` is not given.
+# Spark setting of the cache directory, if `data_dir` is not set.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that are ready to be read.
+    """Datasets that can be read.
 
     Attributes:
         train: the training rows.
         validation: the validation rows.
-        reused: whether rows were there already and nothing was written.
+        reused: whether all existed already and nothing was written.
     """
 
     train: Manifest
@@ -81,17 +79,17 @@ def frame_of(data: Any) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     place, spark = Location(data), active_session()
-    check_spark_reaches(spark, place)
-    found = parquet_files(place)
-    if found.log != STREAM_LOG:  # which Spark reads
-        found.check_all_count("read the table with Spark, and train on the DataFrame")
-        if not found.files:
+    _check_spark_reaches(spark, place)
+    files = parquet_files(place)
+    if files.log != STREAM_LOG:  # which Spark reads
+        files.check_all_count("read the table with Spark, and train on the DataFrame")
+        if not files.files:
             raise DataError(f"{place} holds no Parquet files")
-        # What Spark says of other files is long.
-        read_metadata(found.folder.join(found.files[0].name))
+        # Spark's message about other files is long.
+        read_metadata(files.folder.join(files.files[0].name))
     reader = spark.read
-    if found.partitions is None and not found.log:
-        # Spark leaves files in folders of such names out, unless told so.
+    if files.partitions is None and not files.log:
+        # By default, Spark skips files in folders of such names.
         reader = reader.option("recursiveFileLookup", "true")
     try:
         return reader.parquet(place.spark_url)
@@ -100,31 +98,30 @@ def frame_of(data: Any) -> DataFrame:
 
 
 def check_has_an_end(frame: DataFrame, use: str) -> None:
-    """Check that a DataFrame is no stream.
+    """Check that a DataFrame is not a stream.
 
     Args:
         frame: the DataFrame.
-        use: what is to be done with it.
+        use: its intended use, for the message.
 
     Raises:
-        DataError: it is one.
+        DataError: it is a stream.
     """
     if frame.isStreaming:
         raise DataError(
-            f"a streaming DataFrame cannot be {use}, as its rows have no end; take those of a "
-            "batch, stream.writeStream.foreachBatch(…), or read where they come from with "
-            "spark.read"
+            f"a streaming DataFrame cannot be {use}, as its rows have no end; use those of a "
+            "batch, stream.writeStream.foreachBatch(…), or read their source with spark.read"
         )
 
 
-def check_spark_reaches(spark: SparkSession, place: Location) -> None:
-    """Check that Spark's own side has the file system of ``place``; Python's side is another.
+def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
+    """Check that Spark's JVM has the file system of ``place``; Python has another client.
 
     Raises:
-        EnvironmentProblem: Spark's side does not have it, or cannot name files there.
+        EnvironmentProblem: the JVM does not have it, or cannot name files there.
     """
     context = classic_context(spark)
-    if context is None:  # Spark Connect does not tell
+    if context is None:  # unknown on Spark Connect
         return
     from py4j.protocol import Py4JJavaError
 
@@ -134,7 +131,7 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
         except Py4JJavaError as error:
             raise EnvironmentProblem(
                 f"Spark cannot name files in {place}: {error.java_exception.toString()}. Its Java "
-                "knows the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
+                "supports the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
                 "session is made, or choose a path in ASCII"
             ) from error
         return
@@ -150,11 +147,11 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
 
 
 def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = None) -> None:
-    """Check all that the schema shows.
+    """Check the data as far as the schema allows.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         validation: which rows to validate with; see `run_training`.
 
@@ -188,68 +185,68 @@ def _check_image_shapes(frame: DataFrame, roles: Roles, options: DataOptions) ->
             raise missing_image_shape(name)
 
 
-def name_faulty_row(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
-    """Add to an error of a rank which row of the data cannot be read.
+def add_faulty_row_number(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
+    """Add to an error of a rank the number of the row that cannot be read.
 
     Args:
-        error: what the rank told.
+        error: the rank's error.
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how they were prepared.
     """
     if error.row:
-        # Whatever keeps the rows from being computed again, the error itself counts.
+        # If the rows cannot be computed again, the error itself is enough.
         with contextlib.suppress(Exception):
             frame = frame_of(data)
-            name_row(error, frame, sources_of(frame, roles, options.dtypes))
+            add_row_number(error, frame, sources_of(frame, roles, options.dtypes))
 
 
-def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
-    """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
-    given = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
-    folder = Location(given) if given else own
-    check_spark_reaches(spark, folder)
+def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession) -> Location:
+    """Return the folder of the data: ``data_dir``, Spark's setting, or in the run directory."""
+    directory = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
+    folder = Location(directory) if directory else run_folder
+    _check_spark_reaches(spark, folder)
     return folder
 
 
 @contextlib.contextmanager
-def prepared(
-    data: Any, roles: Roles, options: DataOptions, validation: Any, own: Location, seed: int
+def prepare_datasets(
+    data: Any, roles: Roles, options: DataOptions, validation: Any, run_folder: Location, seed: int
 ) -> Iterator[Prepared]:
-    """Yield the datasets, written now or found; afterwards delete what is not to be kept.
+    """Yield the datasets, written now or reused; delete those that are not kept afterwards.
 
     In a cache directory, data stay for other runs until they are cleared, unless ``keep_data`` is
-    false. In the run directory (``own``) they stay until the run has succeeded, so that one that
-    failed goes on without writing them again.
+    false. In the run directory they stay until the run has succeeded, so that a failed one resumes
+    without writing them again.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         validation: which rows to validate with; see `run_training`.
-        own: folder of the run itself.
+        run_folder: the run's own folder for data.
         seed: seed of the split.
 
     Raises:
         DataError: the values cannot be trained on.
     """
-    with stored(data, roles, options, own) as storing:
-        place = without_secrets(str(storing.folder))
+    with track_datasets(data, roles, options, run_folder) as tracked:
+        place = redact_url(str(tracked.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
-            found = _prepare(data, roles, options, validation, storing, seed)
-        storing.ready = True
-        yield found
+            datasets = _prepare(data, roles, options, validation, tracked, seed)
+        tracked.ready = True
+        yield datasets
 
 
 @dataclass
-class Storing:
-    """Datasets as they are prepared.
+class TrackedDatasets:
+    """Datasets in preparation.
 
     Attributes:
-        folder: where they go.
-        request: how they are made.
-        made: those that are there, written now or found.
-        ready: whether all are there, and can be trained on.
+        folder: their folder.
+        request: the request for them.
+        made: the finished ones, written now or reused.
+        ready: whether all are finished, and can be trained on.
     """
 
     folder: Location
@@ -259,37 +256,39 @@ class Storing:
 
 
 @contextlib.contextmanager
-def stored(data: Any, roles: Roles, options: DataOptions, own: Location) -> Iterator[Storing]:
-    """Yield where datasets go and how they are made, to be filled in; see `prepared`.
+def track_datasets(
+    data: Any, roles: Roles, options: DataOptions, run_folder: Location
+) -> Iterator[TrackedDatasets]:
+    """Yield a `TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
 
-    Those that were made are deleted in the end, if they are not to be kept.
+    They are deleted at the end, if they are not kept.
     """
-    folder = data_folder(options, own, session_of(data))
-    shared = str(folder) != str(own)
+    folder = data_folder(options, run_folder, session_of(data))
+    shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
-    # What is deleted at the end must not be another run's.
-    storing = Storing(folder, _request(roles, options, reuse=keep or not shared))
-    if not shared:  # nobody else writes there: what has no manifest is of a call that was killed
+    # A dataset that is deleted at the end must not be another run's.
+    tracked = TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
+    if not shared:  # nobody else writes there: incomplete ones are of a killed call
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
-        yield storing
+        yield tracked
     except BaseException as error:
         if not shared:
-            # Whatever ended the run, a checkpoint may go on from its rows, but none from rows that
-            # were refused just now, for what they are or for being others than before.
+            # A checkpoint may be resumed with these rows, unless they were refused just now: they
+            # are invalid, or others than before.
             refused = isinstance(error, RunDirectoryError) or (
-                isinstance(error, DataError) and not storing.ready
+                isinstance(error, DataError) and not tracked.ready
             )
-            storing.made = [one for one in storing.made if refused and not one.reused]
+            tracked.made = [one for one in tracked.made if refused and not one.reused]
         raise
     finally:
         if not keep:
-            for one in storing.made:
+            for one in tracked.made:
                 delete_dataset(one.manifest, quietly=True)
 
 
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
-    """Return the dataset of all rows, in ``folder`` or, for Parquet files, where they are.
+    """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
     Raises:
         DataError: the values cannot be read.
@@ -299,8 +298,8 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
     return direct or materialize(frame_of(data), request, folder).manifest
 
 
-def lies_ready(data: Any, roles: Roles, options: DataOptions) -> bool:
-    """Tell whether all rows can be read where they lie, and nothing is written.
+def is_readable_in_place(data: Any, roles: Roles, options: DataOptions) -> bool:
+    """Return whether all rows can be read in place, so that nothing is written.
 
     Raises:
         DataError: they are Parquet files whose values cannot be read.
@@ -320,10 +319,10 @@ def _prepare(
     roles: Roles,
     options: DataOptions,
     validation: Any,
-    storing: Storing,
+    tracked: TrackedDatasets,
     seed: int,
 ) -> Prepared:
-    direct, folder, request = None, storing.folder, storing.request
+    direct, folder, request = None, tracked.folder, tracked.request
     if _is_place(data) and not isinstance(validation, (str, int, float)):
         direct = open_parquet(Location(data), request)
     reused: list[bool] = []
@@ -334,11 +333,11 @@ def _prepare(
             if part == "train" and direct is not None:
                 parts.append(direct)
             elif frame is not None:
-                found = _materialize_part(frame, request, folder, part, validation)
-                storing.made.append(found)
-                parts.append(found.manifest)
-                reused.append(found.reused)
-    held_out = like(parts[1], parts[0]) if len(parts) > 1 else None
+                dataset = _materialize_part(frame, request, folder, part, validation)
+                tracked.made.append(dataset)
+                parts.append(dataset.manifest)
+                reused.append(dataset.reused)
+    held_out = match_columns(parts[1], parts[0]) if len(parts) > 1 else None
     return Prepared(parts[0], held_out, all(reused))
 
 
@@ -360,17 +359,17 @@ def _materialize_part(
         raise DataError(f"{part} rows (validation={name}): {text}") from error
 
 
-def like(
+def match_columns(
     rows: Manifest,
     first: Manifest,
     names: tuple[str, str] = ("the validation rows", "the training rows"),
 ) -> Manifest:
-    """Return ``rows`` if its columns are those of ``first``.
+    """Return ``rows`` with the columns of ``first``, if they are the same.
 
     Args:
         rows: a dataset.
-        first: the one whose types count for both.
-        names: what the two are called in a message.
+        first: the dataset whose types hold for both.
+        names: names of the two in a message.
 
     Raises:
         DataError: its columns are others.
@@ -381,7 +380,7 @@ def like(
             theirs.encoding,
             theirs.is_text,  # numbers can be cast to objects, which strings are
         )
-        # Other sizes of numbers are read as those of the training rows, and have to fit.
+        # Numbers of other sizes are read as those of the training rows, and have to fit.
         fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
         if not same or not (fits or ours.is_encoded):
             raise DataError(
@@ -390,9 +389,9 @@ def like(
     return replace(rows, columns=first.columns)
 
 
-# Parquet files whose footers are read for that, at most.
+# Most Parquet files whose footers are read to count rows.
 _MOST_FILES = 16
-# Plan nodes that give as many rows as they get.
+# Plan nodes that keep the number of rows.
 _SAME_ROWS = {
     *("Project", "SubqueryAlias", "View", "Sort", "Window", "Repartition"),
     *("RepartitionByExpression", "LogicalRelation"),
@@ -400,41 +399,41 @@ _SAME_ROWS = {
 
 
 def rows_to_write(data: Any, validation: Any) -> int | None:
-    """Return how many rows are to be written of what `run_training` was given, for people.
+    """Return how many rows will be written of `run_training`'s data, for the progress display.
 
     Args:
         data: a DataFrame, or the place of Parquet files.
         validation: which rows to validate with; see `run_training`.
 
     Returns:
-        The number; ``None`` where only computing the rows, or reading many files, would tell.
+        The number; ``None`` if that needs the rows to be computed, or many files to be read.
     """
     frames = [data]
     if validation is not None and not isinstance(validation, (str, int, float)):
         frames.append(validation)
     total = 0
     for frame in frames:
-        count = known_rows(frame_of(frame))
+        count = _count_from_footers(frame_of(frame))
         if count is None:
             return None
         total += count
     return total
 
 
-def known_rows(frame: DataFrame) -> int | None:
-    """Return how many rows a frame has, if few Parquet footers tell."""
+def _count_from_footers(frame: DataFrame) -> int | None:
+    """Return how many rows a frame has, if a few Parquet footers suffice."""
     if classic_context(frame.sparkSession) is None:
         return None  # Spark Connect shows no plan
-    # Nothing depends on it: what Spark or a storage cannot tell is not known.
+    # For display only: any error means unknown.
     with contextlib.suppress(Exception):
         execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
         if _reads_rows_of_files(execution.analyzed()):
-            return _in_footers(frame.inputFiles())
+            return _sum_footers(frame.inputFiles())
     return None
 
 
 def _reads_rows_of_files(plan: Any) -> bool:
-    """Tell whether a plan gives the rows of the Parquet files that it reads, all of them once."""
+    """Return whether a plan returns all rows of the Parquet files that it reads, once each."""
     while True:
         if plan.getClass().getSimpleName() not in _SAME_ROWS:
             return False
@@ -444,7 +443,7 @@ def _reads_rows_of_files(plan: Any) -> bool:
         plan = children.apply(0)
 
 
-def _in_footers(files: list[str]) -> int | None:
+def _sum_footers(files: list[str]) -> int | None:
     if not 0 < len(files) <= _MOST_FILES:
         return None
     return sum(int(read_metadata(Location(file))[0].num_rows) for file in files)

@@ -1,8 +1,8 @@
-"""Fingerprint of a DataFrame, made without computing its rows.
+"""Fingerprint of a DataFrame, without computing its rows.
 
-That can be told only of a plan that reads files and computes from them by Spark's own
-deterministic expressions. Of any other (rows from memory, user functions, the current time) it
-cannot, and its contents are compared instead (see `horovod_spark_runner.data.prepare.materialize`).
+Only plans that read files and use Spark's own deterministic expressions have one. For others (rows
+from memory, user functions, the current time) the contents are compared instead, see
+`horovod_spark_runner.data.prepare.materialize`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ...storage.filesystem import Location
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Plan nodes whose result is a function of what they read, in whatever order it comes.
+# Plan nodes whose result is a function of their input, in any order.
 _NODES = {
     *("Project", "Filter", "Join", "Aggregate", "Union", "SubqueryAlias", "View", "Distinct"),
     *("Sort", "Repartition", "RepartitionByExpression", "Window", "Generate", "Expand"),
     "LogicalRelation",
 }
-# Expressions that look deterministic to Spark, but depend on code or on when they are computed.
+# Expressions that look deterministic to Spark, but depend on code or on the time.
 _OPAQUE = re.compile(
     r"UDT?F|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
 )
-# What lists files of which all rows count. Tables of Delta Lake and the like are read by the same
-# plan, and rows of theirs can go while the files stay as they were.
-_OWN_INDEX = "org.apache.spark.sql.execution."
-# Settings of the session by which the same plan gives other rows of the same files.
+# File indexes all of whose rows count. Tables such as Delta Lake's are read by the same plan, but
+# can lose rows while their files are unchanged.
+_SPARK_INDEX = "org.apache.spark.sql.execution."
+# Session settings that change the rows of the same plan and files.
 _SETTINGS = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
@@ -43,7 +43,7 @@ _SETTINGS = (
     "spark.sql.files.ignoreMissingFiles",
 )
 
-# A setting of the session is changed while a plan becomes text: one plan at a time.
+# Converting a plan to text changes a session setting: one plan at a time.
 _lock = threading.Lock()
 
 
@@ -51,8 +51,8 @@ def source_fingerprint(frame: DataFrame) -> str:
     """Return the identity of ``frame``'s plan and of the files it reads, or ``""``.
 
     It changes with the plan, with the path, size and time of change of every input file, and with
-    the session's settings that matter to expressions. ``""`` says that the contents cannot be
-    told from the plan.
+    the session's settings that affect expressions. ``""`` means that the plan does not determine
+    the contents.
     """
     if classic_context(frame.sparkSession) is None:
         return ""  # Spark Connect shows no plan
@@ -61,10 +61,10 @@ def source_fingerprint(frame: DataFrame) -> str:
     text = _plan_text(frame, plan)
     if not plan.deterministic() or not is_reproducible(text):
         return ""
-    # Neither leaves nor input files are those of plans within expressions.
+    # Leaves and input files do not include those of subqueries.
     if not plan.subqueriesAll().isEmpty():
         return ""
-    # What is cached was read at another time than the files now are of.
+    # Cached rows may be of earlier files.
     relations = _relations(execution.withCachedData())
     files = _file_facts(frame.inputFiles())
     if relations is None or files is None:
@@ -74,7 +74,7 @@ def source_fingerprint(frame: DataFrame) -> str:
 
 
 def is_reproducible(plan: str) -> bool:
-    """Tell whether a plan, as JSON, computes the same from the same files every time. Pure."""
+    """Return whether a plan, as JSON, always computes the same from the same files. Pure."""
     names = {name.rpartition(".")[2] for name in re.findall(r'"class":"([^"]+)"', plan)}
     nodes = {
         name.rpartition(".")[2]
@@ -85,9 +85,9 @@ def is_reproducible(plan: str) -> bool:
 
 
 def _plan_text(frame: DataFrame, plan: Any) -> str:
-    """Return the plan without what differs from one session to the next.
+    """Return the plan without the parts that differ between sessions.
 
-    Spark's JSON leaves some fields out, its text shows them but no types: both count.
+    Spark's JSON lacks some fields, its text lacks types: both are used.
     """
     canonical = plan.canonicalized()
     session = frame.sparkSession
@@ -106,8 +106,8 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
 
 
 def _relations(plan: Any) -> list[list[str]] | None:
-    """Return how the plan's files are read; ``None`` if they do not tell its rows."""
-    found = []
+    """Return how the plan's files are read; ``None`` if they do not determine its rows."""
+    relations = []
     leaves = plan.collectLeaves()
     for number in range(leaves.size()):
         leaf = leaves.apply(number)
@@ -116,16 +116,16 @@ def _relations(plan: Any) -> list[list[str]] | None:
         relation = leaf.relation()
         if relation.getClass().getSimpleName() != "HadoopFsRelation":
             return None
-        if not relation.location().getClass().getName().startswith(_OWN_INDEX):
+        if not relation.location().getClass().getName().startswith(_SPARK_INDEX):
             return None
-        found.append(
+        relations.append(
             [
                 relation.fileFormat().getClass().getName(),
                 relation.schema().json(),
                 *sorted(_scala_map(relation.options())),
             ]
         )
-    return found
+    return relations
 
 
 def _scala_map(values: Any) -> list[str]:
@@ -138,7 +138,7 @@ def _scala_map(values: Any) -> list[str]:
 
 
 def _file_facts(urls: list[str]) -> list[list[Any]] | None:
-    """Return path, size and time of files; ``None`` if not all of that is known."""
+    """Return path, size and time of files; ``None`` if any is unknown."""
     facts = []
     for url in sorted(urls):
         try:

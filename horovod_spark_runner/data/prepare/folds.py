@@ -1,7 +1,7 @@
-"""One DataFrame split in several ways, as for cross-validation, and every row written once.
+"""Folds of a DataFrame, as for cross-validation, with every row written once.
 
-The rows that all splits treat alike are a dataset of their own; what a split trains on, and what it
-validates with, are several of these put together.
+Rows that all splits treat equally form one dataset. A split's training rows and validation rows are
+unions of such datasets.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from ...config.data import DataOptions
 from ...errors import DataError
 from ...storage.filesystem import Location
 from ..manifest import Manifest, RowGroup
-from .datasets import Prepared, frame_of, like, stored
-from .materialize import joined_checksum, materialize
+from .datasets import Prepared, frame_of, match_columns, track_datasets
+from .materialize import join_checksums, materialize
 from .schema import Roles
-from .split import computed_once, indicator
+from .split import cache_rows, validation_condition
 
 
 @contextlib.contextmanager
-def prepared_folds(
-    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], own: Location
+def prepare_folds(
+    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], run_folder: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
-    """Yield the datasets of each split; afterwards delete what is not to be kept.
+    """Yield the datasets of each split; delete those that are not kept afterwards.
 
     Args:
         data: a DataFrame, or the path of Parquet files.
-        roles: the columns and their parts.
+        roles: the columns and their roles.
         options: how to prepare them.
         indicators: for each split, the column that is true for its validation rows.
-        own: folder for what is written, if there is no cache directory.
+        run_folder: folder for the datasets, if there is no cache directory.
 
     Raises:
         DataError: the values cannot be trained on, or a split leaves no rows to one side.
     """
-    with stored(data, roles, options, own) as storing:
+    with track_datasets(data, roles, options, run_folder) as tracked:
         # The parts come from the same rows even if the frame is not deterministic.
-        with computed_once(frame_of(data)) as frame:
-            flags = [indicator(frame, name) for name in indicators]
-            found = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
+        with cache_rows(frame_of(data)) as frame:
+            flags = [validation_condition(frame, name) for name in indicators]
+            distinct = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
             parts: dict[tuple[bool, ...], Manifest] = {}
             reused = True
-            for kind in sorted(tuple(row) for row in found.collect()):
+            for kind in sorted(tuple(row) for row in distinct.collect()):
                 rows = frame
                 for flag, wanted in zip(flags, kind, strict=True):
                     rows = rows.filter(flag if wanted else ~flag)
-                one = materialize(rows, storing.request, storing.folder)
-                storing.made.append(one)
+                one = materialize(rows, tracked.request, tracked.folder)
+                tracked.made.append(one)
                 parts[kind] = one.manifest
                 reused = reused and one.reused
         splits: dict[str | None, Prepared] = {
             name: _split(parts, number, name, reused=reused)
             for number, name in enumerate(indicators)
         }
-        storing.ready = True
+        tracked.ready = True
         yield splits
 
 
@@ -69,12 +69,12 @@ def _split(
     """Return both sides of a split.
 
     Raises:
-        DataError: one has no rows, or other columns than the other.
+        DataError: one has no rows, or their columns differ.
     """
     train = _side(parts, number, name, wanted=False)
     held_out = _side(parts, number, name, wanted=True)
     try:
-        return Prepared(train, like(held_out, train), reused)
+        return Prepared(train, match_columns(held_out, train), reused)
     except DataError as error:
         raise DataError(f"validation={name!r}: {error}") from error
 
@@ -82,28 +82,28 @@ def _split(
 def _side(
     parts: Mapping[tuple[bool, ...], Manifest], number: int, name: str, *, wanted: bool
 ) -> Manifest:
-    """Return the rows for which a split's indicator is as ``wanted``."""
+    """Return the rows whose indicator is ``wanted``."""
     chosen = [part for kind, part in parts.items() if kind[number] is wanted]
     side = "validation" if wanted else "train"
     if not chosen:
         raise DataError(f"{side} rows (validation={name!r}): there are no rows")
     try:
-        return united(chosen)
+        return _unite(chosen)
     except DataError as error:
         raise DataError(f"{side} rows (validation={name!r}): {error}") from error
 
 
-def united(parts: Sequence[Manifest]) -> Manifest:
-    """Return several datasets, written below the same folder, as one. Pure.
+def _unite(parts: Sequence[Manifest]) -> Manifest:
+    """Return the union of datasets in the same folder. Pure.
 
     Raises:
         DataError: their columns differ.
     """
     first = parts[0]
-    alike = [first, *(like(part, first, ("some rows", "others")) for part in parts[1:])]
+    matching = [first, *(match_columns(part, first, ("some rows", "others")) for part in parts[1:])]
     files: list[str] = []
     groups: list[RowGroup] = []
-    for part in alike:
+    for part in matching:
         folder = Location(part.url).name
         groups += [replace(group, file=len(files) + group.file) for group in part.row_groups]
         files += [f"{folder}/{file}" for file in part.files]
@@ -112,26 +112,24 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         url=str(Location(first.url).parent),
         files=tuple(files),
         row_groups=tuple(groups),
-        checksum=joined_checksum([part.checksum for part in alike]),
-        file_sizes=tuple(size for part in alike for size in part.file_sizes),
-        footers=tuple(footer for part in alike for footer in part.footers),
+        checksum=join_checksums([part.checksum for part in matching]),
+        file_sizes=tuple(size for part in matching for size in part.file_sizes),
+        footers=tuple(footer for part in matching for footer in part.footers),
         source="",
-        row_order=".".join(part.row_order for part in alike),
-        verified=all(part.verified for part in alike),
+        row_order=".".join(part.row_order for part in matching),
+        verified=all(part.verified for part in matching),
     )
 
 
 class SharedData:
-    """Data for a number of trainings; safe for threads, which wait for the first to write them.
+    """Data of several trainings; safe for threads, which wait for the first to write them.
 
-    They may be several datasets of the same rows, such as the folds of a cross-validation.
-
-    They are deleted, where they are not to be kept, after the last training, or once nothing refers
-    to this object any more.
+    They may be several datasets of the same rows, such as the folds of a cross-validation. Unless
+    they are kept, they are deleted after the last training, or with this object.
 
     Args:
         prepare: prepares them all, by key, and cleans up at its exit.
-        users: how many trainings there will be.
+        users: number of trainings.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class SharedData:
         self._left = users
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()
-        self._found: Mapping[str | None, Prepared] = {}
+        self._datasets: Mapping[str | None, Prepared] = {}
         self._cleanup = weakref.finalize(self, self._held.close)
 
     @contextlib.contextmanager
@@ -155,14 +153,14 @@ class SharedData:
         """
         try:
             with self._lock:  # the others wait here until the first has written them
-                given = self._found or self._held.enter_context(self._prepare())
-                self._found = {one: replace(data, reused=True) for one, data in given.items()}
-            yield given[key]
+                datasets = self._datasets or self._held.enter_context(self._prepare())
+                self._datasets = {one: replace(data, reused=True) for one, data in datasets.items()}
+            yield datasets[key]
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Take note that one of the trainings needs the data no more, or will not be."""
+        """Note that one of the trainings has ended, or will not take place."""
         with self._lock:
             self._left -= 1
             if not self._left:

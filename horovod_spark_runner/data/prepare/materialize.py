@@ -1,20 +1,17 @@
-"""DataFrame to Parquet, checked on the way; or the same data of an earlier time again.
+"""Materialize a DataFrame: write it to Parquet, checked on the way, or reuse an earlier dataset.
 
-One Spark job writes the rows and, while it does, counts them, measures arrays and sums up a
-checksum (``DataFrame.observe``), so that the data are computed once. What fails the checks is
-deleted and reported; what passes is described by a manifest, written last: a folder without a
-manifest is not a dataset.
+One Spark job writes the rows and, while it does, counts them, measures arrays and adds up a
+checksum (``DataFrame.observe``), so that the data are computed once. Invalid datasets are deleted
+and reported. Valid ones get a manifest, written last: a folder without one is not a dataset.
 
-A dataset is used again if it was asked for in the same way and is known to hold the same rows:
-its plan and input files are the same, or, where plans cannot tell, its checksum is.
+A dataset is reused for an equal request if it has the same rows: its plan and input files are the
+same or, for plans without a fingerprint, its checksum is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import logging
 import re
 import threading
@@ -22,22 +19,21 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.spark.session import classic_context
 from ...errors import DataError, InvalidInputError
 from ...storage.filesystem import Location
 from ...storage.folders import delete_quietly
-from ..manifest import FORMAT, Manifest
+from ..manifest import Manifest
 from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
 from .checks import check_values, levels, nested_observations, observations
-from .columns import Source, expression, sources_of
+from .columns import ROW_GROUP_BYTES, DataRequest, Source, columns_of, expression, sources_of
 from .fingerprint import source_fingerprint
-from .footers import first_value, manifest_of, read_footers
-from .layout import columns_of
-from .schema import Roles, quoted
+from .parquet import first_value, manifest_of, read_footers
+from .schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -46,10 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _guard = threading.Lock()
-# Gone with the last thread that holds or awaits one.
+# Deleted with the last thread that holds or awaits one.
 _writers: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 
-# What operating systems say through Java.
+# Messages of operating systems, through Java.
 _STORAGE_FAULTS = (
     "No space left on device",
     "Disk quota exceeded",
@@ -59,38 +55,9 @@ _STORAGE_FAULTS = (
     "Mkdirs failed to create",
 )
 
-# Small row groups shuffle well, and were measured to read faster than large ones.
-ROW_GROUP_BYTES = 2 * 1024 * 1024
 CODEC = "snappy"
-# What killed writers left is deleted by the next one after this time, in seconds.
-INCOMPLETE_AFTER = 7 * 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """What to make of a DataFrame.
-
-    Attributes:
-        roles: the columns and their parts.
-        shapes: shapes of columns; as they are found where not given.
-        materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
-        dtypes: NumPy dtypes of columns, where the default is not wanted.
-        allow_nan: let NaN and infinite values pass.
-        reuse: use a dataset that is there already, and let others use this one.
-    """
-
-    roles: Roles
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    materializer: str = "petastorm"
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    allow_nan: bool = False
-    reuse: bool = True
-
-    def key(self, sources: Sequence[Source]) -> str:
-        """Return the identity of the request: which columns, in which types and shapes."""
-        shapes = {name: list(shape) for name, shape in self.shapes.items()}
-        wanted = [FORMAT, [asdict(s) for s in sources], shapes, self.allow_nan, ROW_GROUP_BYTES]
-        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+# Seconds after which the next writer deletes incomplete datasets of killed ones.
+_INCOMPLETE_AFTER = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -98,8 +65,8 @@ class Materialized:
     """A dataset that can be read.
 
     Attributes:
-        manifest: what it is.
-        reused: whether it was there already.
+        manifest: its manifest.
+        reused: whether it existed already.
     """
 
     manifest: Manifest
@@ -119,7 +86,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         InvalidInputError: ``folder`` cannot be written to.
     """
     sources = sources_of(frame, request.roles, request.dtypes)
-    # Nobody else may find what is deleted at the end of this run.
+    # A dataset that is deleted at the end of this run must not be found by others.
     key = request.key(sources) if request.reuse else uuid.uuid4().hex[:16]
     chosen = frame.select(*(quoted(source.name) for source in sources))
     origin = source_fingerprint(chosen) if request.reuse else ""
@@ -128,11 +95,11 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         folder.make_folder()
     with _alone(f"{folder}/{key}"):
         if request.reuse:
-            known = _find(folder, key, origin, frame, sources, request.shapes)
-            if known is not None:
-                mark_used(known)
-                return Materialized(known, reused=True)
-        sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
+            existing = _find(folder, key, origin, frame, sources, request.shapes)
+            if existing is not None:
+                mark_used(existing)
+                return Materialized(existing, reused=True)
+        sweep_incomplete(folder, _INCOMPLETE_AFTER, time.time())
         with _writing_to(folder):
             target = new_folder(folder, key)
         try:
@@ -148,7 +115,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
 
 @contextlib.contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """Wait for the threads that write what may be the same dataset: one writes, all use it."""
+    """Wait for threads that may write the same dataset: one writes, all use it."""
     with _guard:
         lock = _writers.setdefault(name, threading.Lock())
     with lock:
@@ -157,7 +124,7 @@ def _alone(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing_to(folder: Location) -> Iterator[None]:
-    """Say what is wrong with ``folder`` if it cannot be written to."""
+    """Name ``folder`` in the error if it cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -167,17 +134,17 @@ def _writing_to(folder: Location) -> Iterator[None]:
         ) from error
     except Exception as error:
         reason = _of_storage(error)
-        if reason is None:  # what computes the rows has failed, say, which Spark tells
+        if reason is None:  # such as a failure to compute the rows, which Spark reports
             raise
         raise DataError(f"the rows cannot be written to {folder}: {reason}") from error
 
 
 def _of_storage(error: Exception) -> str | None:
-    """Return what the storage said, if that is why Spark could not write the rows."""
+    """Return the storage's message, if storage is why Spark could not write the rows."""
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
-    found = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
-    return None if found is None else found[1].strip()
+    match = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
+    return None if match is None else match[1].strip()
 
 
 def _find(
@@ -193,22 +160,22 @@ def _find(
     if not candidates:
         return None
     if origin:
-        return next((known for known in candidates if known.source == origin), None)
-    # The plan does not tell: compute the rows, but write them only if they are others.
+        return next((candidate for candidate in candidates if candidate.source == origin), None)
+    # No fingerprint: compute the rows, but write them only if they are others.
     hashed = _hashed(sources, [expression(source) for source in sources])
     row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
     facts = {} if row is None else row.asDict()
-    same = [known for known in candidates if known.checksum == _checksum(facts)]
-    return next((known for known in same if _fits(known, sources, shapes, facts)), None)
+    same = [candidate for candidate in candidates if candidate.checksum == _checksum(facts)]
+    return next((candidate for candidate in same if _fits(candidate, sources, shapes, facts)), None)
 
 
 def _fits(
-    known: Manifest,
+    manifest: Manifest,
     sources: Sequence[Source],
     shapes: Mapping[str, tuple[int, ...]],
     facts: Mapping[str, Any],
 ) -> bool:
-    """Tell whether nested arrays, which are hashed flat, have the sizes of a dataset's. Pure."""
+    """Return whether nested arrays, which are hashed flat, have the dataset's sizes. Pure."""
     for number, source in enumerate(sources):
         depth = levels(source)
         if depth > 1:
@@ -217,7 +184,7 @@ def _fits(
                 for end in ("min", "max")
             )
             if low != high or (
-                source.name not in shapes and low != known.column(source.name).shape
+                source.name not in shapes and low != manifest.column(source.name).shape
             ):
                 return False
     return True
@@ -235,20 +202,20 @@ def _write_dataset(
 
     observation = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
     nested = nested_observations(sources)
-    if nested:  # the sizes of inner arrays, before they are laid flat
+    if nested:  # the sizes of inner arrays, before they are flattened
         inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
         frame_seen = frame.observe(inner, *nested)
         prepared = frame_seen.select(*(expression(source) for source in sources))
     hashed = _hashed(sources, [F.col(quoted(source.name)) for source in sources])
-    told = [*_contents(hashed), _order(hashed), *observations(sources)]
-    watched = prepared.observe(observation, *told)
+    observed = [*_contents(hashed), _order(hashed), *observations(sources)]
+    watched = prepared.observe(observation, *observed)
     _write(watched, request.materializer, target)
     facts = {**observation.get, **(inner.get if nested else {})}
     footers = read_footers(target)
-    if not footers.alike:
+    if not footers.uniform:
         raise DataError(
-            f"files with other columns have come to {target} while rows were written there; see "
-            "that nothing else writes into that folder"
+            f"files with other columns appeared in {target} while rows were written there; make "
+            "sure that nothing else writes into that folder"
         )
     columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
@@ -259,10 +226,10 @@ def _write_dataset(
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
-    """Write ``frame`` into a folder of the writer's own below ``target``."""
+    """Write ``frame`` into a folder below ``target`` that the writer names."""
     connected = classic_context(frame.sparkSession) is None
     if connected and materializer == "petastorm":
-        _say_who_writes()
+        _log_writer()
     elif materializer == "petastorm":
         petastorm_compat.convert(
             frame.sparkSession, frame, target.spark_url, ROW_GROUP_BYTES, CODEC
@@ -275,7 +242,7 @@ def _write(frame: DataFrame, materializer: str, target: Location) -> None:
 
 
 @functools.cache  # once is enough
-def _say_who_writes() -> None:
+def _log_writer() -> None:
     logger.info(
         "Spark Connect gives no access to the JVM that Petastorm's converter needs: Spark's own "
         "writer writes the rows (materializer='spark')"
@@ -283,19 +250,19 @@ def _say_who_writes() -> None:
 
 
 def _contents(hashed: SparkColumn) -> list[SparkColumn]:
-    """Return what tells the contents of rows of such hashes, the same for every order of them."""
+    """Return aggregates of row hashes that identify the rows, in any order."""
     from pyspark.sql import functions as F
 
     return [
         F.count(F.lit(1)).alias("rows"),
-        # The second tells doubled rows apart.
+        # The second detects doubled rows.
         F.coalesce(F.bit_xor(hashed), F.lit(0)).alias("xor"),
         F.coalesce(F.sum(F.pmod(hashed, F.lit(2**31))), F.lit(0)).alias("sum"),
     ]
 
 
 def _order(hashed: SparkColumn) -> SparkColumn:
-    """Return what tells the order of rows of such hashes, as they are written."""
+    """Return an aggregate of row hashes that identifies their order."""
     from pyspark.sql import functions as F
 
     # Partition and row within it: files and rows are written in this order.
@@ -308,7 +275,7 @@ def _hashed(sources: Sequence[Source], stored: Sequence[SparkColumn]) -> SparkCo
 
     Args:
         sources: the columns.
-        stored: what is stored of each.
+        stored: their stored forms.
     """
     from pyspark.sql import functions as F
 
@@ -321,7 +288,7 @@ def _checksum(facts: Mapping[str, Any]) -> str:
     return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"
 
 
-def joined_checksum(checksums: Sequence[str]) -> str:
+def join_checksums(checksums: Sequence[str]) -> str:
     """Return the checksum of the rows of several datasets together. Pure."""
     rows = xor = total = 0
     for checksum in checksums:

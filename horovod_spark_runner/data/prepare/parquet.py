@@ -1,7 +1,7 @@
-"""Parquet files that are trained on as they are, without writing them again.
+"""Parquet files: their footers, and files that are trained on without writing them again.
 
-Their footers tell most of what materializing checks; what they do not tell (NaN, the length of
-every list) the reader checks, row group by row group.
+Footers show most of what materializing checks; the rest (NaN, the length of every list) the reader
+checks, row group by row group.
 """
 
 from __future__ import annotations
@@ -10,48 +10,292 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import DataError
-from ...storage.filesystem import Location
-from ..manifest import TEXT, Manifest
-from .checks import Footer, Layout, encoding_of
-from .columns import Source
-from .footers import FooterFacts, first_value, footers_of, manifest_of, parquet_files
-from .layout import columns_of
-from .materialize import DataRequest
+from ...storage.filesystem import FileStat, Location
+from ..manifest import TEXT, Column, Manifest, RowGroup, with_memory_sizes
+from ..read.row_groups import read_footer
+from .checks import Footer, encoding_of
+from .columns import DataRequest, Layout, Source, columns_of
 
+# Folders of logs that decide which files count, and who writes them.
+STREAM_LOG = "_spark_metadata"
+_LOGS = {STREAM_LOG: "a stream", "_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+# Hint in errors about a file that is not Parquet.
+EVERY_FILE = "of a folder, every file counts whose name does not begin with _ or ."
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
 
 
+@dataclass(frozen=True)
+class FooterFacts:
+    """Facts from the footers of a dataset.
+
+    Attributes:
+        folder: where the files are.
+        files: the files that hold rows.
+        row_groups: their row groups that hold rows, in file order.
+        leaves: path of each leaf of the files' columns, in their order.
+        columns: facts of each leaf.
+        values: elements of each leaf by row group, nulls among them.
+        sums: checksum of each file's footer.
+        uniform: whether all files have the same columns in the same order and types; if not, the
+            fields describe the first files.
+    """
+
+    folder: Location
+    files: tuple[FileStat, ...]
+    row_groups: tuple[RowGroup, ...]
+    leaves: tuple[str, ...]
+    columns: tuple[Footer, ...]
+    values: tuple[tuple[int, ...], ...]
+    sums: tuple[str, ...]
+    uniform: bool
+
+
+def manifest_of(
+    facts: FooterFacts,
+    columns: Sequence[Column],
+    checksum: str,
+    *,
+    verified: bool = True,
+    allow_nan: bool = False,
+) -> Manifest:
+    """Return the manifest of files with these footers; see `Manifest` for the rest."""
+    return Manifest(
+        url=str(facts.folder),
+        files=tuple(file.name for file in facts.files),
+        columns=tuple(columns),
+        row_groups=with_memory_sizes(facts.row_groups, columns),
+        checksum=checksum,
+        file_sizes=tuple(file.size for file in facts.files),
+        verified=verified,
+        allow_nan=allow_nan,
+        footers=facts.sums,
+    )
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Parquet files at a location.
+
+    Attributes:
+        folder: where they are.
+        files: the files, without hidden and empty ones.
+        log: folder whose contents decide which files count, of a stream's sink or a table; ``""``
+            if all do.
+        partitions: the columns in the names of their folders (``key=value``); ``None`` if some
+            folders have other names, or other columns than the rest.
+    """
+
+    folder: Location
+    files: tuple[FileStat, ...]
+    log: str = ""
+    partitions: tuple[str, ...] | None = ()
+
+    def check_all_count(self, advice: str) -> None:
+        """Check that no log decides which of the files count.
+
+        Args:
+            advice: what to do if one does.
+
+        Raises:
+            DataError: one does.
+        """
+        if self.log:
+            raise DataError(
+                f"{self.folder} was written by {_LOGS[self.log]}: not all of its files count, "
+                f"{self.log} lists them; {advice}"
+            )
+
+
+def parquet_files(location: Location) -> ParquetFiles:
+    """Return the Parquet files in a folder and those below it, or the one at ``location``.
+
+    Their names do not matter, as in Spark; hidden and empty files are skipped.
+    """
+    single = location.stat()
+    if single is not None:
+        return ParquetFiles(location.parent, (single,))
+    listed = location.files()
+    files = tuple(file for file in listed if _counts(file))
+    within = {file.name.partition("/")[0] for file in listed if "/" in file.name}
+    log = next((name for name in _LOGS if name in within), "")
+    return ParquetFiles(location, files, log, _partitions(files))
+
+
+def _counts(file: FileStat) -> bool:
+    hidden = any(
+        part.startswith(".")
+        or (part.startswith("_") and "=" not in part)
+        or part.endswith("._COPYING_")
+        for part in file.name.split("/")
+    )
+    # Empty files are marks, unless they are named like Parquet files.
+    empty = not file.size and not file.name.endswith((".parquet", ".parq"))
+    return not (hidden or empty)
+
+
+def _partitions(files: Sequence[FileStat]) -> tuple[str, ...] | None:
+    keys: set[tuple[str | None, ...]] = set()
+    for file in files:
+        pairs = [part.partition("=") for part in file.name.split("/")[:-1]]
+        keys.add(tuple(unquote(key) if equals else None for key, equals, _ in pairs))
+    if not keys:
+        return ()
+    first, *others = keys
+    names = tuple(key for key in first if key is not None)
+    return names if not others and len(names) == len(first) else None
+
+
+def read_footers(location: Location) -> FooterFacts:
+    """Read the footers of all Parquet files at ``location``, a folder or one file.
+
+    Raises:
+        DataError: a file is not a Parquet file.
+    """
+    return _footers_of(parquet_files(location))
+
+
+def _footers_of(source: ParquetFiles) -> FooterFacts:
+    """Read the footers of Parquet files; see `read_footers`."""
+    files: list[FileStat] = []
+    sums: list[str] = []
+    groups: list[RowGroup] = []
+    kinds: list[tuple[str, ...]] = []
+    leaves: list[list[_Leaf]] = []
+    uniform = True
+    for file in source.files:
+        metadata, footer = read_metadata(source.folder.join(file.name))
+        filled = [i for i in range(metadata.num_row_groups) if metadata.row_group(i).num_rows]
+        if not filled:  # an empty partition
+            continue
+        file_kinds = _leaf_kinds(metadata)
+        if not files:
+            kinds, leaves = file_kinds, [[] for _ in file_kinds]
+        elif file_kinds != kinds:
+            uniform = False
+            break
+        for i in filled:
+            group = metadata.row_group(i)
+            groups.append(RowGroup(len(files), i, group.num_rows, group.total_byte_size))
+            for number, leaf in enumerate(leaves):
+                leaf.append(_read_leaf(group.column(number)))
+        files.append(file)
+        sums.append(footer)
+    return FooterFacts(
+        source.folder,
+        tuple(files),
+        tuple(groups),
+        tuple(path for path, *_ in kinds),
+        tuple(_summary(leaf) for leaf in leaves),
+        tuple(tuple(chunk.values for chunk in leaf) for leaf in leaves),
+        tuple(sums),
+        uniform,
+    )
+
+
+def _leaf_kinds(metadata: pq.FileMetaData) -> list[tuple[str, ...]]:
+    """Return path and types of each leaf of a file."""
+    schema = metadata.schema
+    leaves = (schema.column(number) for number in range(metadata.num_columns))
+    return [(leaf.path, leaf.physical_type, str(leaf.logical_type)) for leaf in leaves]
+
+
+def read_metadata(file: Location) -> tuple[pq.FileMetaData, str]:
+    """Return the footer of one file, and its checksum.
+
+    Raises:
+        DataError: it is not a Parquet file.
+    """
+    try:
+        with file.open_input() as stream:
+            return read_footer(stream)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{file} is not a Parquet file, or is damaged: {error}; {EVERY_FILE}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A column in one row group; ``None`` where the footer has no statistics."""
+
+    values: int
+    nulls: int | None
+    finite: bool | None
+    minimum: float | None
+
+
+def _read_leaf(chunk: Any) -> _Leaf:
+    statistics = chunk.statistics
+    nulls = None
+    if statistics is not None and statistics.has_null_count:
+        nulls = statistics.null_count
+    finite: bool | None = True
+    minimum = None
+    bounded = statistics is not None and statistics.has_min_max
+    if bounded and isinstance(statistics.min, (int, float)):
+        minimum = float(statistics.min)
+    if chunk.physical_type in ("FLOAT", "DOUBLE"):
+        finite = None
+        if bounded:
+            # parquet-mr counts NaN as the largest number; others leave it out.
+            finite = math.isfinite(statistics.min) and math.isfinite(statistics.max)
+    return _Leaf(chunk.num_values, nulls, finite, minimum)
+
+
+def _summary(chunks: Sequence[_Leaf]) -> Footer:
+    nulls = [chunk.nulls for chunk in chunks if chunk.nulls is not None]
+    minima = [chunk.minimum for chunk in chunks if chunk.minimum is not None]
+    return Footer(
+        nulls=sum(nulls) if len(nulls) == len(chunks) else None,
+        finite=all(chunk.finite for chunk in chunks),
+        infinite=any(chunk.finite is False for chunk in chunks),
+        minimum=min(minima) if minima and len(minima) == len(chunks) else None,
+    )
+
+
+def first_value(facts: FooterFacts, name: str) -> Any:
+    """Return the first row's value of column ``name``."""
+    file = facts.files[facts.row_groups[0].file]
+    with facts.folder.join(file.name).open_input() as stream:
+        parquet = pq.ParquetFile(stream)
+        table = parquet.read_row_group(facts.row_groups[0].index, columns=[name])
+        return table.column(0)[0].as_py()
+
+
 def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
-    """Return the manifest of Parquet files that can be read as they are.
+    """Return the manifest of Parquet files, if they can be read in place.
 
     Args:
-        location: a folder of files, or one file; a Petastorm dataset's codecs (images, ndarrays)
-            are understood.
-        request: which columns, in which types and shapes.
+        location: a folder of files, or one file; Petastorm's codecs (images, ndarrays) are
+            supported.
+        request: columns, types and shapes.
 
     Returns:
-        ``None`` if Spark has to convert or check the columns first: decimals, nested lists,
-        vectors, partition columns, a type asked for, files without statistics, or whose columns
-        differ; or to tell which files count: those of a stream's sink, or of a table.
+        ``None`` if Spark has to convert or check the columns first (decimals, nested lists,
+        vectors, partition columns, requested types, files without statistics, or with differing
+        columns) or decides which files count (of a stream's sink, or of a table).
 
     Raises:
         DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
             length.
     """
-    found = parquet_files(location)
+    files = parquet_files(location)
     names = request.roles.columns
-    folders = {name.lower() for name in found.partitions or ()}
-    if found.log or any(name.lower() in folders for name in names):
+    folders = {name.lower() for name in files.partitions or ()}
+    if files.log or any(name.lower() in folders for name in names):
         return None
-    facts = footers_of(found)
-    if not facts.alike:
+    facts = _footers_of(files)
+    if not facts.uniform:
         return None
     if not facts.row_groups:
         raise DataError(f"{location} holds no rows: there is nothing to train on")
@@ -61,33 +305,33 @@ def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
         return None
     weight = request.roles.weight
     sources = [_source(schema.field(name), request.dtypes.get(name), weight) for name in names]
-    known = [source for source in sources if source is not None]
-    if len(known) < len(sources):
+    readable = [source for source in sources if source is not None]
+    if len(readable) < len(sources):
         return None
     leaves = _leaf_numbers(facts.leaves)
     if any(name not in leaves for name in names):
         return None  # names with dots, which could be those of fields
-    if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in known):
+    if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in readable):
         return None
-    for source in known:
+    for source in readable:
         _check_leaf(source, facts.columns[leaves[source.name]], location, request.allow_nan)
     first = functools.partial(first_value, facts)
-    layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
-    columns = columns_of(known, layouts, request.shapes, first)
+    layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in readable}
+    columns = columns_of(readable, layouts, request.shapes, first)
     allow_nan = request.allow_nan
     identity = _identity(facts)
     return manifest_of(facts, columns, identity, verified=allow_nan, allow_nan=allow_nan)
 
 
-def _source(field: pa.Field, asked: str | None, weight: str | None) -> Source | None:
+def _source(field: pa.Field, requested: str | None, weight: str | None) -> Source | None:
     kind, element = "scalar", field.type
     if pa.types.is_list(element) or pa.types.is_fixed_size_list(element):
         kind, element = "array", element.value_type
     if kind == "scalar" and pa.types.is_binary(element):
-        return Source(field.name, "binary", "binary", asked or "")
+        return Source(field.name, "binary", "binary", requested or "")
     if pa.types.is_string(element) or pa.types.is_large_string(element):
         return Source(field.name, kind, TEXT, TEXT, int(kind == "array"))
-    if asked is not None:
+    if requested is not None:
         return None
     if pa.types.is_signed_integer(element):
         dtype = str(element)
@@ -100,12 +344,12 @@ def _source(field: pa.Field, asked: str | None, weight: str | None) -> Source | 
 
 
 def _has_statistics(source: Source, footer: Footer) -> bool:
-    """Tell whether the footers show all that has to be checked."""
+    """Return whether the footers suffice for all checks."""
     return footer.nulls is not None and not (source.weight and footer.minimum is None)
 
 
 def _leaf_numbers(paths: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of the leaves that are the only one below a name, by that name."""
+    """Return the numbers of leaves by name, for names with one leaf below."""
     below: dict[str, list[int]] = {}
     for number, path in enumerate(paths):
         for name in itertools.accumulate(path.split("."), lambda above, part: f"{above}.{part}"):
@@ -121,7 +365,7 @@ def _check_leaf(source: Source, footer: Footer, location: Location, allow_nan: b
     if footer.infinite and not allow_nan:
         raise DataError(
             f"column {source.name!r} has values that are NaN or infinite in {location}; fill "
-            "them, or let them pass with allow_nan=True"
+            "them, or allow them with allow_nan=True"
         )
     if source.weight and footer.minimum is not None and footer.minimum < 0:
         raise DataError(

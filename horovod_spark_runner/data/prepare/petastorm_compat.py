@@ -1,9 +1,8 @@
 """Petastorm's converter on current pyarrow and numpy.
 
-Petastorm's last release still uses names that both have dropped. While it is imported and while
-it converts, they are supplied with what replaced them, and taken away again: other libraries test
-for some of them. Only the converter (DataFrame to Parquet) is used, and it runs unchanged. Nothing
-else in this package imports Petastorm.
+Petastorm's last release still uses names that both have dropped. They are supplied while it is
+imported and while it converts, and removed again: other libraries test for some of them. Only the
+converter (DataFrame to Parquet) is used, unchanged. Nothing else in this package imports Petastorm.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The session's settings are changed meanwhile: one materialization at a time.
+# Conversion changes session settings: one materialization at a time.
 _lock = threading.Lock()
 
 
@@ -39,10 +38,10 @@ def convert(
     settings = {"parquet.enable.dictionary": "false"}
     with _lock, _missing_names(), _settings(spark, settings):
         module = _load_converter()
-        # It gives the data of an equal plan again, also if the files read have changed since.
+        # It would reuse the data of an equal plan, also if its input files have changed since.
         module._cache_df_meta_list.clear()
-        # The conversion inside make_spark_converter, which then reads the files back with Spark to
-        # count the rows: they are counted already.
+        # The conversion inside make_spark_converter, without its second job, which counts the rows:
+        # they are counted already.
         url = module._cache_df_or_retrieve_cache_data_url(
             frame,
             parent_url,
@@ -54,7 +53,7 @@ def convert(
 
 
 def check_import() -> None:
-    """Import Petastorm's converter, or raise what keeps it from being imported."""
+    """Import Petastorm's converter, or raise the reason why it cannot be imported."""
     with _lock, _missing_names():
         _load_converter()
 
@@ -66,15 +65,15 @@ def _load_converter() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module: Any = importlib.import_module(name)
-        # It deletes what it wrote at exit; here, data are kept until they are cleared.
+        # It would delete its data at exit; here, they are kept until they are cleared.
         module.register_delete_dir_handler(_delete_nothing)
-        # It takes "#", "?" and newlines in a path for parts of a URL, and writes elsewhere.
+        # It would parse "#", "?" and newlines in a path as parts of a URL, and write elsewhere.
         module._make_sub_dir_url = _join
     return sys.modules[name]
 
 
 def _delete_nothing(url: str) -> None:
-    """Stand in for the converter's deletion."""
+    """Replace the converter's deletion."""
 
 
 def _join(parent: str, name: str) -> str:

@@ -11,13 +11,13 @@ from ...formatting import quote_all
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns play which part; every tuple holds column names.
+    """Roles of columns; every tuple holds column names.
 
     Attributes:
         features: the model's inputs.
-        labels: what it is to predict; none if the model's loss needs none.
+        labels: the values to predict; empty if the model's loss needs none.
         weight: weight of each row in the loss, if any.
-        labelled: whether columns have parts at all; if not, all are features.
+        labelled: whether columns have roles at all; if not, all are features.
     """
 
     features: tuple[str, ...]
@@ -27,18 +27,18 @@ class Roles:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All of them, each once, in the order of their first part."""
+        """All columns, each once, in the order of their first role."""
         weight = (self.weight,) if self.weight else ()
         return tuple(dict.fromkeys((*self.features, *self.labels, *weight)))
 
 
 def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool = False) -> None:
-    """Check that every column exists, under a name of its own. Pure.
+    """Check that every column exists, under an unambiguous name. Pure.
 
     Args:
-        roles: the columns and their parts; a column may have several.
-        available: the columns there are.
-        case_sensitive: whether Spark tells ``a`` and ``A`` apart.
+        roles: the columns and their roles; a column may have several.
+        available: names of the DataFrame's columns.
+        case_sensitive: whether Spark distinguishes ``a`` and ``A``.
 
     Raises:
         DataError: a column is missing or ambiguous, or a feature is named twice.
@@ -59,10 +59,10 @@ def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool 
 
 
 def field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
-    """Say how a field of a struct becomes a column, if that is what is missing. Pure.
+    """Return a hint on making a column of a struct's field, if a name refers to one. Pure.
 
     Args:
-        missing: names that were given.
+        missing: the missing names.
         available: names of the DataFrame's columns.
     """
     fields = [name for name in missing if name.partition(".")[0] in available]
@@ -75,10 +75,10 @@ def field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
 def check_unambiguous(
     names: Sequence[str], available: Sequence[str], *, case_sensitive: bool = False
 ) -> None:
-    """Check that Spark finds one column by each of ``names``. Pure.
+    """Check that each of ``names`` refers to one column in Spark. Pure.
 
     Raises:
-        DataError: it finds several.
+        DataError: it refers to several.
     """
     for name in names:
         if list(available).count(name) > 1:
@@ -86,43 +86,43 @@ def check_unambiguous(
                 f"the DataFrame has several columns named {name!r}; rename them so that each name "
                 "is there once"
             )
-        alike = [other for other in available if other.lower() == name.lower()]
-        if len(alike) > 1 and not case_sensitive:
+        clashing = [other for other in available if other.lower() == name.lower()]
+        if len(clashing) > 1 and not case_sensitive:
             raise DataError(
-                f"the DataFrame has the columns {quote_all(alike)}, which Spark does not tell "
-                "apart; rename all but one of them, or set spark.sql.caseSensitive to true"
+                f"the DataFrame has the columns {quote_all(clashing)}, which are equal "
+                "to Spark; rename all but one of them, or set spark.sql.caseSensitive to true"
             )
 
 
 def quoted(name: str) -> str:
-    """Return a column name that Spark does not read dots or spaces into."""
+    """Quote a column name, so that Spark does not interpret its dots."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def check_named(argument: str, given: Mapping[str, object], roles: Roles) -> None:
-    """Check that an argument by column speaks of columns that are read. Pure.
+def check_named(argument: str, entries: Mapping[str, object], roles: Roles) -> None:
+    """Check that an argument by column names columns that are read. Pure.
 
     Args:
         argument: its name, such as ``"shapes"``.
-        given: it.
-        roles: the columns and their parts.
+        entries: the argument.
+        roles: the columns and their roles.
 
     Raises:
-        DataError: it does not.
+        DataError: it names others.
     """
-    unknown = [name for name in given if name not in roles.columns]
+    unknown = [name for name in entries if name not in roles.columns]
     if unknown:
-        found = "neither feature nor label"
+        reason = "neither feature nor label"
         if not roles.labelled:
-            found = f"not among the columns {quote_all(roles.columns)}"
-        raise DataError(f"{argument} names {quote_all(unknown)}, which is {found}")
+            reason = f"not among the columns {quote_all(roles.columns)}"
+        raise DataError(f"{argument} names {quote_all(unknown)}, which is {reason}")
 
 
 def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
-    """Check that ``shapes`` speaks of columns that are trained on. Pure.
+    """Check that ``shapes`` names columns that are trained on. Pure.
 
     Raises:
-        DataError: it does not.
+        DataError: it names others.
     """
     unknown = [name for name in shapes if name not in names]
     if unknown:
@@ -132,10 +132,10 @@ def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> Non
 def check_shapes(
     shapes: Mapping[str, tuple[int, ...]], widths: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every column, as asked or flat. Pure.
+    """Return the shape of every column, as requested or flat. Pure.
 
     Args:
-        shapes: shapes asked for, by column.
+        shapes: requested shapes, by column.
         widths: elements per row, by column; 0 for a scalar.
 
     Raises:
@@ -149,10 +149,10 @@ def check_shapes(
         for size in shape:
             elements *= size
         if elements != max(width, 1) or (shape and not width):
-            found = f"{width} elements" if width else "a single number"
+            actual = f"{width} elements" if width else "a single number"
             raise DataError(
                 f"shapes gives column {name!r} the shape {shape} of {elements} elements, but its "
-                f"rows hold {found}"
+                f"rows hold {actual}"
             )
         result[name] = shape
     return result

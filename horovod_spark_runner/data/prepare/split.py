@@ -1,4 +1,4 @@
-"""Training rows and validation rows."""
+"""Split of a DataFrame into training rows and validation rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 # Hashes are compared on this scale: fractions are exact to about one in a billion.
 _SCALE = 1 << 30
-# Groups of hashes that rows are counted in, to learn whether they repeat.
+# Buckets of hashes in which rows are counted, to estimate repetitions.
 _BUCKETS = 1024
-# Equal rows stay on one side unless the share could be off by more than this part of it.
+# Equal rows stay on one side unless the fraction could be off by more than this part of it.
 _TOLERANCE = 0.01
-# How many calls in threads of this process have frames of a plan kept, which Spark keeps once.
+# Calls in threads of this process that have frames of a plan cached, which Spark caches once.
 _users: Counter[int] = Counter()
 _keeping = threading.Lock()
 
@@ -31,7 +31,7 @@ _keeping = threading.Lock()
 def check_validation(
     frame: DataFrame, validation: Any, roles: Roles, stratify: str | None = None
 ) -> None:
-    """Check ``run_training``'s ``validation`` as far as the schemas show.
+    """Check ``run_training``'s ``validation`` as far as the schemas allow.
 
     Args:
         frame: the training DataFrame.
@@ -40,7 +40,7 @@ def check_validation(
         stratify: column of which both parts are to hold each value in the same proportion.
 
     Raises:
-        DataError: it is something else, or does not fit the data.
+        DataError: it is invalid, or does not fit the data.
     """
     fraction = isinstance(validation, (int, float)) and not isinstance(validation, bool)
     if stratify is not None:
@@ -107,38 +107,38 @@ def split_rows(
     if not isinstance(validation, (str, int, float)):
         yield frame, validation
         return
-    with computed_once(frame) as cached:
+    with cache_rows(frame) as cached:
         if isinstance(validation, str):
-            chosen = indicator(cached, validation)
+            chosen = validation_condition(cached, validation)
             yield cached.filter(~chosen), cached.filter(chosen)
         else:
             yield _fraction(cached, float(validation), roles, seed, stratify)
 
 
 def training_rows(frame: DataFrame, validation: Any, seed: int) -> DataFrame:
-    """Return about as many rows as `split_rows` leaves to train on, to be counted or sampled.
+    """Return about as many training rows as `split_rows`, to be counted or sampled.
 
-    Nothing is cached: of a fraction, they are rows drawn at random.
+    Nothing is cached: for a fraction, the rows are drawn at random.
     """
     from pyspark.sql import functions as F
 
     if isinstance(validation, str):
-        return frame.filter(~indicator(frame, validation))
+        return frame.filter(~validation_condition(frame, validation))
     return frame.filter(F.rand(seed) >= validation)
 
 
 @contextlib.contextmanager
-def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
-    """Yield a frame whose rows Spark keeps meanwhile; one that it keeps already stays kept.
+def cache_rows(frame: DataFrame) -> Iterator[DataFrame]:
+    """Yield the frame, cached by Spark meanwhile; a frame that is cached already stays so.
 
-    Frames of one plan share what is kept: it stays until the last of several calls at once is over.
+    Frames of one plan share the cache, which stays until the last of concurrent calls has ended.
     """
     plan = frame.semanticHash()
     with _keeping:
         level = frame.storageLevel
-        kept = level.useMemory or level.useDisk
-        ours = not kept or _users[plan] > 0
-        if not kept:
+        persisted = level.useMemory or level.useDisk
+        ours = not persisted or _users[plan] > 0
+        if not persisted:
             frame.persist()
         _users[plan] += ours
     try:
@@ -151,7 +151,7 @@ def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
                 del _users[plan]
 
 
-def indicator(frame: DataFrame, name: str) -> SparkColumn:
+def validation_condition(frame: DataFrame, name: str) -> SparkColumn:
     """Return the condition under which a row is for validation by the column ``name``.
 
     Raises:
@@ -160,10 +160,8 @@ def indicator(frame: DataFrame, name: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name)).cast("long")
-    found = frame.agg(
-        F.count_if(column.isNull()), F.min(F.when(~column.isin(0, 1), column))
-    ).first()
-    nulls, other = (0, None) if found is None else found
+    row = frame.agg(F.count_if(column.isNull()), F.min(F.when(~column.isin(0, 1), column))).first()
+    nulls, other = (0, None) if row is None else row
     if nulls:
         raise DataError(
             f"validation column {name!r} has {nulls} null values; every row must be for training "
@@ -181,9 +179,9 @@ def indicator(frame: DataFrame, name: str) -> SparkColumn:
 def _fraction(
     frame: DataFrame, fraction: float, roles: Roles, seed: int, stratify: str | None
 ) -> tuple[DataFrame, DataFrame]:
-    """Return both parts: rows whose tickets, in [0, 1), are small are for validation.
+    """Return both parts: rows with small tickets, in [0, 1), are for validation.
 
-    The copies of a row that repeats get tickets at equal distances, whatever their order.
+    The copies of a repeated row get equidistant tickets, independent of their order.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -197,15 +195,15 @@ def _fraction(
         ticket = key / F.lit(2.0**64) + F.lit(0.5)
     if _repeats(hashed, fraction):
         equal = Window.partitionBy(key)
-        # Rows that differ and have the same hash come in the same order in both parts.
+        # Different rows with the same hash have the same order in both parts.
         copy = F.row_number().over(equal.orderBy(F.xxhash64(F.lit(~seed), *values)))
         ticket = (copy - F.lit(1) + ticket) / F.count(F.lit(1)).over(equal)
     numbered = hashed.withColumn("__ticket", ticket)
     chosen = F.col("__ticket") < F.lit(int(fraction * _SCALE) / _SCALE)
     if stratify is not None:
-        alike = Window.partitionBy(F.col(quoted(stratify)))
-        place = F.row_number().over(alike.orderBy("__ticket", key))
-        wanted = F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
+        stratum = Window.partitionBy(F.col(quoted(stratify)))
+        place = F.row_number().over(stratum.orderBy("__ticket", key))
+        wanted = F.round(F.count(F.lit(1)).over(stratum) * F.lit(fraction))
         numbered = numbered.withColumn("__chosen", place <= wanted)
         chosen = F.col("__chosen")
     helpers = ("__hash", "__ticket", "__chosen")
@@ -213,17 +211,17 @@ def _fraction(
 
 
 def _repeats(hashed: DataFrame, fraction: float) -> bool:
-    """Return whether rows repeat so often that a fraction of their hashes may be another of them.
+    """Return whether rows repeat so often that a fraction of hashes may miss the fraction of rows.
 
     Hashes of distinct rows spread evenly over buckets. The surplus of the sum of squares of the
     buckets' rows estimates that of the groups of equal rows, within a few percent.
     """
     from pyspark.sql import functions as F
 
-    found = hashed.groupBy(F.pmod("__hash", F.lit(_BUCKETS))).count().collect()
-    counts = [row["count"] for row in found]
+    buckets = hashed.groupBy(F.pmod("__hash", F.lit(_BUCKETS))).count().collect()
+    counts = [row["count"] for row in buckets]
     rows = sum(counts)
     squares = (sum(n * n for n in counts) - rows * rows / _BUCKETS) / (1 - 1 / _BUCKETS)
     deviation = math.sqrt(max(0.0, fraction * (1 - fraction) * squares))
-    # Up to there, the share is about as by chance for distinct rows.
+    # Below, the fraction is about as accurate as for distinct rows.
     return bool(squares > 1.5 * rows and deviation > _TOLERANCE * fraction * rows)

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays, numbers without a detour through Python objects."""
+"""Arrow columns to NumPy arrays, numbers without Python objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
     """Return a Parquet column as one array of shape ``(rows, *column.shape)``.
 
     Raises:
-        DataError: it holds nulls, lists of another length, or what does not fit its type.
+        DataError: it holds nulls, lists of another length, or values that do not fit its type.
     """
     array = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
     rows = len(array)
@@ -33,7 +33,7 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
         offsets = array.offsets.to_numpy(zero_copy_only=False)
         if rows and not np.array_equal(np.diff(offsets), np.full(rows, column.width)):
             raise DataError(
-                f"column {column.name!r} holds arrays that have not {column.width} elements"
+                f"column {column.name!r} holds arrays of other than {column.width} elements"
             )
         array = array.values.slice(offsets[0] if rows else 0, rows * column.width)
         if array.null_count:
@@ -60,7 +60,7 @@ def _numbers(array: pa.Array, column: Column) -> np.ndarray:
 
 
 def _raw_to_numpy(array: pa.Array, column: Column) -> np.ndarray:
-    """Return fixed-width bytes as the elements they are, without copying."""
+    """Return fixed-width bytes as their elements, without copying."""
     if not pa.types.is_binary(array.type):  # fixed-size or large binary
         array = array.cast(pa.binary())
     rows = len(array)
@@ -77,9 +77,7 @@ def _cast(values: np.ndarray, column: Column) -> np.ndarray:
     if values.dtype == column.dtype:
         return values
     if values.dtype.kind == "f" and np.dtype(column.dtype).kind in "iu":
-        raise DataError(
-            f"column {column.name!r} holds real numbers, which do not fit {column.dtype}"
-        )
+        raise DataError(f"column {column.name!r} holds floats, which do not fit {column.dtype}")
     if values.dtype.kind in "iu" and np.dtype(column.dtype).kind in "iu" and values.size:
         bounds = np.iinfo(column.dtype)
         if values.min() < bounds.min or values.max() > bounds.max:
@@ -94,10 +92,10 @@ def _cast(values: np.ndarray, column: Column) -> np.ndarray:
 
 
 def empty_rows(rows: int, column: Column) -> np.ndarray:
-    """Return an array to fill with ``rows`` of ``column``; numbers in memory TensorFlow can share.
+    """Return an empty array for ``rows`` of ``column``; numbers in memory TensorFlow can share.
 
-    Arrow's memory is aligned to 64 bytes, and was mostly in use before: pages that the system has
-    to provide first cost more than filling them.
+    Arrow's memory is aligned to 64 bytes, and mostly reused: new pages from the system cost more
+    than filling them.
     """
     if column.is_text:
         return np.empty((rows, *column.shape), object)

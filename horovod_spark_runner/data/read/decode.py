@@ -1,8 +1,8 @@
-"""Stored values to what is trained on: bytes decoded, the user's transforms applied.
+"""Decode stored values, and apply the user's transforms.
 
 Petastorm's codecs write the same formats (``CompressedImageCodec`` PNG or JPEG, ``NdarrayCodec``
-npy, ``CompressedNdarrayCodec`` npz), which say themselves what they hold: a Petastorm dataset is
-read without its Unischema, which is stored pickled. Nothing is unpickled here.
+npy, ``CompressedNdarrayCodec`` npz). These are self-describing, so a Petastorm dataset is read
+without its pickled Unischema. Nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...errors import DataError
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
 from .images import decode_image
-from .pieces import PieceReader
+from .row_groups import RowGroupReader
 from .sharding import Piece
 
 _RETURNED = "its transform returned"
@@ -34,13 +34,13 @@ def decode_array(name: str, encoding: str, data: bytes) -> np.ndarray:
     """Return the array in bytes of NumPy's formats.
 
     Raises:
-        DataError: the bytes are something else, or hold objects.
+        DataError: the bytes are invalid, or hold objects.
     """
     try:
         loaded = np.load(io.BytesIO(data), allow_pickle=False)
-        found = "npy" if isinstance(loaded, np.ndarray) else "npz"
-        if found != encoding:
-            raise ValueError(f"it is stored as {found}")
+        actual = "npy" if isinstance(loaded, np.ndarray) else "npz"
+        if actual != encoding:
+            raise ValueError(f"it is stored as {actual}")
         if encoding == "npy":
             return np.asarray(loaded)
         (only,) = loaded.files
@@ -72,7 +72,7 @@ def decode_value(
         array = np.array(stored, column.numpy_dtype)  # a copy: what was read may be read again
     if transform is None:
         return fit_value(column, array, "a row holds")
-    if column.encoding != "image":  # images stay as they are, for the transform to scale
+    if column.encoding != "image":  # images are unchanged, for the transform to scale
         array = fit_value(column, array, "a row holds")
     result = _transformed(column, transform, array, rng)
     return fit_value(column, _as_array(column, result), _RETURNED)
@@ -84,8 +84,8 @@ def _transformed(
     try:
         return transform(array if array.flags.writeable else array.copy(), rng)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise DataError(f"column {column.name!r}: its transform raised {told}") from error
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise DataError(f"column {column.name!r}: its transform raised {reason}") from error
 
 
 def _as_array(column: Column, result: Any) -> np.ndarray:
@@ -98,14 +98,14 @@ def _as_array(column: Column, result: Any) -> np.ndarray:
         return np.asarray(result)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"column {column.name!r}: its transform returned what is no array: {error}"
+            f"column {column.name!r}: its transform returned no array: {error}"
         ) from error
 
 
 def fit_value(column: Column, array: np.ndarray, made: str) -> np.ndarray:
     """Return ``array`` in the type of ``column``, if it has its shape and all its values fit.
 
-    Real numbers may lose precision, but never become integers.
+    Floats may lose precision, but never become integers.
 
     Args:
         column: the column.
@@ -132,7 +132,7 @@ def fit_value(column: Column, array: np.ndarray, made: str) -> np.ndarray:
     if kind == "f":
         advice = _advice(column, "float32")
         raise DataError(
-            f"column {column.name!r}: {made} real numbers ({array.dtype}), but the column is "
+            f"column {column.name!r}: {made} floats ({array.dtype}), but the column is "
             f"{column.dtype}; {advice}"
         )
     bounds = np.iinfo(wanted)
@@ -166,7 +166,7 @@ def _check_finite(column: Column, value: np.ndarray, made: str) -> None:
 
 
 def _advice(column: Column, dtype: str) -> str:
-    if column.encoding == "raw":  # there, dtypes says how the bytes are to be read
+    if column.encoding == "raw":  # there, dtypes is the type of the bytes
         return f"return values that {column.dtype} holds"
     return f"keep them with dtypes={{{column.name!r}: {dtype!r}}}"
 
@@ -264,7 +264,7 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
     """Return the class of each row as an integer. Pure.
 
     Args:
-        labels: whole numbers, or one-hot rows.
+        labels: integers, or one-hot rows.
     """
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
@@ -273,18 +273,18 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
 
 
 def absent_classes(manifest: Manifest, label: str, classes: Iterable[int]) -> list[int]:
-    """Return those of ``classes`` that no row has; reads no further than until all are found.
+    """Return those of ``classes`` that no row has; stop reading once all are found.
 
     Args:
         manifest: the rows.
         label: the label column.
-        classes: what to look for.
+        classes: the classes.
 
     Raises:
         DataError: a value cannot be read.
     """
     left = set(classes)
-    reader = PieceReader(manifest, [manifest.column(label)])
+    reader = RowGroupReader(manifest, [manifest.column(label)])
     try:
         for number, group in enumerate(manifest.row_groups):
             if not left:

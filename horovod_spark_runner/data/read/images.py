@@ -1,4 +1,4 @@
-"""Encoded images to arrays, with Pillow."""
+"""Decode images to arrays, with Pillow."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..manifest import Column
 
 _T = TypeVar("_T")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# Pillow has plug-ins for many more, some of which run other programs.
+# Pillow has plug-ins for many more formats, some of which run other programs.
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "JPEG2000", "AVIF")
-# Where files say how many bits their channels have: PNG's first chunk, a tag of TIFF, the first
-# component in JPEG 2000's SIZ marker, a flag in AVIF's configuration.
+# Positions of the bits per channel: PNG's first chunk, a tag of TIFF, the first component in
+# JPEG 2000's SIZ marker, a flag in AVIF's configuration.
 _PNG_DEPTH_AT = 24
 _TIFF_BITS_PER_SAMPLE = 258
 _JPEG2000_SIZE, _JPEG2000_DEPTH_AT = b"\xff\x4f\xff\x51", 42
 _AVIF_CONFIGURATION, _AVIF_FLAGS_AT, _AVIF_HIGH_DEPTH = b"av1C", 6, 0x40
-# What Pillow needs to tell a format by.
+# Bytes by which Pillow detects a format.
 _PREFIX = 16
 # Types of images of more than 8 bits, by Pillow's mode with room for them.
 _DEEP_DTYPES = {"I": "uint16", "F": "float32"}
@@ -32,7 +32,7 @@ def image_mode(name: str, shape: Sequence[int]) -> str:
     """Return Pillow's mode for images of ``shape``.
 
     Raises:
-        DataError: no image has that shape.
+        DataError: it is not a shape of images.
     """
     channels = shape[2] if len(shape) == 3 else 1
     if len(shape) not in (2, 3) or channels not in _MODES:
@@ -47,7 +47,7 @@ def image_dtype(name: str, data: bytes) -> str:
     """Return the NumPy dtype that holds all values of an encoded image like this one.
 
     Raises:
-        DataError: the bytes are no image.
+        DataError: the bytes are not an image.
         EnvironmentProblem: Pillow is not installed.
     """
     return _read(name, data, lambda image: _DEEP_DTYPES.get(_deep_mode(image), "uint8"))
@@ -56,10 +56,10 @@ def image_dtype(name: str, data: bytes) -> str:
 def decode_image(column: Column, data: bytes) -> np.ndarray:
     """Return an encoded image in the shape of ``column``, resized to it if it is of another size.
 
-    Values are as they are stored: of 8 bits, or more where the image has more; never scaled.
+    Values are never scaled: they have 8 bits, or more if the image has more.
 
     Raises:
-        DataError: the bytes are no image, or one of more bits than the column's type, or than
+        DataError: the bytes are not an image, or it has more bits than the column's type, or than
             Pillow reads.
         EnvironmentProblem: Pillow is not installed.
     """
@@ -67,7 +67,7 @@ def decode_image(column: Column, data: bytes) -> np.ndarray:
 
 
 def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
-    """Return ``use`` of the opened image."""
+    """Return the result of ``use``, called with the opened image."""
     pillow = _pillow()
     try:
         with pillow.open(io.BytesIO(data), formats=_formats()) as image:
@@ -77,16 +77,16 @@ def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
     except (pillow.DecompressionBombError, NotImplementedError) as error:
         reason = str(error)
     except pillow.UnidentifiedImageError:
-        reason = f"it begins with {bytes(data[:8])!r}, as no format does that Pillow reads here"
-        if begun := _format_begun(data):
-            reason = f"its {len(data)} bytes begin as {begun} does, but are damaged or cut short"
-    except Exception as error:  # what is corrupt raises many types
+        reason = f"it begins with {bytes(data[:8])!r}, unknown to Pillow here"
+        if guess := _guess_format(data):
+            reason = f"its {len(data)} bytes begin as {guess} does, but are damaged or cut short"
+    except Exception as error:  # corrupt images raise many types
         reason = f"its {len(data)} bytes are damaged or cut short: {error or type(error).__name__}"
     raise DataError(f"column {name!r}: an image cannot be decoded: {reason}")
 
 
-def _format_begun(data: bytes) -> str:
-    """Return the format that ``data`` begin as, of those that Pillow reads here, or ``""``."""
+def _guess_format(data: bytes) -> str:
+    """Return the format, of those that Pillow reads here, whose prefix ``data`` have; or ``""``."""
     for name in _formats():
         _, accept = _pillow().OPEN[name]
         if accept is not None and accept(data[:_PREFIX]) is True:
@@ -112,12 +112,12 @@ def _to_array(column: Column, data: bytes, image: Any) -> np.ndarray:
 
 def _deep_mode(image: Any) -> str:
     """Return the mode with room for all values of an image of more than 8 bits, or ``""``."""
-    # "I;16", "I;16B" and the like are of 16 bits, "I" of 32; Pillow resizes only the latter well.
+    # "I;16" and its variants have 16 bits, "I" 32; Pillow resizes only the latter well.
     return "I" if image.mode.startswith("I") else "F" if image.mode == "F" else ""
 
 
 def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
-    """Check that nothing of the image's values would be lost."""
+    """Check that no bits of the image would be lost."""
     if deep and np.dtype(column.dtype).itemsize == 1:
         dtype = _DEEP_DTYPES[deep]
         raise DataError(
@@ -140,15 +140,15 @@ def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
 
 
 def _bits(image: Any, data: bytes) -> int:
-    """Return how many bits a channel of the file has, if it is known to be more than 8; else 8."""
+    """Return the bits of a channel of the file, if they are known to be more than 8; else 8."""
     if image.format == "PNG":
         return int(data[_PNG_DEPTH_AT])
     if image.format == "TIFF":
         return int(max(image.tag_v2.get(_TIFF_BITS_PER_SAMPLE, (8,))))
     if image.format == "JPEG2000":
         return (data[data.index(_JPEG2000_SIZE) + _JPEG2000_DEPTH_AT] & 0x7F) + 1
-    if image.format == "AVIF" and (found := data.find(_AVIF_CONFIGURATION)) >= 0:
-        return 10 if data[found + _AVIF_FLAGS_AT] & _AVIF_HIGH_DEPTH else 8
+    if image.format == "AVIF" and (start := data.find(_AVIF_CONFIGURATION)) >= 0:
+        return 10 if data[start + _AVIF_FLAGS_AT] & _AVIF_HIGH_DEPTH else 8
     return 8
 
 

@@ -1,8 +1,8 @@
 """Row groups to NumPy batches.
 
-One thread gathers batches ahead, from row groups that others read (`pieces`). What it holds is
-bounded by one block per lane (the shuffle window) and four chunks of batches: two that wait, the
-one in the making and the one in use.
+One thread gathers batches ahead, from row groups that others read (`row_groups`). Its memory is
+bounded by one block per lane (the shuffle window) and four chunks of batches: two that wait, one in
+preparation and one in use.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ...storage.arrays import Arrays
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
 from .decode import RowDecoder, UndecodableRow
-from .pieces import PieceReader
+from .row_groups import RowGroupReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
-# Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
+# Rows gathered at once, unless they take more than _CHUNK_BYTES: batches are views into such a
 # chunk, so that the cost per batch is small.
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 8 * 1024 * 1024
 # Chunks the reading thread may be ahead.
-PREFETCH_CHUNKS = 2
+_PREFETCH_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class DatasetReader:
     Args:
         manifest: the dataset.
         columns: names of the columns to read; all by default.
-        transforms: what to do with each row's value, by column.
-        keep_bytes: a dataset that takes no more memory than this, as it is stored, is read from
-            storage only once.
+        transforms: functions of each row's value, by column.
+        keep_bytes: a dataset that takes no more memory than this, undecoded, is read from storage
+            only once.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class DatasetReader:
         self._manifest = manifest
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
-        self._pieces = PieceReader(manifest, self._columns, keep_bytes)
+        self._pieces = RowGroupReader(manifest, self._columns, keep_bytes)
         self._decode = RowDecoder(self._columns, transforms or {}, manifest.allow_nan)
         row_bytes = max(1, sum(column.size for column in self._columns))
-        self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+        self._chunk_rows = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
 
     def epoch(
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
@@ -108,9 +108,9 @@ class DatasetReader:
     def passes(
         self, plans: Iterable[EpochPlan], rank: int, world: int, first_step: int = 0
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of one epoch after the other, the first from ``first_step`` on.
+        """Yield the batches of consecutive epochs, the first from ``first_step`` on.
 
-        The thread that reads ahead goes on from each into the next.
+        The thread that reads ahead continues from each epoch into the next.
         """
 
         def chunks() -> Iterator[Chunk]:
@@ -124,7 +124,7 @@ class DatasetReader:
     def chunks(
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
     ) -> Generator[Chunk, None, None]:
-        """Yield the same as `epoch`, in chunks; the last step of the epoch is one by itself."""
+        """Yield the same as `epoch`, in chunks; the epoch's last step is a separate chunk."""
         return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
 
     def share(self, rank: int, world: int, batch_size: int) -> Generator[Batch, None, None]:
@@ -134,7 +134,7 @@ class DatasetReader:
         return _split(_read_ahead(lambda: self._share_chunks(pieces, batch_size)))
 
     def first_rows(self, count: int, seed: int) -> Arrays:
-        """Return the first rows, no more than ``count``, as they are trained on."""
+        """Return the first rows, at most ``count``, decoded and transformed."""
         numbers = range(len(self._manifest.row_groups))
         number = next(n for n in numbers if self._manifest.row_groups[n].rows)
         piece = Piece(number, 0, min(count, self._manifest.row_groups[number].rows))
@@ -154,7 +154,7 @@ class DatasetReader:
         lanes: dict[int, _Lane] = {}
         self._pieces.announce(plan.pieces(first_step, rank, world))
         steps = max(1, self._chunk_rows * world // plan.global_batch)
-        last = plan.steps - 1  # it may be partial, and is read by itself
+        last = plan.steps - 1  # it may be partial, and is read separately
         for begin in range(first_step, last, steps):
             yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, last)))
         if first_step <= last:
@@ -205,22 +205,22 @@ class DatasetReader:
                 piece, row = plan.locate(part.lane, part.start + number)
                 return self._row_error(error, piece, row)
             number -= part.stop - part.start
-        raise AssertionError("a row that was not asked for") from error
+        raise AssertionError("a row that was not requested") from error
 
     def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
-        told = DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
+        located = DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
         at = piece.start + row
         stored = self._pieces.read(Piece(piece.row_group, at, at + 1))
-        told.row = {
+        located.row = {
             column.name: hashlib.md5(stored[column.name][0], usedforsecurity=False).hexdigest()
             if column.is_encoded
             else np.asarray(stored[column.name][0]).tolist()
             for column in self._columns
         }
-        return told
+        return located
 
     def _read_block(self, block: Block) -> Arrays:
-        """Return the rows of a block as they are stored."""
+        """Return the rows of a block, undecoded."""
         if len(block.pieces) == 1:
             arrays = self._pieces.read(block.pieces[0])
             if block.rows == self._manifest.row_groups[block.pieces[0].row_group].rows:
@@ -273,7 +273,7 @@ class _Lane:
 
 
 def _room(rows: int, column: Column) -> np.ndarray:
-    """Return an array to fill with values of ``column`` as they are stored."""
+    """Return an empty array for undecoded values of ``column``."""
     if column.is_encoded:
         return np.empty(rows, object)
     return empty_rows(rows, column)
@@ -302,8 +302,8 @@ def _split(chunks: Generator[Chunk, None, None]) -> Generator[Batch, None, None]
 
 
 def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None, None]:
-    """Yield ``chunks()``, which runs in a thread of its own."""
-    ready: queue.Queue[Any] = queue.Queue(PREFETCH_CHUNKS)
+    """Yield ``chunks()``, which runs in a separate thread."""
+    ready: queue.Queue[Any] = queue.Queue(_PREFETCH_CHUNKS)
     stop = threading.Event()
     thread = threading.Thread(
         target=_produce, args=(chunks, ready, stop), name="hsr-reader", daemon=True
@@ -316,7 +316,7 @@ def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None,
             yield item
     finally:
         stop.set()
-        while thread.is_alive():  # it may be waiting for room in the queue
+        while thread.is_alive():  # the queue may be full
             try:
                 ready.get_nowait()
             except queue.Empty:

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-MAX_LANES = 64
+_MAX_LANES = 64
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,17 @@ def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: 
         window_row_groups: row groups that fit the shuffle window of one rank, for the case that
             a single rank has to read all lanes.
     """
-    limit = max(1, min(MAX_LANES, len(row_groups), window_row_groups, global_batch))
+    limit = max(1, min(_MAX_LANES, len(row_groups), window_row_groups, global_batch))
     return next(lanes for lanes in range(limit, 0, -1) if global_batch % lanes == 0)
 
 
-def groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
+def _groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
     """Return how many row groups of these bytes a window holds, by the largest; 1 or more."""
     return max(1, window_bytes // max(1, *sizes)) if sizes else 1
 
 
 def batch_rows(rows: int, global_batch: int, step: int) -> int:
-    """Return the rows of a global batch: the last one of so many rows may be partial."""
+    """Return the rows of a global batch; the last one may be partial."""
     return min(global_batch, rows - step * global_batch)
 
 
@@ -188,14 +188,14 @@ class EpochPlan:
         count = sum(part.stop - part.start for part in slices)
         # Every full step takes the same part of every lane, further on.
         number = np.arange(len(steps))[:, None]
-        found: LaneRows = {}
+        rows_by_lane: LaneRows = {}
         offset = 0
         for part in slices:
             rows = np.arange(part.stop - part.start)
             positions = part.start + number * (self.global_batch // self.lanes) + rows
-            found[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
+            rows_by_lane[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
             offset += len(rows)
-        return [count] * len(steps), found
+        return [count] * len(steps), rows_by_lane
 
     def lane_blocks(self, lane: int) -> tuple[Block, ...]:
         """Return the blocks of ``lane``, in the order they are read."""
@@ -205,7 +205,7 @@ class EpochPlan:
 
     @cached_property
     def _blocks(self) -> dict[int, tuple[Block, ...]]:
-        """The blocks of the lanes that were asked for."""
+        """Cached blocks of lanes."""
         return {}
 
     def _make_blocks(self, lane: int) -> tuple[Block, ...]:
@@ -239,12 +239,12 @@ class EpochPlan:
         for part in self.rank_slices(first_step, rank, world):
             blocks = self.lane_blocks(part.lane)
             wanted += [(b.first, part.lane, b) for b in blocks if b.first + b.rows > part.start]
-        # All lanes advance at the same pace; those that have begun come first.
+        # All lanes advance at the same pace; started blocks come first.
         wanted.sort(key=lambda entry: entry[:2])
         return [piece for _, _, block in wanted for piece in block.pieces]
 
     def locate(self, lane: int, position: int) -> tuple[Piece, int]:
-        """Return where the row at ``position`` of ``lane`` lies: a piece, and the row in it."""
+        """Return the piece with the row at ``position`` of ``lane``, and the row in it."""
         block = next(b for b in self.lane_blocks(lane) if position < b.first + b.rows)
         row = int(block.order()[position - block.first])
         for piece in block.pieces:
@@ -310,7 +310,7 @@ def plan_epoch(
     """
     sizes = [size for _, size in row_groups]
     rows = tuple(count for count, _ in row_groups)
-    affordable = groups_in_window(sizes, window_bytes)
+    affordable = _groups_in_window(sizes, window_bytes)
     lanes = lane_count(rows, global_batch, affordable) if shuffle else 1
     row_bytes = max(1.0, sum(sizes) / max(1, sum(rows)))
     block_rows = max(1, int(window_bytes / lanes / row_bytes)) if shuffle else 1

@@ -91,7 +91,7 @@ def _save(
 ) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
-    files.write_by(WEIGHTS_FILE, functools.partial(_write_weights, model))
+    files.write_stream(WEIGHTS_FILE, functools.partial(_write_weights, model))
     outputs, rows, problem = outputs_of(model, inputs, bind)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
@@ -100,7 +100,7 @@ def _save(
     saved = SavedModel("source")
     with _archive(model) as archive:
         if archive is not None:
-            files.write_by(ARCHIVE_FILE, functools.partial(pack, archive))
+            files.write_stream(ARCHIVE_FILE, functools.partial(pack, archive))
         if archive is not None and outputs is not None:
             tried = sample_inputs(model, bind, rows)
             saved, problem = how_it_loads(archive, model, inputs.custom_objects, tried)

@@ -7,11 +7,11 @@ from typing import Any
 
 from ...checkpoint.config_diff import (
     ModelChanges,
-    differ,
-    joined,
-    optimized_otherwise,
-    otherwise,
-    trained_otherwise,
+    describe_change,
+    diff_optimizer,
+    diff_training,
+    diff_values,
+    join_changes,
 )
 
 
@@ -29,12 +29,12 @@ def compare_models(
         return ModelChanges(None, record=dict(now))
     layers = _layer_changes(then.get("layers", {}), now["layers"])
     if layers:
-        return ModelChanges(joined(layers))
+        return ModelChanges(join_changes(layers))
     before, after = then.get("optimizers", []), now["optimizers"]
     kinds = [[entry["class"] for entry in entries] for entries in (before, after)]
     if kinds[0] != kinds[1]:
-        return ModelChanges(otherwise("optimizer", ", ".join(kinds[0]), ", ".join(kinds[1])))
-    refusal, warnings = trained_otherwise(
+        return ModelChanges(describe_change("optimizer", ", ".join(kinds[0]), ", ".join(kinds[1])))
+    refusal, warnings = diff_training(
         then,
         now,
         summed=("loss", "loss_weights", "metrics"),
@@ -56,7 +56,7 @@ def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             for names, layers in ((lost, then), (new, now))
         )
         return [f"it had {had}, this one has {has}"]
-    return [otherwise(path, *pair) for path, *pair in differ(then, now)]
+    return [describe_change(path, *pair) for path, *pair in diff_values(then, now)]
 
 
 def _optimizer_changes(
@@ -71,9 +71,7 @@ def _optimizer_changes(
         kept.append(after)
         if old is None or new is None:
             continue
-        told, every, config = optimized_otherwise(
-            f"optimizer {after['class']}", old, new, _is_variable
-        )
+        told, every, config = diff_optimizer(f"optimizer {after['class']}", old, new, _is_variable)
         ignored += [
             f"{text}. Set another by a callback, or begin a new run with initial_weights"
             for text in told

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ...data.manifest import Column
 from ...errors import ModelError
+from ...storage.checksums import parse_checksums, seal, unseal
 from ...storage.filesystem import Location
 from ...storage.folders import write_aside
-from ...storage.sums import read_sums, sealed, unsealed
 from ...training.engine import GRAPH_FILE
 from ...typed_json import read_fields
 
@@ -98,7 +98,7 @@ def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
     Raises:
         OSError: storage fails.
     """
-    if not target.renames_whole:
+    if not target.has_atomic_rename:
         main = target.join(GRAPH_FILE)
         if main.exists():
             main.delete_file()
@@ -119,7 +119,7 @@ def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str
         if name == GRAPH_FILE:
             sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
-            target.join(COLUMNS_FILE).write_unseen(sealed(json.dumps(facts)).encode())
+            target.join(COLUMNS_FILE).write_in_place(seal(json.dumps(facts)).encode())
         place, digest = target.join(name), hashlib.sha256()
         place.parent.make_folder()
         Location(path).copy_to(place, digest.update)
@@ -135,14 +135,14 @@ def read_exported(folder: Location) -> Exported | None:
     """
     place = folder.join(COLUMNS_FILE)
     try:
-        facts = unsealed(place.read_text())
+        facts = unseal(place.read_text())
         if facts["format"] > FORMAT:
             raise ModelError(
                 f"{folder} is of format {facts['format']}, this package reads format {FORMAT}: "
                 "update it"
             )
         columns = tuple(read_fields(one, Column) for one in facts["columns"])
-        return Exported(columns, read_sums(facts["sums"]))
+        return Exported(columns, parse_checksums(facts["sums"]))
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:

@@ -11,9 +11,9 @@ from typing import IO
 import tensorflow as tf
 
 from ...errors import ModelError
-from ...storage.contents import PART_BYTES, Contents, spooled, unpack
+from ...storage.checksums import read_verified_file
+from ...storage.contents import PART_BYTES, Contents, spool, unpack
 from ...storage.filesystem import Location
-from ...storage.sums import contents_checked
 from ...training.engine import GRAPH_FILE
 
 
@@ -37,7 +37,7 @@ def pack(folder: Location, sums: Mapping[str, str] | None = None) -> Contents:
             for name in names:
                 _add(archive, folder, name, sums)
 
-    return spooled(write)
+    return spool(write)
 
 
 def _add(
@@ -47,7 +47,7 @@ def _add(
         if sums is None:
             contents = folder.join(name).spool(lambda part: None)
         else:
-            contents = contents_checked(folder, name, sums)
+            contents = read_verified_file(folder, name, sums)
     except ValueError as error:
         raise ModelError(f"the SavedModel in {folder}: {error}") from error
     with archive.open(name, "w", force_zip64=True) as entry, contents.open() as file:

@@ -41,7 +41,7 @@ def export_keras(recipe: Recipe, target: Location) -> None:
         with using_keras_state(parts.state), tempfile.TemporaryDirectory() as folder:
             place = Path(folder, "model")
             _write(recipe, model, bind, place)
-            target.write_by(functools.partial(pack, place))
+            target.write_stream(functools.partial(pack, place))
 
 
 def _write(recipe: Recipe, model: object, bind: InputBinding, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from ...checkpoint.attachments import HandedFile, contents_of
+from ...checkpoint.attachments import AttachedFile, contents_of
 from ...errors import ModelError
 from ...storage.contents import Contents
 from ...training.spec import ModelSource
@@ -33,7 +33,7 @@ def build_model(source: ModelSource) -> keras.Model:
 def _build(source: ModelSource) -> tuple[object, str]:
     if source.function is not None:
         return source.call_function(), "model_fn"
-    if isinstance(source.file, (Contents, HandedFile)):
+    if isinstance(source.file, (Contents, AttachedFile)):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.keras")
             contents_of(source.file).write_to(path)

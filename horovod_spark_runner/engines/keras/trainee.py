@@ -117,7 +117,7 @@ class KerasTrainee(Trainee):
             return outputs_of(self.model, inputs, self._batches.inputs)[0]
 
     def _served(self) -> Served:
-        name = partial(added_columns, given=self._spec.config.prediction_col)
+        name = partial(added_columns, prediction_col=self._spec.config.prediction_col)
         inputs = sample_inputs(self.model, self._batches.inputs, self._batches.sample)
         return served_by(self._spec, self.model, inputs, name)
 

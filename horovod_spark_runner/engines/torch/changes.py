@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from ...checkpoint.config_diff import (
     ModelChanges,
-    joined,
-    optimized_otherwise,
-    otherwise,
-    trained_otherwise,
+    describe_change,
+    diff_optimizer,
+    diff_training,
+    join_changes,
 )
 from .losses import loss_named
 from .optimizers import describe_optimizer
@@ -56,14 +56,14 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool) 
         return ModelChanges(None, record=dict(now))
     before, after = then.get("optimizers", {}), now["optimizers"]
     refused = [
-        otherwise(name, then.get(name), now[name])
+        describe_change(name, then.get(name), now[name])
         for name in ("module", "schedulers", "sync_batch_norm")
         if then.get(name) != now[name]
     ]
     refused += _of_optimizers(before, after)
     if refused:
-        return ModelChanges(joined(refused))
-    refusal, warnings = trained_otherwise(
+        return ModelChanges(join_changes(refused))
+    refusal, warnings = diff_training(
         then, now, summed=(*_SUMMED, "metrics"), warned=_TRAINED_WITH, in_epoch=in_epoch
     )
     if refusal is not None:
@@ -75,10 +75,10 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool) 
 def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     kinds = [{name: one["class"] for name, one in each.items()} for each in (then, now)]
     if kinds[0] != kinds[1]:
-        return [otherwise("optimizer", *(", ".join(kind.values()) for kind in kinds))]
+        return [describe_change("optimizer", *(", ".join(kind.values()) for kind in kinds))]
     sizes = [{name: len(one["groups"]) for name, one in each.items()} for each in (then, now)]
     if sizes[0] != sizes[1]:
-        return [otherwise("the number of parameter groups", *sizes)]
+        return [describe_change("the number of parameter groups", *sizes)]
     return []
 
 
@@ -93,7 +93,7 @@ def _of_settings(
         what = f"optimizer {name!r}" if name else f"optimizer {one['class']}"
         groups = []
         for first, last in zip(then[name]["groups"], one["groups"], strict=True):
-            told, every, group = optimized_otherwise(what, first, last, _is_rate)
+            told, every, group = diff_optimizer(what, first, last, _is_rate)
             ignored += [
                 f"{text}; begin a new run with initial_weights for another" for text in told
             ]

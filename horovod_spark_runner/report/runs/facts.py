@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checkpoint.retry_policy import RUNNING
 from ...checkpoint.run_directory import Account, RunDirectory
-from ...storage.paths import without_secrets
+from ...storage.paths import redact_url
 from ...training.time_breakdown import mean_seconds
 from .state import RunSummary, read_run
 
@@ -107,7 +107,7 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
         )
     return RunFacts(
         name=directory.location.name,
-        place=without_secrets(str(directory.location)),
+        place=redact_url(str(directory.location)),
         state=state,
         settings=directory.read_config(),
         epochs=epochs,

@@ -10,7 +10,7 @@ from typing import Any
 from ...checkpoint.retry_policy import steps_lost
 from ...checkpoint.run_directory import RunDirectory
 from ...formatting import duration, moment, number, share, shortened, size
-from ...storage.paths import without_secrets
+from ...storage.paths import redact_url
 from ...training.time_breakdown import SENT, WHOLE
 from ..page import Child, Section, facts, folded, page, paragraph, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
@@ -177,7 +177,7 @@ def _versions(runs: Sequence[RunFacts]) -> list[Child]:
     found = [{**run.last_call.get("versions", {})} for run in runs]
     for versions, run in zip(found, runs, strict=True):
         if "master" in run.last_call:
-            versions["Spark master"] = without_secrets(str(run.last_call["master"]))
+            versions["Spark master"] = redact_url(str(run.last_call["master"]))
     names = list(dict.fromkeys(name for one in found for name in one))
     rows: list[list[Child]] = [[name, *(one.get(name, "") for one in found)] for name in names]
     header = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "version"]
@@ -203,7 +203,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             found.update(_flat(value, name))
         elif isinstance(value, str):
-            found[name] = without_secrets(value)
+            found[name] = redact_url(value)
         else:
             found[name] = json.dumps(value)
     return found

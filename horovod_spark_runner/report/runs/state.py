@@ -19,7 +19,7 @@ from ...checkpoint.retry_policy import FINISHED, RUNNING, Attempt
 from ...checkpoint.run_directory import RunDirectory
 from ...config.training import CheckpointOptions
 from ...errors import InvalidInputError, RunDirectoryError
-from ...storage.contents import parsing
+from ...storage.contents import convert_parse_errors
 from ...storage.lease import read_lease, seems_held
 from ...training.trained_model import read_model
 from ...typed_json import read_fields
@@ -114,7 +114,7 @@ def read_run(
     Raises:
         InvalidInputError: it holds no run.
     """
-    with parsing(f"the records of a run in {directory.location}"):
+    with convert_parse_errors(f"the records of a run in {directory.location}"):
         return _read_run(directory, now, verify, ended)
 
 

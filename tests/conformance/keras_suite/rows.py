@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location

@@ -13,21 +13,21 @@ import pytest
 
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.patience import (
-    ANSWER_SECONDS,
-    ANSWER_VARIABLE,
-    Headway,
+from horovod_spark_runner.storage.retries import (
+    TIMEOUT_SECONDS,
+    TIMEOUT_VARIABLE,
     HungError,
-    answer_seconds,
-    answered,
-    patiently,
+    Watchdog,
+    call_with_timeout,
+    retry,
+    timeout_seconds,
 )
 
 
 def test_an_answer_and_an_error_are_handed_on() -> None:
-    assert answered(lambda headway: 7, "x") == 7
+    assert call_with_timeout(lambda watchdog: 7, "x") == 7
     with pytest.raises(FileNotFoundError):
-        answered(lambda headway: Path("/no/such/file").read_text(), "x")
+        call_with_timeout(lambda watchdog: Path("/no/such/file").read_text(), "x")
 
 
 def test_an_error_keeps_nothing_alive_once_it_is_handled() -> None:
@@ -37,13 +37,13 @@ def test_an_error_keeps_nothing_alive_once_it_is_handled() -> None:
     data = Data()
     seen = weakref.ref(data)
 
-    def fail(headway: Headway, data: Data = data) -> None:
+    def fail(watchdog: Watchdog, data: Data = data) -> None:
         raise OSError(str(data))
 
     gc.disable()
     try:
         with pytest.raises(OSError, match="Data object"):
-            answered(fail, "x")
+            call_with_timeout(fail, "x")
         del data, fail
         deadline = time.monotonic() + 60
         while seen() is not None and time.monotonic() < deadline:
@@ -54,26 +54,26 @@ def test_an_error_keeps_nothing_alive_once_it_is_handled() -> None:
 
 
 def test_what_makes_headway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ANSWER_VARIABLE, "0.5")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.5")
 
-    def slow(headway: Headway) -> str:
+    def slow(watchdog: Watchdog) -> str:
         for _ in range(5):
             time.sleep(0.2)
-            headway.made()
+            watchdog.reset()
         return "done"
 
-    assert answered(slow, "x") == "done"
+    assert call_with_timeout(slow, "x") == "done"
 
 
 def test_a_place_that_does_not_answer_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipe that nobody reads hangs as a server that is away does."""
-    monkeypatch.setenv(ANSWER_VARIABLE, "0.3")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.3")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match=r"pipe.*\b0\.3 s"):
-        Location(str(pipe)).write_unseen(b"x")
+        Location(str(pipe)).write_in_place(b"x")
     pipe.open("rb").close()  # lets the writer go
 
 
@@ -85,23 +85,23 @@ def test_a_second_try_is_left_out_where_the_first_hung() -> None:
         raise HungError("x: the storage has not answered")
 
     with pytest.raises(CheckpointError, match="cannot be read: x: the storage has not answered"):
-        patiently(hang, "it cannot be read", pause=lambda seconds: None)
+        retry(hang, "it cannot be read", pause=lambda seconds: None)
     assert tries == [1]
 
 
 def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ANSWER_VARIABLE, raising=False)
-    assert answer_seconds() == ANSWER_SECONDS
+    monkeypatch.delenv(TIMEOUT_VARIABLE, raising=False)
+    assert timeout_seconds() == TIMEOUT_SECONDS
     for text in ("soon", "0", "-1", "nan"):
-        monkeypatch.setenv(ANSWER_VARIABLE, text)
+        monkeypatch.setenv(TIMEOUT_VARIABLE, text)
         with pytest.raises(InvalidInputError, match=f"seconds.*'{text}'"):
-            answer_seconds()
+            timeout_seconds()
 
 
 @pytest.mark.parametrize("text", ["inf", "1e12"])
 def test_no_limit_is_a_limit_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ANSWER_VARIABLE, text)
-    assert answered(lambda headway: time.sleep(0.05), "x") is None
+    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
+    assert call_with_timeout(lambda watchdog: time.sleep(0.05), "x") is None
 
 
 def test_large_files_are_read_and_written_in_parts(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.prepare.datasets import like
-from horovod_spark_runner.data.prepare.footers import parquet_files, read_footers
-from horovod_spark_runner.data.prepare.materialize import DataRequest
-from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.columns import DataRequest
+from horovod_spark_runner.data.prepare.datasets import match_columns
+from horovod_spark_runner.data.prepare.parquet import open_parquet, parquet_files, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.model.files import FilesRequest, plan_files
@@ -54,8 +53,8 @@ def test_folders_of_columns_and_of_other_names(tmp_path: Path) -> None:
     rows(tmp_path / "_k%20a=1" / "l=2" / "1")
     assert parquet_files(place).partitions == ("_k a", "l")
     assert open_parquet(place, REQUEST) is not None
-    asked = replace(REQUEST, roles=Roles(("x",), ("L",)))
-    assert open_parquet(place, asked) is None  # Spark takes it from the folder's name
+    request = replace(REQUEST, roles=Roles(("x",), ("L",)))
+    assert open_parquet(place, request) is None  # Spark takes it from the folder's name
     rows(tmp_path / "2.parquet")
     assert parquet_files(place).partitions is None
     assert read_footers(place).files[-1].name == "_k%20a=1/l=2/1"
@@ -104,6 +103,6 @@ def test_numbers_are_not_validated_as_strings() -> None:
     numbers = replace(text, columns=(Column("x", "int32"),))
     for ours, theirs in ((numbers, text), (text, numbers)):
         with pytest.raises(DataError, match="validation.*'x'"):
-            like(ours, theirs)
+            match_columns(ours, theirs)
     wider = replace(text, columns=(Column("x", "int64"),))
-    assert like(wider, numbers).columns == numbers.columns
+    assert match_columns(wider, numbers).columns == numbers.columns

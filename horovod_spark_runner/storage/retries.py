@@ -1,4 +1,4 @@
-"""Storage that fails for a moment is asked again; on storage that hangs nobody waits for ever."""
+"""Timeouts and retries of calls to storage."""
 
 from __future__ import annotations
 
@@ -15,47 +15,48 @@ from ..errors import CheckpointError, InvalidInputError, escaped
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Seconds to wait before storage that has failed is asked again.
+# Seconds to wait before each retry.
 PAUSES = (1.0, 4.0)
-# How long storage may take for one answer, in seconds, and the variable that says otherwise.
-ANSWER_SECONDS = 300.0
-ANSWER_VARIABLE = "HSR_STORAGE_TIMEOUT"
+# Seconds that storage may take to answer, and the environment variable that overrides them.
+TIMEOUT_SECONDS = 300.0
+TIMEOUT_VARIABLE = "HSR_STORAGE_TIMEOUT"
 _LONGEST_WAIT = 1e8  # three years; Python cannot wait for any number of seconds
 
 
 class HungError(TimeoutError):
-    """The storage does not answer, which a second try would not change."""
+    """The storage does not answer; a retry would not help."""
 
 
-class Headway:
-    """When a piece of work on storage last came further."""
+class Watchdog:
+    """Time of the last progress of a call to storage."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Note progress: the timeout begins anew."""
         self.last = time.monotonic()
 
-    def made(self) -> None:
-        self.last = time.monotonic()
 
+def call_with_timeout(act: Callable[[Watchdog], T], what: str) -> T:
+    """Return the result of ``act``, unless the storage stops answering.
 
-def answered(act: Callable[[Headway], T], what: str) -> T:
-    """Return what ``act`` does, unless the storage stops answering.
-
-    It runs in a thread of its own: a call that hangs in the kernel, on a network file system whose
-    server is away, can be left but not ended.
+    It runs in a separate thread: a call that hangs in the kernel, on a network file system whose
+    server is away, can be abandoned but not ended.
 
     Args:
-        act: reads or writes; tells of its headway if it takes several steps.
+        act: reads or writes; resets the watchdog after each step if it takes several.
         what: the place, for the message.
 
     Raises:
-        HungError: it made no headway for `answer_seconds`.
+        HungError: it made no progress for `timeout_seconds`.
     """
-    limit, headway, done = answer_seconds(), Headway(), Future[T]()
+    limit, watchdog, done = timeout_seconds(), Watchdog(), Future[T]()
     threading.Thread(
-        target=_answer, args=(act, headway, done), name="hsr-storage", daemon=True
+        target=_answer, args=(act, watchdog, done), name="hsr-storage", daemon=True
     ).start()
     while not done.done():
-        left = headway.last + limit - time.monotonic()
+        left = watchdog.last + limit - time.monotonic()
         if left <= 0:
             raise _hung(what, limit)
         wait([done], timeout=left)
@@ -65,17 +66,17 @@ def answered(act: Callable[[Headway], T], what: str) -> T:
         del done  # an error and what it refers to would keep each other alive
 
 
-def awaited(future: Future[T], what: str) -> T:
-    """Return what another thread reads or writes, unless the storage stops answering.
+def await_with_timeout(future: Future[T], what: str) -> T:
+    """Return the result of another thread's call, unless the storage stops answering.
 
     Args:
-        future: what it is at.
+        future: the call's result.
         what: the place, for the message.
 
     Raises:
-        HungError: it was waited for as long as `answer_seconds`.
+        HungError: it did not end within `timeout_seconds`.
     """
-    limit = answer_seconds()
+    limit = timeout_seconds()
     wait([future], timeout=limit)
     if not future.done():
         raise _hung(what, limit)
@@ -86,45 +87,45 @@ def _hung(what: str, limit: float) -> HungError:
     return HungError(f"{what}: the storage has not answered for {limit:g} s")
 
 
-def _answer(act: Callable[[Headway], T], headway: Headway, done: Future[T]) -> None:
+def _answer(act: Callable[[Watchdog], T], watchdog: Watchdog, done: Future[T]) -> None:
     try:
-        done.set_result(act(headway))
+        done.set_result(act(watchdog))
     except BaseException as error:  # raised where it is waited for
         done.set_exception(escaped(error))
     finally:
         del done
 
 
-def answer_seconds() -> float:
-    """Return how long storage may take for one answer.
+def timeout_seconds() -> float:
+    """Return the seconds that storage may take to answer.
 
     Raises:
-        InvalidInputError: the variable that says so is no number of seconds.
+        InvalidInputError: `TIMEOUT_VARIABLE` is not a number of seconds.
     """
-    text = os.environ.get(ANSWER_VARIABLE, "")
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
     if not text:
-        return ANSWER_SECONDS
+        return TIMEOUT_SECONDS
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:  # also of nan
-        raise InvalidInputError(f"{ANSWER_VARIABLE} must be a number of seconds, got {text!r}")
+        raise InvalidInputError(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}")
     return min(seconds, _LONGEST_WAIT)
 
 
-def patiently(
+def retry(
     act: Callable[[], T],
     what: str,
     advice: str = "",
     pause: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return what ``act`` does, which is tried again if the storage fails.
+    """Return the result of ``act``, which is retried if the storage fails.
 
     Args:
         act: reads or writes something.
-        what: what has not been possible if it fails, for the message.
-        advice: what there is to know or do then.
+        what: the failure, for the message.
+        advice: what to know or do then.
         pause: how to wait; for tests.
 
     Raises:
@@ -139,5 +140,5 @@ def patiently(
             if seconds is None or isinstance(error, HungError):
                 hint = f". {advice}" if advice else ""
                 raise CheckpointError(f"{what}: {error}{hint}") from error
-            logger.warning("%s and is tried again: %s", what, error)
+            logger.warning("%s and is retried: %s", what, error)
             pause(seconds)

@@ -15,14 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.prepare.footers import manifest_of, read_footers
+from horovod_spark_runner.data.prepare.parquet import manifest_of, read_footers
 from horovod_spark_runner.data.read.decode import absent_classes
-from horovod_spark_runner.data.read.open_files import IDLE_FILES
-from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
+from horovod_spark_runner.data.read.row_groups import (
+    IDLE_FILES,
+    ReadAhead,
+    RowGroupReader,
+    read_footer,
+)
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
-from horovod_spark_runner.data.store import read_footer
 from horovod_spark_runner.errors import CheckpointError, DataError
-from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.filesystem import Location
 
 from .test_reader import dataset
@@ -31,9 +34,9 @@ SIZES = [[5, 3], [7, 1, 4], [6]]
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> PieceReader:
+def reader(tmp_path: Path) -> RowGroupReader:
     manifest = dataset(tmp_path, SIZES).manifest
-    return PieceReader(manifest, manifest.columns)
+    return RowGroupReader(manifest, manifest.columns)
 
 
 def all_pieces() -> list[Piece]:
@@ -67,7 +70,7 @@ def test_files_that_have_changed_places_are_told(tmp_path: Path) -> None:
     first.rename(tmp_path / "aside")
     second.rename(first)
     (tmp_path / "aside").rename(second)
-    reader = PieceReader(manifest, manifest.columns)
+    reader = RowGroupReader(manifest, manifest.columns)
     with pytest.raises(DataError, match=f"{first}.*dataset"):
         reader.read(Piece(0, 0, 5))
     first.write_bytes(b"no Parquet")
@@ -81,7 +84,7 @@ def test_storage_that_fails_for_a_moment_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     manifest = dataset(tmp_path, [[3]]).manifest
-    reader = PieceReader(manifest, manifest.columns)
+    reader = RowGroupReader(manifest, manifest.columns)
     read, failures, answers = reader._read_group, [5, 5], threading.Event()
 
     def fail(number: int) -> pa.Table:
@@ -93,7 +96,7 @@ def test_storage_that_fails_for_a_moment_or_hangs(
         answers.wait()
         return read(number)
 
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.0))
     piece = Piece(0, 0, 3)
     for act in (fail, hang):
         monkeypatch.setattr(reader, "_read_group", act)
@@ -104,7 +107,7 @@ def test_storage_that_fails_for_a_moment_or_hangs(
             reader.announce([piece] if announced else [])
             with pytest.raises(CheckpointError, match="parquet.*Input/output"):
                 reader.read(piece)
-    monkeypatch.setenv(patience.ANSWER_VARIABLE, "0.1")
+    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, "0.1")
     with pytest.raises(CheckpointError, match=r"parquet.*\b0\.1 s"):
         reader.read(piece)
     reader.close()  # which does not wait for it, either
@@ -130,7 +133,7 @@ def test_a_page_that_does_not_decompress_is_told(tmp_path: Path) -> None:
             pass
     else:
         pytest.skip("this Arrow tells every damage otherwise")
-    reader = PieceReader(manifest, manifest.columns)
+    reader = RowGroupReader(manifest, manifest.columns)
     with pytest.raises(DataError, match=f"{path}.*damaged"):
         reader.read(Piece(0, 0, 5))
     reader.close()
@@ -139,7 +142,7 @@ def test_a_page_that_does_not_decompress_is_told(tmp_path: Path) -> None:
 def test_files_that_are_gone_are_told(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, [[3]]).manifest
     next(tmp_path.iterdir()).unlink()
-    reader = PieceReader(manifest, manifest.columns)
+    reader = RowGroupReader(manifest, manifest.columns)
     with pytest.raises(DataError, match="parquet(?!.*footer).*dataset"):
         reader.read(Piece(0, 0, 3))
     reader.close()
@@ -150,25 +153,25 @@ def test_a_footer_of_any_size_is_read_as_pyarrow_reads_it(tmp_path: Path, groups
     dataset(tmp_path, [[1] * groups])
     (path,) = tmp_path.iterdir()
     with pa.OSFile(str(path)) as file:
-        footer, told = read_footer(file)
+        footer, checksum = read_footer(file)
     assert footer.equals(pq.read_metadata(path))
     assert footer.num_row_groups == groups
-    assert len(told) == 16
+    assert len(checksum) == 16
     assert (footer.serialized_size > 64 * 1024) == (groups > 1)
 
 
 def _open_in(folder: Path) -> list[str]:
     """Return the files below ``folder`` that this process has open."""
-    found = []
+    files = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found.append(str(link.readlink()))
-    return [path for path in found if path.startswith(str(folder))]
+            files.append(str(link.readlink()))
+    return [path for path in files if path.startswith(str(folder))]
 
 
 def test_a_dataset_of_many_files_keeps_few_of_them_open(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, [[1]] * (3 * IDLE_FILES)).manifest
-    reader = PieceReader(manifest, manifest.columns)
+    reader = RowGroupReader(manifest, manifest.columns)
     pieces = [Piece(number, 0, 1) for number in range(len(manifest.row_groups))]
     for _ in range(2):
         reader.announce(pieces)
@@ -179,13 +182,15 @@ def test_a_dataset_of_many_files_keeps_few_of_them_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pieces_asked_for_in_another_order_than_announced(reader: PieceReader, seed: int) -> None:
+def test_pieces_asked_for_in_another_order_than_announced(
+    reader: RowGroupReader, seed: int
+) -> None:
     order = random.Random(seed)
-    announced, asked = all_pieces(), all_pieces()
+    announced, requested = all_pieces(), all_pieces()
     order.shuffle(announced)
-    order.shuffle(asked)
+    order.shuffle(requested)
     reader.announce(announced[order.randrange(4) :])  # and some not announced at all
-    for piece in asked:
+    for piece in requested:
         assert reader.read(piece)["id"].tolist() == expected(piece)
     reader.close()
 
@@ -193,7 +198,7 @@ def test_pieces_asked_for_in_another_order_than_announced(reader: PieceReader, s
 def test_what_is_read_ahead_is_bounded_by_bytes(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
     size = max(group.size for group in manifest.row_groups)
-    reader = PieceReader(manifest, manifest.columns, ahead=ReadAhead(4, 2 * size))
+    reader = RowGroupReader(manifest, manifest.columns, ahead=ReadAhead(4, 2 * size))
     waiting = []
     reader.announce(all_pieces())
     for piece in all_pieces():
@@ -205,14 +210,16 @@ def test_what_is_read_ahead_is_bounded_by_bytes(tmp_path: Path) -> None:
 
 def test_a_row_group_larger_than_the_bound_is_still_read_ahead(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
-    reader = PieceReader(manifest, manifest.columns, ahead=ReadAhead(4, 1))
+    reader = RowGroupReader(manifest, manifest.columns, ahead=ReadAhead(4, 1))
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
     assert len(reader._ahead) == 1
     reader.close()
 
 
-def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader, tmp_path: Path) -> None:
+def test_closing_ends_the_threads_and_closes_the_files(
+    reader: RowGroupReader, tmp_path: Path
+) -> None:
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
     assert [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
@@ -238,7 +245,7 @@ def test_what_fits_is_read_from_storage_once(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
     size = sum(group.size for group in manifest.row_groups)
     for keep_bytes, again in [(size, False), (size - 1, True)]:
-        reader = PieceReader(manifest, manifest.columns, keep_bytes)
+        reader = RowGroupReader(manifest, manifest.columns, keep_bytes)
         read: list[int] = []
         reader._read_group = noting(reader._read_group, read)  # type: ignore[assignment]
         for _ in range(3):
@@ -253,7 +260,7 @@ def test_what_fits_is_read_from_storage_once(tmp_path: Path) -> None:
 def test_a_row_group_that_is_kept_is_announced_once(tmp_path: Path) -> None:
     """Lanes share row groups: their parts are asked for at different times."""
     manifest = dataset(tmp_path, SIZES).manifest
-    reader = PieceReader(manifest, manifest.columns, 1 << 30)
+    reader = RowGroupReader(manifest, manifest.columns, 1 << 30)
     read: list[int] = []
     reader._read_group = noting(reader._read_group, read)  # type: ignore[assignment]
     pieces = all_pieces()
