@@ -41,8 +41,8 @@ def assert_same_weights(run_dir: Path, expected: Path, atol: float = 0.0) -> Non
 
 LABEL = Column("y", "float32")
 
-# Fields of the configuration; ``fit`` and ``validation`` are those of the spec.
-CONFIG = {one.name for one in fields(TrainingConfig)} - {"fit", "validation"}
+# Fields of the configuration; ``validation`` is that of the spec.
+CONFIG = {one.name for one in fields(TrainingConfig)} - {"validation"}
 
 
 def spec_of(
@@ -53,12 +53,12 @@ def spec_of(
     manifest = Manifest("", (), tuple(known.values()), (), "")
     own = {name: given.pop(name) for name in CONFIG & given.keys()} | {"model_fn": None}
     own.setdefault("data", DataOptions(window_bytes=1 << 20))
+    own.setdefault("fit", FitOptions(batch_size=4, epochs=1))
     values: dict[str, Any] = {
         "config": TrainingConfig(**own),
         "model": ModelSource(),
         "inputs": Binding(tuple(column.name for column in columns)),
         "outputs": Binding(tuple(column.name for column in labels)),
-        "fit": FitOptions(batch_size=4, epochs=1),
         "train": manifest,
         "validation": None,
         "run_dir": "",

@@ -1,7 +1,8 @@
 """Resume a run from the newest checkpoint of its run directory. In the order of a run:
 
 1. `resolve_start`, on the driver: the checkpoint, and which settings of the call hold.
-2. `check_same_data`, on the driver once the rows are prepared: they are those of the run.
+2. `check_same_data` and `check_rest_of_epoch`, on the driver once the rows are prepared: they are
+   those of the run, in its order.
 3. `restore_checkpoint`, on the ranks: rank 0 reads the arrays, checks order of rows and model,
    restores the shared variables and sends each rank its state.
 4. `horovod_spark_runner.checkpoint.rank_state.restore_rank`, on each rank once its callbacks and
@@ -394,6 +395,39 @@ def _same_columns(then: Any, now: Any) -> bool:
     return bool(then == now)
 
 
+def check_rest_of_epoch(spec: TrainingSpec, info: CheckpointInfo, where: str) -> None:
+    """Check that the rest of a checkpoint's epoch has the rows that it would have had.
+
+    Args:
+        spec: the training.
+        info: the checkpoint, which may be of an epoch's end.
+        where: its folder, for the message.
+
+    Raises:
+        RunDirectoryError: rows would come twice or not at all.
+    """
+    if info.epoch_step == 0:
+        return
+    changed = {
+        name: (info.order.get(name), value)
+        for name, value in spec.order.items()
+        if info.order.get(name) != value
+    }
+    begin = f"checkpoint {where} was taken within epoch {info.epoch + 1}, and "
+    if "row_order" in changed:
+        raise RunDirectoryError(
+            f"{begin}{_OTHER_ROW_ORDER}: some would be trained on twice in that epoch, and others "
+            "not at all. Give the DataFrame in the order it had (sort it by a column before both "
+            "calls), or give another run_dir"
+        )
+    if changed:
+        shown = ", ".join(f"{name} {old} (now {new})" for name, (old, new) in changed.items())
+        raise RunDirectoryError(
+            f"{begin}the rest of that epoch depends on {shown}. Finish the epoch with the same "
+            "values (batch_size times num_workers is the global batch), then change them"
+        )
+
+
 # -- on the ranks ----------------------------------------------------------------------------------
 
 
@@ -436,20 +470,26 @@ def restore_checkpoint(
 
     if spec.attempt.checkpoint is None:
         return None
-    variables = trainee.variables
+    variables, epochs = trainee.variables, spec.fit.epochs
     info: CheckpointInfo | None = None
     states: list[RankState] | None = None
     model: Mapping[str, Any] = {}
     if world.Get_rank() == 0:
         folder, info, files = _read_newest(spec, spec.attempt.checkpoint)
-        _check_row_order(spec, folder, info)
+        # Once more: it may be an earlier one than the driver has seen.
+        check_rest_of_epoch(spec, info, str(folder))
+        if info.order.get("row_order") != spec.train.row_order and not _is_over(info, epochs):
+            notify(
+                f"resuming run_dir {spec.run_dir}: {_OTHER_ROW_ORDER}, so that the rest is trained "
+                "in another order than the run would have taken"
+            )
         changes = trainee.compare(info.model, trainee.describe(), in_epoch=info.epoch_step > 0)
         if changes.refusal is not None:
             raise RunDirectoryError(
                 f"run_dir holds a run of another model ({folder}): {changes.refusal}. Resume with "
                 "the run's model, or give another run_dir; initial_weights takes over what fits"
             )
-        for text in () if _is_over(info, spec.fit.epochs) else changes.warnings:
+        for text in () if _is_over(info, epochs) else changes.warnings:
             notify(f"resuming run_dir {spec.run_dir}: {text}")
         model = changes.record
         variables.build_optimizers(info.model.get("trained_by", ()))
@@ -477,37 +517,6 @@ def _read_newest(
         )
     send(Resumed(checkpoint[1].step))
     return checkpoint
-
-
-def _check_row_order(spec: TrainingSpec, folder: Location, info: CheckpointInfo) -> None:
-    """Check that the rest of a checkpoint's epoch has the rows that it would have had."""
-    rows = info.order.get("row_order"), spec.train.row_order
-    if info.epoch_step == 0:
-        if rows[0] != rows[1] and not _is_over(info, spec.fit.epochs):
-            notify(
-                f"resuming run_dir {spec.run_dir}: {_OTHER_ROW_ORDER}, so that the rest is trained "
-                "in another order than the run would have taken"
-            )
-        return
-    if rows[0] != rows[1]:
-        raise RunDirectoryError(
-            f"checkpoint {folder} was taken within epoch {info.epoch + 1}, and {_OTHER_ROW_ORDER}: "
-            "some would be trained on twice in that epoch, and others not at all. Give the "
-            "DataFrame in the order it had (sort it by a column before both calls), or give "
-            "another run_dir"
-        )
-    changed = {
-        name: (info.order.get(name), value)
-        for name, value in spec.order.items()
-        if info.order.get(name) != value
-    }
-    if changed:
-        shown = ", ".join(f"{name} {old} (now {new})" for name, (old, new) in changed.items())
-        raise RunDirectoryError(
-            f"checkpoint {folder} was taken within epoch {info.epoch + 1}, and the rest of that "
-            f"epoch depends on {shown}. Finish the epoch with the same values (batch_size times "
-            "num_workers is the global batch), then change them"
-        )
 
 
 # -- after an interruption -------------------------------------------------------------------------

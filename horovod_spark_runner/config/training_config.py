@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError, brief
 from .data import DataOptions
-from .launch import LaunchOptions
+from .fields import derive
+from .launch import LaunchOptions, LaunchSettings
 from .mlflow import MlflowOptions
 from .prediction import PredictionCol, check_prediction_col
 from .sync import Allreduce, Sync, check_sync
@@ -110,6 +111,8 @@ class TrainingConfig:
             if name != "mlflow" or value is not None:
                 self._set(name, check_options(name, value, kind))
         self._set("sync", check_sync("sync", self.sync))
+        of_workers = {name: getattr(self, name) for name in ("num_workers", "gpus_per_worker")}
+        derive(LaunchSettings, self.launch, **of_workers)  # raises
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

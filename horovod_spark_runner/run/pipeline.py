@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.attachments import AttachmentWriter, open_attachments
-from ..checkpoint.resume import check_same_data, describe_interruption
+from ..checkpoint.resume import check_rest_of_epoch, check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
 from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import chosen_launcher
@@ -184,12 +184,9 @@ def train_ranks(
             if alone and run.checkpoint is None and not config.data.keep_data:
                 discard_datasets(directory.data)
             raise
-        _check_profile_steps(run, data.train.rows)
-        _warn_of_absent_classes(run, data.train)
-        if run.checkpoint is not None:
-            where = str(directory.location)
-            check_same_data(run.checkpoint, data.train.fingerprint, run.settings, where)
-        run_id = _begin_record(run, data.train.rows)
+        spec = training_spec(run, data, _run_id(run))
+        _check_data(run, spec)
+        _begin_record(run, spec)
         seconds = {"prepare": run.seconds, "materialize": materialized - began}
         spark = session_of(run.df)
         facts = {"workers": run.workers, "master": master_of(spark), "versions": versions()}
@@ -206,7 +203,7 @@ def train_ranks(
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            result = attempts.run(_attach_files(training_spec(run, data, run_id), hand))
+            result = attempts.run(_attach_files(spec, hand))
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
@@ -232,17 +229,16 @@ def _attach_files(spec: TrainingSpec, hand: AttachmentWriter) -> TrainingSpec:
     return replace(spec, model=model, warm_start=start)
 
 
-def _begin_record(run: ResolvedRun, rows: int) -> str:
-    """Record the training and its number of rows in the run directory; return the run's id."""
+def _begin_record(run: ResolvedRun, spec: TrainingSpec) -> None:
+    """Record the run's identity, its settings and its number of rows in the run directory."""
     directory = run.directory
     # The script's name only: its arguments may hold secrets.
     program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
     try:
-        run_id = _run_id(run)
-        directory.write_config({**run.settings, **program, "rows": rows})
+        directory.write_run_id(spec.run_id)
+        directory.write_config({**run.settings, **program, "rows": spec.train.rows})
     except OSError as error:
         raise CheckpointError(f"run_dir {directory.location} is not writable: {error}") from error
-    return run_id
 
 
 def _describe(data: Prepared, seconds: float) -> str:
@@ -255,11 +251,10 @@ def _describe(data: Prepared, seconds: float) -> str:
 def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec:
     """Return the spec of a training for the ranks."""
     return TrainingSpec(
-        config=run.config.for_ranks(),
+        config=replace(run.config.for_ranks(), fit=run.fit),
         model=run.model,
         inputs=run.inputs,
         outputs=run.outputs,
-        fit=run.fit,
         train=data.train,
         validation=data.validation,
         run_dir=str(run.directory.location),
@@ -271,12 +266,10 @@ def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec
 
 
 def _run_id(run: ResolvedRun) -> str:
-    """Return the identity of this run's checkpoints; write it to a new run directory."""
-    run_id = run.directory.run_id()
-    if run_id is None:
-        run_id = uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
-        run.directory.write_run_id(run_id)
-    return run_id
+    """Return the identity of this run's checkpoints: a new one for a new run."""
+    if (run_id := run.directory.run_id()) is not None:
+        return run_id
+    return uuid.uuid4().hex if run.checkpoint is None else run.checkpoint.run_id
 
 
 def _check_enough_rows(train: Manifest, num_workers: int) -> None:
@@ -287,14 +280,24 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         )
 
 
-def _check_profile_steps(run: ResolvedRun, rows: int) -> None:
+def _check_data(run: ResolvedRun, spec: TrainingSpec) -> None:
+    """Check that the prepared rows fit the settings, and the run to resume."""
+    _check_profile_steps(spec)
+    _warn_of_absent_classes(run, spec.train)
+    if run.checkpoint is not None:
+        directory, step = run.directory, run.checkpoint.step
+        place = str(directory.location)
+        check_same_data(run.checkpoint, spec.train.fingerprint, run.settings, place)
+        check_rest_of_epoch(spec, run.checkpoint, str(directory.checkpoint(step)))
+
+
+def _check_profile_steps(spec: TrainingSpec) -> None:
     """Check that the run will have the steps to profile."""
-    wanted, fit = run.config.checkpoints.profile_steps, run.fit
-    steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * run.workers))
-    if wanted is not None and wanted[1] > steps * fit.epochs:
+    wanted, steps = spec.config.checkpoints.profile_steps, spec.steps
+    if wanted is not None and wanted[1] > steps.total:
         raise InvalidInputError(
-            f"profile_steps={tuple(wanted)}, but the run has {steps * fit.epochs:,} steps: "
-            f"{fit.epochs:,} epochs of {steps:,}; name earlier ones"
+            f"profile_steps={tuple(wanted)}, but the run has {steps.total:,} steps: "
+            f"{spec.fit.epochs:,} epochs of {steps.per_epoch:,}; name earlier ones"
         )
 
 

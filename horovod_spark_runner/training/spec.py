@@ -181,11 +181,11 @@ class TrainingSpec:
     """One training, as every rank needs to know it.
 
     Attributes:
-        config: its configuration, see `TrainingConfig.for_ranks`.
+        config: its configuration, see `TrainingConfig.for_ranks`; a resumed run keeps some of the
+            original ``fit``.
         model: where the model comes from.
         inputs: the model's inputs.
         outputs: what its outputs are compared with.
-        fit: batch size, epochs and the like; a resumed run keeps some of what it was begun with.
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.
@@ -202,7 +202,6 @@ class TrainingSpec:
     model: ModelSource
     inputs: Binding
     outputs: Binding
-    fit: FitOptions
     train: Manifest
     validation: Manifest | None
     run_dir: str
@@ -217,6 +216,11 @@ class TrainingSpec:
     def engine(self) -> str:
         """Dotted name of the module whose engine trains."""
         return self.model.engine
+
+    @property
+    def fit(self) -> FitOptions:
+        """Batch size, epochs and the other options of fitting the model."""
+        return self.config.fit
 
     @property
     def weight_col(self) -> str | None:

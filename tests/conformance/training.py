@@ -147,12 +147,12 @@ def _spec(
             data=DataOptions(window_bytes=WINDOW),
             checkpoints=CheckpointOptions(keep=1),
             callbacks=[],
-        ),
-        fit=FitOptions(
-            batch_size=GLOBAL_BATCH // size,
-            epochs=case.epochs,
-            seed=SEED,
-            **case.options,
+            fit=FitOptions(
+                batch_size=GLOBAL_BATCH // size,
+                epochs=case.epochs,
+                seed=SEED,
+                **case.options,
+            ),
         ),
         train=open_data(data, case.rows, case),
         validation=open_data(data, VALIDATION_ROWS, case) if case.validation else None,

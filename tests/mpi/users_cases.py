@@ -414,7 +414,8 @@ def _trained(
         (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
     spec = _spec(case, data, run_dir, hvd.size(), model)
     config = spec.config if sync is None else replace(spec.config, sync=sync)
-    spec = replace(spec, **changes, config=config, fit=replace(spec.fit, **(options or {})))
+    config = replace(config, fit=replace(spec.fit, **(options or {})))
+    spec = replace(spec, **changes, config=config)
     spec.config.callbacks.extend([*case.callbacks(files), noted])
     found: dict[str, Any] = {"error": "", "history": []}
     try:

@@ -45,7 +45,6 @@ def spec_of(directory: RunDirectory) -> TrainingSpec:
         model=ModelSource(),
         inputs=Binding(("x",)),
         outputs=Binding(("y",)),
-        fit=FitOptions(),
         train=None,  # type: ignore[arg-type]
         validation=None,
         run_dir=str(directory.location),
