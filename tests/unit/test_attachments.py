@@ -1,4 +1,4 @@
-"""What is too large for a call lies in the run directory while the call trains."""
+"""Attachments: contents too large for a call, in the run directory while the call trains."""
 
 from __future__ import annotations
 
