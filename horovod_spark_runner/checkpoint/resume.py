@@ -432,10 +432,10 @@ def restore_checkpoint(
         RunDirectoryError: it is another model's, or all are damaged.
         CheckpointError: the storage fails.
     """
-    from mpi4py.util import pkl5
-
     if spec.attempt.checkpoint is None:
         return None
+    from mpi4py.util import pkl5
+
     variables = trainee.variables
     info: CheckpointInfo | None = None
     states: list[RankState] | None = None
