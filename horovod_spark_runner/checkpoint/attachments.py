@@ -53,10 +53,10 @@ class AttachedFile:
 
 
 # Contents of a call: themselves, or their attachment.
-Carried: TypeAlias = "Contents | AttachedFile"
+Attachable: TypeAlias = "Contents | AttachedFile"
 
 
-def contents_of(carried: Carried) -> Contents:
+def contents_of(carried: Attachable) -> Contents:
     """Return contents, or those of an attachment.
 
     Raises:
@@ -76,7 +76,7 @@ class AttachmentWriter:
         self._folder = folder
         self._count = 0
 
-    def __call__(self, carried: Carried) -> Carried:
+    def __call__(self, carried: Attachable) -> Attachable:
         """Attach large contents; return small ones unchanged.
 
         Raises:

@@ -6,7 +6,7 @@
 3. `restore_checkpoint`, on the ranks: rank 0 reads the arrays, checks order of rows and model,
    restores the shared variables and sends each rank its state.
 4. `horovod_spark_runner.checkpoint.rank_state.restore_rank`, on each rank once its callbacks and
-   metrics are there.
+   metrics are there. `horovod_spark_runner.training.loop.Training` calls both.
 
 A changed setting is honoured silently, cannot be honoured (a warning names both values) or makes it
 another run (refused). Values that an earlier version did not record count as unchanged.
@@ -466,10 +466,10 @@ def restore_checkpoint(
         RunDirectoryError: it is another model's, or all are damaged.
         CheckpointError: the storage fails.
     """
-    from mpi4py.util import pkl5
-
     if spec.attempt.checkpoint is None:
         return None
+    from mpi4py.util import pkl5
+
     variables, epochs = trainee.variables, spec.fit.epochs
     info: CheckpointInfo | None = None
     states: list[RankState] | None = None

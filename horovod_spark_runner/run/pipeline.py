@@ -173,7 +173,7 @@ def train_ranks(
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
     rows = prepare()
-    with directory.lease() as lease, rows as data, open_attachments(directory) as hand:
+    with directory.lease() as lease, rows as data, open_attachments(directory) as attach:
         materialized = time.monotonic()
         run.console.say(_describe(data, materialized - began))
         run = resolve_again(run)
@@ -203,7 +203,7 @@ def train_ranks(
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )
-            result = attempts.run(_attach_files(spec, hand))
+            result = attempts.run(_attach_files(spec, attach))
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
@@ -219,13 +219,13 @@ def train_ranks(
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
-def _attach_files(spec: TrainingSpec, hand: AttachmentWriter) -> TrainingSpec:
+def _attach_files(spec: TrainingSpec, attach: AttachmentWriter) -> TrainingSpec:
     """Return a spec whose large contents the ranks read from the run directory."""
     model, start = spec.model, spec.warm_start
     if model.file is not None and not isinstance(model.file, str):
-        model = replace(model, file=hand(model.file))
+        model = replace(model, file=attach(model.file))
     if start is not None:
-        start = replace(start, files={name: hand(one) for name, one in start.files.items()})
+        start = replace(start, files={name: attach(one) for name, one in start.files.items()})
     return replace(spec, model=model, warm_start=start)
 
 

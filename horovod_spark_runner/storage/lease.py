@@ -285,11 +285,17 @@ def _open_locked(path: str) -> IO[str]:
 
 
 def read_lease(file: Location) -> dict[str, Any] | None:
-    """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none."""
+    """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none.
+
+    Raises:
+        InvalidInputError: this process cannot reach the storage.
+    """
     try:
         record = load_json(file.read_text())
     except FileNotFoundError:
         return None
+    except InvalidInputError:  # which is a ValueError
+        raise
     except ValueError:
         return {}
     numbers = {"pid": int, "renewed": (int, float)}

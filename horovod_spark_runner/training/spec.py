@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.attachments import Carried
+from ..checkpoint.attachments import Attachable
 from ..checkpoint.files import LogValue
 from ..config.importable import explain_misfit
 from ..config.training import FitOptions
@@ -34,7 +34,7 @@ class ModelSource:
     """
 
     function: Callable[[], object] | None = None
-    file: Carried | str | None = field(default=None, repr=False)
+    file: Attachable | str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
@@ -158,7 +158,7 @@ class WarmStart:
 
     origin: str
     kind: str
-    files: Mapping[str, Carried] = field(repr=False)
+    files: Mapping[str, Attachable] = field(repr=False)
     paths: tuple[str, ...] = field(default=(), repr=False)
     skip_mismatch: bool = False
 

@@ -101,8 +101,8 @@ def test_checkpoints_in_an_object_store(
     assert readable is not None
     assert readable[1].step == 20
     monkeypatch.setattr(attachments, "SMALL_BYTES", 2)
-    with attachments.open_attachments(directory) as hand:
-        assert attachments.contents_of(hand(Contents(b"more"))).read() == b"more"
+    with attachments.open_attachments(directory) as attach:
+        assert attachments.contents_of(attach(Contents(b"more"))).read() == b"more"
         assert directory.attachments.exists()
     assert not directory.attachments.exists()
 

@@ -1,4 +1,4 @@
-"""Going on from checkpoints: to the bit on as many ranks, to rounding on others."""
+"""Resuming from checkpoints: bit for bit on as many ranks, to rounding on others."""
 
 from __future__ import annotations
 

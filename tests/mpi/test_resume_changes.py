@@ -97,13 +97,13 @@ def test_what_another_call_asks_for_otherwise(
     run_dir = tmp_path / "run"
     network().save(tmp_path / "model.keras")
     # As if these were large: ranks find them in the run directory.
-    attached: list[attachments.Carried] = []
-    hand = attachments.AttachmentWriter.__call__
+    attached: list[attachments.Attachable] = []
+    attach = attachments.AttachmentWriter.__call__
 
     def noted(
-        self: attachments.AttachmentWriter, carried: attachments.Carried
-    ) -> attachments.Carried:
-        attached.append(hand(self, carried))
+        self: attachments.AttachmentWriter, carried: attachments.Attachable
+    ) -> attachments.Attachable:
+        attached.append(attach(self, carried))
         return attached[-1]
 
     monkeypatch.setattr(attachments, "SMALL_BYTES", 99)

@@ -1,4 +1,4 @@
-"""Calls that resume a run, or have nothing left to train, say so on the driver."""
+"""Calls that resume a run, or have nothing left to train, report it on the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row that ranks cannot read is named as a row of the user's DataFrame."""
+"""A row that ranks cannot read is reported as a row of the user's DataFrame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits of one DataFrame: every row is written once, and each split is as if it were alone."""
+"""Folds of one DataFrame: every row is written once, and each fold equals a separate split."""
 
 from __future__ import annotations
 

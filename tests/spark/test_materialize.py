@@ -1,4 +1,4 @@
-"""DataFrames as datasets: every type comes back whole, and the same data are written once."""
+"""DataFrames as datasets: all types are preserved, and the same data are written once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to train on and rows to validate with, where rows repeat."""
+"""Split into training and validation rows, where rows repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resumed run is asked for otherwise: honoured, warned of, or refused by name."""
+"""Changed settings of a resumed run: honoured, warned of, or refused by name."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_what_cannot_be_copied_is_refused(made: Any, differing: str) -> None:
     def model_fn() -> Any:
         return original
 
-    with pytest.raises(InvalidInputError, match=f"(?s)'kept'.*{differing}") as refused:
+    with pytest.raises(InvalidInputError, match=f"(?s)'original'.*{differing}") as refused:
         check_picklable({"model_fn": model_fn})
     assert "inside" in str(refused.value), "it says what to do"
 

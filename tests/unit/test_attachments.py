@@ -1,4 +1,4 @@
-"""What is too large for a call lies in the run directory while the call trains."""
+"""Attachments: contents too large for a call, in the run directory while the call trains."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: P
     (tmp_path / "handed").mkdir()
     (tmp_path / "handed" / "0003").write_bytes(b"of a call that was killed")
     small, large = Contents(b"small"), Contents(bytes(SMALL_BYTES), b"end")
-    with open_attachments(directory) as hand:
+    with open_attachments(directory) as attach:
         assert not (tmp_path / "handed").exists()
-        assert hand(small) is small
-        first, second = hand(large), hand(Contents(bytes(SMALL_BYTES + 1)))
+        assert attach(small) is small
+        first, second = attach(large), attach(Contents(bytes(SMALL_BYTES + 1)))
         assert isinstance(first, AttachedFile)
         assert len(pickle.dumps((first, second))) < 1000
-        assert hand(first) is first
+        assert attach(first) is first
         contents = contents_of(pickle.loads(pickle.dumps(first)))
         assert contents.size == large.size
         assert contents.read() == large.read()
@@ -40,8 +40,8 @@ def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: P
             contents_of(second)
         (tmp_path / "handed" / "other").mkdir()  # of a call that has taken over the lock
     assert [path.name for path in (tmp_path / "handed").iterdir()] == ["other"]
-    with open_attachments(directory) as hand:
-        hand(large)
+    with open_attachments(directory) as attach:
+        attach(large)
     assert not (tmp_path / "handed").exists()
 
 
@@ -58,7 +58,7 @@ def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
 def test_a_run_directory_that_does_not_take_them(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with (
-        open_attachments(RunDirectory(str(tmp_path / "run"))) as hand,
+        open_attachments(RunDirectory(str(tmp_path / "run"))) as attach,
         pytest.raises(CheckpointError, match="16,777,217 bytes"),
     ):
-        hand(Contents(bytes(SMALL_BYTES + 1)))
+        attach(Contents(bytes(SMALL_BYTES + 1)))

@@ -1,4 +1,4 @@
-"""The series of attempts, with a launch that ends as the test says."""
+"""The series of attempts, with a fake launcher."""
 
 from __future__ import annotations
 

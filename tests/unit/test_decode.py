@@ -1,4 +1,4 @@
-"""Stored values to what is trained on: nothing is lost, scaled or cast without a word."""
+"""Decoding of stored values: nothing is lost, scaled or cast silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`HorovodEstimator`'s Params: the table of settings, checked when given, kept as JSON."""
+"""`HorovodEstimator`'s Params: the table of settings, validated when set, stored as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that replaces another: the old one stays until the new one is there."""
+"""Replacement of folders: the old one stays until the new one is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may have written into storage: names, links, sizes and bytes of all kinds."""
+"""Hostile storage: names, links, sizes and bytes of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of settings, and all that has to say the same: page, signatures, docstrings, Spark."""
+"""The table of settings, and its copies: page, signatures, docstrings, Spark."""
 
 from __future__ import annotations
 

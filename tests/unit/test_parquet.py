@@ -1,4 +1,4 @@
-"""Folders of Parquet files: which files count, and whether their footers tell the same columns."""
+"""Folders of Parquet files: the files that count, and whether they have the same columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading as a whole: tagged rows, exactly once, in one order, in bounded memory."""
+"""The reader as a whole: tagged rows, exactly once, in one order, in bounded memory."""
 
 from __future__ import annotations
 

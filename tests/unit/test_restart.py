@@ -1,4 +1,4 @@
-"""Whether and when a run is started again."""
+"""Decisions on restarts."""
 
 from __future__ import annotations
 

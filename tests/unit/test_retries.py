@@ -1,4 +1,4 @@
-"""Storage that errs, and storage that does not answer."""
+"""Retries of storage that fails, and timeouts of storage that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading row groups ahead: whatever is asked for, in whatever order, is what the files hold."""
+"""Row groups read ahead: any requests, in any order, return the contents of the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner runs``: what a run directory tells."""
+"""``horovod-spark-runner runs``: summaries of run directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickling for the workers."""
+"""Pickles for the workers."""
 
 from __future__ import annotations
 

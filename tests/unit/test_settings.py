@@ -1,4 +1,4 @@
-"""Settings check themselves."""
+"""Validation of settings."""
 
 from __future__ import annotations
 

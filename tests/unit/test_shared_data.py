@@ -1,4 +1,4 @@
-"""Data that several trainings share: prepared once, there for the last, then cleaned up."""
+"""Data that several trainings share: prepared once, kept for the last, then deleted."""
 
 from __future__ import annotations
 

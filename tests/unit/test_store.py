@@ -1,4 +1,4 @@
-"""Materialized data in storage: found again, listed, cleared by age and never by accident."""
+"""Store of materialized datasets: found, listed, cleared by age and never by accident."""
 
 from __future__ import annotations
 

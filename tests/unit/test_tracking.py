@@ -1,4 +1,4 @@
-"""A training in MLflow, read back by MLflow's own client: what is logged, once, and what is not."""
+"""A training in MLflow, read back by MLflow's own client: logged completely, and once."""
 
 from __future__ import annotations
 

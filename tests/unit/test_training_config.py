@@ -1,4 +1,4 @@
-"""What a training was asked for is checked before anything is done, without Spark or Keras."""
+"""Validation of a training's configuration before anything is done, without Spark or Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights to begin with are refused on the driver where the training can make nothing of them."""
+"""Initial weights are refused on the driver if the training cannot use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing checkpoints in the background, on storage that fails in real ways."""
+"""Background writer of checkpoints, on storage that fails in real ways."""
 
 from __future__ import annotations
 
