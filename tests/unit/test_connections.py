@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.cluster.driver import control_server
 from horovod_spark_runner.cluster.driver import launch as driver
-from horovod_spark_runner.cluster.driver import peer
 from horovod_spark_runner.cluster.driver.control_server import ControlServer, Mailbox
 from horovod_spark_runner.cluster.programs import shim
 from horovod_spark_runner.cluster.protocol import listener
@@ -262,7 +262,7 @@ def test_a_control_port_that_is_none() -> None:
 
 
 def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "SEND_TIMEOUT", 1.0)
+    monkeypatch.setattr(control_server, "SEND_TIMEOUT", 1.0)
     with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
         stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):

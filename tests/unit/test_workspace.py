@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from horovod_spark_runner.cluster.slot import workspace as module
-from horovod_spark_runner.cluster.slot.daemon import Daemon
+from horovod_spark_runner.cluster.slot.node_runtime import Daemon
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.errors import EnvironmentProblem
 from horovod_spark_runner.machine import numbering
