@@ -20,7 +20,7 @@ from pyspark.daemon import manager
 from horovod_spark_runner.quiet import quiet_imports
 
 # None of these starts a thread, of which a forked worker would have none.
-_OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.cluster.slot.barrier")
+_OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.cluster.slot.slot")
 _OF_QUERIES = (
     *_OF_SLOTS,
     "tensorflow",

@@ -20,9 +20,9 @@ from ..checkpoint.retry_policy import (
 )
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import Launcher
-from ..cluster.protocol.messages import Progress, Resumed, Started, Told
+from ..cluster.driver.result import RunResult
+from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (
@@ -52,7 +52,7 @@ class Follower(Protocol):
     def epoch(self, progress: Progress) -> None:
         """Take note of an epoch that is complete; once more if it had to be trained again."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise to end the training, `Stopped` if that is no failure; asked all the time."""
 
 
@@ -67,8 +67,8 @@ class StepObserver:
     def __post_init__(self) -> None:
         self.last_step = self.first_step
 
-    def on_message(self, told: Told) -> None:
-        match told.message:
+    def on_message(self, envelope: Envelope) -> None:
+        match envelope.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step) as progress:
@@ -77,14 +77,14 @@ class StepObserver:
                 if progress.step == progress.steps:
                     for follower in self.followers:
                         follower.epoch(progress)
-            case Started() if told.rank == 0:
+            case Started() if envelope.rank == 0:
                 self.console.say("building the model")
-        self.console.on_message(told)
+        self.console.on_message(envelope)
 
-    def look(self) -> None:
-        self.console.look()
+    def poll(self) -> None:
+        self.console.poll()
         for follower in self.followers:
-            follower.look()
+            follower.poll()
 
     def reached(self, attempt: Attempt) -> Attempt:
         """Return ``attempt`` with the steps it really began with and came to."""

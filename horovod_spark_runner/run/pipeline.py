@@ -17,9 +17,9 @@ from ..checkpoint.attachments import HandOver, handing_over
 from ..checkpoint.config_diff import check_same_data
 from ..checkpoint.resume import describe_interruption
 from ..checkpoint.retry_policy import Attempt
-from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import chosen_launcher
-from ..cluster.spark.followed_jobs import told_of
+from ..cluster.driver.result import RunResult
+from ..cluster.spark.job_progress import report_job_progress
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
@@ -53,7 +53,7 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
     allotment = replace(run.allotment, slots=at_once * run.allotment.slots)
     modules = modules_for(run.model.engine)
     spark = session_of(run.df)
-    chosen_launcher().prepare(spark, run.launch, allotment, modules)
+    chosen_launcher().warm_up(spark, run.launch, allotment, modules)
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def prepare_data(run: ResolvedRun, own: Location) -> Iterator[Prepared]:
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
     with contextlib.ExitStack() as kept:
-        with told_of(session_of(run.df), console.say, expected):
+        with report_job_progress(session_of(run.df), console.say, expected):
             data = kept.enter_context(rows)
         yield data
 

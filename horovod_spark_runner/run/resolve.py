@@ -19,7 +19,7 @@ from ..checkpoint.files import CheckpointInfo, read_steps
 from ..checkpoint.resume import find_checkpoint
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launch import explain_spark_error
+from ..cluster.driver.result import explain_spark_error
 from ..cluster.protocol.outcome import describe_exception
 from ..cluster.spark.capacity import Allotment, check_slots
 from ..cluster.spark.session import (

@@ -30,10 +30,11 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Back,
     CallWanted,
     CannotJoin,
+    Disconnected,
     Dropped,
     Ended,
+    Envelope,
     Gather,
-    Gone,
     Heartbeat,
     Hello,
     Instruction,
@@ -47,7 +48,6 @@ from horovod_spark_runner.cluster.protocol.messages import (
     StartDaemon,
     Started,
     Stop,
-    Told,
 )
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
@@ -103,8 +103,8 @@ def serve(door: Any, until_true: Callable[[], Any], seconds: float = 60.0) -> No
             handlers[descriptor]()
 
 
-def told(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Told:
-    return Told(slot, rank, "h", message)
+def told(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Envelope:
+    return Envelope(slot, rank, "h", message)
 
 
 def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
@@ -115,7 +115,7 @@ def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
         assert server.events.get(timeout=20) == hello
         link.close()
         gone = server.events.get(timeout=20)
-        assert isinstance(gone.message, Gone)
+        assert isinstance(gone.message, Disconnected)
         assert (gone.slot, gone.rank, gone.host) == (3, 1, "h")
 
 
@@ -298,7 +298,7 @@ def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.Mon
         link = SlotLink(plan_for(server), 4)
         with link.living():
             for _ in range(3):
-                assert server.events.get(timeout=20) == Told(4, -1, link.host, Heartbeat())
+                assert server.events.get(timeout=20) == Envelope(4, -1, link.host, Heartbeat())
         link.close()
 
 
@@ -321,7 +321,7 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
         cut(server)
         until(asks)
         assert heard.count(Back()) == 1
-        server.tell({4: Refused("slot 4")})
+        server.send({4: Refused("slot 4")})
         waiting.join(5)
         assert answers == [Refused("slot 4")]
         link.close()
@@ -365,7 +365,7 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
         header = told(0, ResultFollows(100), rank=5)
         assert link.send_file(header, tmp_path / "result")
         link.close()
-        assert isinstance(server.events.get(timeout=20).message, Gone)
+        assert isinstance(server.events.get(timeout=20).message, Disconnected)
         assert server.result(5) is None
         assert server.result(6) is None
 
@@ -392,7 +392,7 @@ def test_a_slot_that_has_connected_again_is_not_gone() -> None:
         # The driver has not heard that the first connection is lost.
         link.send(told(3, Back()))
         assert server.events.get(timeout=20) == told(3, Back())
-        server.tell({3: Gather()})
+        server.send({3: Gather()})
         assert next_of(link) == [Gather()]
         until(lambda: lost.receive() or lost.fileno() is None)
         assert server.events.empty()
@@ -423,7 +423,7 @@ def test_all_slots_are_served_by_one_thread() -> None:
         heard = {server.events.get(timeout=20).slot for _ in links}
         assert heard == set(range(60))
         assert threading.active_count() == before
-        server.tell({7: Stop("a"), 9: Stop("b")})
+        server.send({7: Stop("a"), 9: Stop("b")})
         for number, reason in ((7, "a"), (9, "b")):
             assert next_of(links[number]) == [Stop(reason)]
         for link in links:
@@ -506,7 +506,7 @@ def test_a_silent_slot_is_noticed() -> None:
             server.events.get(timeout=20)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
-        assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent(0.1))]
+        assert server.silent_slots(0.1) == [Envelope(2, 5, "h", Silent(0.1))]
         link.close()
 
 
@@ -517,7 +517,7 @@ def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
         server.events.get(timeout=20)
         time.sleep(0.2)
         assert server.silent_slots(0.1)
-        server.hear_anew()
+        server.reset_silence()
         assert not server.silent_slots(0.1)
         link.close()
 
@@ -642,8 +642,8 @@ def test_data_nobody_announced_ends_the_connection() -> None:
     ("body", "error"),
     [
         (b"no JSON", "JSON"),
-        (to_json(Hello()).encode(), "'Hello'.*Told"),
-        (b'{"kind":"Told","slot":0}', "Told.*host, message, rank"),
+        (to_json(Hello()).encode(), "'Hello'.*Envelope"),
+        (b'{"kind":"Envelope","slot":0}', "Envelope.*host, message, rank"),
     ],
 )
 def test_what_is_no_message_ends_its_connection_and_no_other(

@@ -6,10 +6,10 @@ import pytest
 
 from horovod_spark_runner.cluster.protocol.network import (
     Interface,
+    active_interfaces,
     choose_interface,
     daemon_network,
     mpi_network,
-    own_interfaces,
     route_to,
 )
 from horovod_spark_runner.cluster.slot.node_door import daemon_arguments
@@ -62,7 +62,7 @@ def test_mpi_stays_on_the_interface() -> None:
 
 
 def test_this_machine() -> None:
-    assert LO in own_interfaces()
+    assert LO in active_interfaces()
     assert route_to("127.0.0.1") == "127.0.0.1"
     assert route_to("no-such-host.invalid") is None
 

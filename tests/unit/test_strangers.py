@@ -21,7 +21,7 @@ import pytest
 
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
-from horovod_spark_runner.cluster.protocol.messages import Hello, StartDaemon, Told
+from horovod_spark_runner.cluster.protocol.messages import Envelope, Hello, StartDaemon
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot.node_door import JsonDoor, MpiIdentity, send_to_node
 from horovod_spark_runner.cluster.slot.slot_link import DriverLink
@@ -54,7 +54,7 @@ else:
             handlers = door.handlers()
             for descriptor in select.select(list(handlers), [], [], 0.2)[0]:
                 handlers[descriptor]()
-            door.look()
+            door.drop_late()
 
     threading.Thread(target=serve, daemon=True).start()
 before = resident_bytes(os.getpid())
@@ -118,7 +118,7 @@ def comes_in(kind: str, address: tuple[str, int]) -> bool:
     """Connect as a slot does; return whether it was let in."""
     if kind == "driver":
         link = DriverLink(address, KEY)
-        link.send(Told(0, -1, "h", Hello()))
+        link.send(Envelope(0, -1, "h", Hello()))
         is_in = link.fileno() is not None
         link.close()
         return is_in
@@ -196,7 +196,7 @@ def test_all_slots_come_in_while_strangers_knock() -> None:
         def join(number: int) -> None:
             link = DriverLink(server.address, KEY)
             links.append(link)
-            link.send(Told(number, -1, "h", Hello()))
+            link.send(Envelope(number, -1, "h", Hello()))
 
         joining = [threading.Thread(target=join, args=(number,)) for number in range(512)]
         for thread in [*knocking, *joining]:

@@ -1,4 +1,4 @@
-"""Python tasks of a job of our own, which computes on none of Spark's data."""
+"""Python tasks of a Spark job that computes on none of Spark's data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...errors import EnvironmentProblem
-from .session import classic_context, described, use_own_python
+from .session import classic_context, described, use_driver_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,10 +54,10 @@ class _OfBatches:
 def collect_from_tasks(
     spark: SparkSession, tasks: int, body: Body, *, barrier: bool = False, profile: Any = None
 ) -> list[bytes]:
-    """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in their order.
+    """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in task order.
 
-    On classic Spark the job is no query: planning and compiling the first query of a session takes
-    seconds.
+    On classic Spark the job is not a query: planning and compiling the first query of a session
+    takes seconds.
 
     Args:
         spark: session to run in.
@@ -66,16 +66,16 @@ def collect_from_tasks(
         barrier: whether all of them start at once, or none.
         profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
     """
-    use_own_python(spark)
+    use_driver_python(spark)
     context = classic_context(spark)
     if context is None:
         options = {} if profile is None else {"profile": profile}
         frame = spark.range(0, tasks, 1, tasks)
-        found = frame.mapInArrow(_OfBatches(body), "data binary", barrier=barrier, **options)
-        return [bytes(row.data) for row in found.collect()]
+        pieces_frame = frame.mapInArrow(_OfBatches(body), "data binary", barrier=barrier, **options)
+        return [bytes(row.data) for row in pieces_frame.collect()]
     numbers = context.parallelize(range(tasks), tasks)
-    made = (numbers.barrier() if barrier else numbers).mapPartitions(_OfPartition(body))
-    pieces: list[bytes] = (made if profile is None else made.withResources(profile)).collect()
+    rdd = (numbers.barrier() if barrier else numbers).mapPartitions(_OfPartition(body))
+    pieces: list[bytes] = (rdd if profile is None else rdd.withResources(profile)).collect()
     return pieces
 
 
@@ -85,12 +85,12 @@ def raise_task_error(error: Exception) -> None:
     Args:
         error: the error of Spark, which quotes the worker's.
     """
-    found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
-    for name, text in found[-1:]:
+    matches = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
+    for name, text in matches[-1:]:
         raise getattr(errors, name, errors.ModelError)(text) from error
 
 
-# The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
+# GPUs with which a framework of this process was, or will be, imported: it uses only these.
 _devices: frozenset[str] | None = None
 
 
@@ -109,7 +109,7 @@ class _Question:
 
 
 def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
-    """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
+    """Return the value of ``ask`` in one of Spark's Python workers, which may load a framework.
 
     Args:
         spark: session to run in.
@@ -117,7 +117,7 @@ def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = Fals
         keep: whether the worker stays for the tasks that follow, with what it has loaded. Where
             executors have several GPUs it ends even so: it would keep to its own.
     """
-    use_own_python(spark)
+    use_driver_python(spark)
     answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
     gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
     with described(spark, "Horovod: asking a Python worker of a model"):
