@@ -315,7 +315,7 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         began, cpu = time.monotonic(), time.process_time()
         takers = [
             threading.Thread(
-                target=link.take_call,
+                target=link.fetch_call,
                 args=(
                     Path(folder, str(slot), "payload"),
                     Path(folder, str(slot - slot % per_host)),

@@ -78,7 +78,7 @@ class StepObserver:
                     for follower in self.followers:
                         follower.epoch(progress)
             case Started() if envelope.rank == 0:
-                self.console.say("building the model")
+                self.console.report("building the model")
         self.console.on_message(envelope)
 
     def poll(self) -> None:

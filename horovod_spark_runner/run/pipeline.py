@@ -69,7 +69,7 @@ def prepare_data(run: ResolvedRun, own: Location) -> Iterator[Prepared]:
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
     with contextlib.ExitStack() as kept:
-        with report_job_progress(session_of(run.df), console.say, expected):
+        with report_job_progress(session_of(run.df), console.report, expected):
             data = kept.enter_context(rows)
         yield data
 
@@ -160,7 +160,7 @@ def train_ranks(
     """
     config, directory = run.config, run.directory
     began = time.monotonic()
-    run.console.say("preparing the data")
+    run.console.report("preparing the data")
     alone = prepare is None
     if prepare is None:
         import_ahead(run)
@@ -168,7 +168,7 @@ def train_ranks(
     rows = prepare()
     with directory.lease() as lease, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
-        run.console.say(_describe(data, materialized - began))
+        run.console.report(_describe(data, materialized - began))
         run = resolve_again(run)
         try:
             _check_enough_rows(data.train, run.workers)

@@ -29,7 +29,7 @@ from ..cluster.spark.session import (
     is_case_sensitive,
     runs_on_this_machine,
 )
-from ..cluster.spark.tasks import ask_worker
+from ..cluster.spark.tasks import query_worker
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.prediction import PredictionSettings
@@ -165,7 +165,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         EnvironmentProblem: something is not installed or set up as it must be.
     """
     began = time.monotonic()
-    Console("a new run", quiet=not config.stream_logs).say("checking what is asked for")
+    Console("a new run", quiet=not config.stream_logs).report("checking what is asked for")
     spark = check_running(session_of(df))
     model = _resolve_model(config)
     columns = _columns_without_model(df, config)
@@ -175,11 +175,11 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     tracking = None if config.mlflow is None else check_tracking(config.mlflow)
     console = Console(directory.location.name, quiet=not config.stream_logs)
     if config.num_workers is None:
-        console.say(allotment.describe())
+        console.report(allotment.describe())
     directory.check_writable()
     start = _resolve_start(config, directory, model.engine, allotment.workers, console)
     if bindings is None:  # takes a Spark job: after all that can be checked without one
-        console.say("building the model once, to learn which columns its inputs are named like")
+        console.report("building the model once, to learn which columns its inputs are named like")
         columns = by_name(names_of_model(model, spark), config.label_cols, frame_of(df).columns)
         bindings = _resolve_columns(df, config, model, *columns)
     return ResolvedRun(
@@ -325,7 +325,7 @@ def _resolve_start(
     )
     rest = describe_rest(checkpoint, config.fit.epochs)
     if rest:
-        console.say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
+        console.report(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
     for text in warnings:
         logger.warning("resuming run_dir %s: %s", directory.location, text)
     return StartingPoint(checkpoint, steps, fit, None, begun_with)
@@ -374,7 +374,7 @@ def names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
         LaunchError: Spark could not run the job.
     """
     try:
-        text = ask_worker(spark, _Names(dumps(source)))
+        text = query_worker(spark, _Names(dumps(source)))
     except Exception as error:
         raise explain_spark_error(error) from error
     answer = parse_plain(text, Answer)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..cluster.driver.coordinator import Observer
 from ..cluster.driver.launcher import using_launcher
 from ..cluster.driver.result import RunResult
-from ..cluster.protocol.messages import Envelope, Notice, RankReport, Started, by_driver
+from ..cluster.protocol.messages import Envelope, Notice, RankReport, Started, from_driver
 from ..cluster.protocol.outcome import RankOutcome, failure_error
 from ..cluster.protocol.topology import RankPlacement
 from ..cluster.spark.capacity import Allotment
@@ -117,7 +117,7 @@ class _OneRank:
         began = time.monotonic()
         placement = RankPlacement(rank=0, slot=0, host=platform.node(), local_rank=0, cross_rank=0)
         try:
-            observer.on_message(by_driver(Notice("one rank runs in this process", warn=False)))
+            observer.on_message(from_driver(Notice("one rank runs in this process", warn=False)))
             with _as_rank(_Reports(observer, placement.host), options.env):
                 result = _call(payload, placement)
             observer.poll()

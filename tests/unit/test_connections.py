@@ -296,7 +296,7 @@ def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(slot_link, "HEARTBEAT_SECONDS", 0.02)
     with ControlServer("127.0.0.1", KEY) as server:
         link = SlotLink(plan_for(server), 4)
-        with link.living():
+        with link.keep_alive():
             for _ in range(3):
                 assert server.events.get(timeout=20) == Envelope(4, -1, link.host, Heartbeat())
         link.close()
@@ -309,7 +309,7 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
     with ControlServer("127.0.0.1", KEY) as server:
         link, answers = SlotLink(plan_for(server), 4), []
         asking = CannotJoin(4, "its disk is full")
-        waiting = threading.Thread(target=lambda: answers.append(link.ask(asking)))
+        waiting = threading.Thread(target=lambda: answers.append(link.await_answer(asking)))
         waiting.start()
         heard: list[Any] = []
 
@@ -332,7 +332,7 @@ def test_a_slot_that_waits_hears_that_the_run_has_ended() -> None:
         link = SlotLink(plan_for(server), 4)
         threading.Timer(0.3, server.broadcast, [Stop("enough")]).start()
         with pytest.raises(StoppedError, match="enough"):
-            link.ask(CannotJoin(4, "its disk is full"))
+            link.await_answer(CannotJoin(4, "its disk is full"))
         link.close()
 
 
@@ -344,15 +344,15 @@ def test_a_large_call_leaves_the_driver_once_per_host(tmp_path: Path) -> None:
     with ControlServer("127.0.0.1", KEY, call) as server:
         plan = plan_for(server, size=len(call))
         first, second = SlotLink(plan, 0), SlotLink(plan, 1)
-        waiting = threading.Thread(target=second.take_call, args=(other / "payload", leader))
+        waiting = threading.Thread(target=second.fetch_call, args=(other / "payload", leader))
         waiting.start()
-        first.take_call(leader / "payload", leader)
+        first.fetch_call(leader / "payload", leader)
         waiting.join(5)
         assert (other / "payload").read_bytes() == call
         assert (other / "payload").samefile(leader / "payload")
         # Where the leader has gone, each fetches it for itself.
         (other / "payload").unlink()
-        second.take_call(other / "payload", tmp_path / "gone")
+        second.fetch_call(other / "payload", tmp_path / "gone")
         assert (other / "payload").read_bytes() == call
         first.close()
         second.close()

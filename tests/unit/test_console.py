@@ -15,13 +15,13 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Placed,
     Progress,
     Queued,
-    by_driver,
+    from_driver,
 )
 
 WARNING = Envelope(0, 1, "h", Notice("the rate is kept", warn=True))
 MESSAGES = (
-    by_driver(Queued()),
-    by_driver(Placed(2, "h: ranks 0, 1 (CPU)")),
+    from_driver(Queued()),
+    from_driver(Placed(2, "h: ranks 0, 1 (CPU)")),
     Envelope(0, 1, "h", Log(("one", "two"))),
     Envelope(0, 1, "h", Notice("all weights taken", warn=False)),
     WARNING,
@@ -53,13 +53,13 @@ def test_what_is_printed() -> None:
 
 
 def test_a_name_in_what_is_said_is_not_obeyed_and_ends_no_line() -> None:
-    said = by_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
+    said = from_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
     assert shown(said) == ["resuming from a\\nb\\x1b[2J"]
 
 
 def test_quiet_means_nothing() -> None:
     assert shown(*MESSAGES, quiet=True) == []
-    Console("run 1", stream := io.StringIO(), quiet=True).say("preparing the data")
+    Console("run 1", stream := io.StringIO(), quiet=True).report("preparing the data")
     assert not stream.getvalue()
 
 
@@ -98,15 +98,15 @@ def test_something_is_always_shown() -> None:
             console.poll()
         return stream.getvalue().splitlines()
 
-    console.say("preparing the data")
+    console.report("preparing the data")
     told = lines_after(17)
     assert told == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
-    console.on_message(by_driver(Notice("starting 2 ranks", warn=False)))
+    console.on_message(from_driver(Notice("starting 2 ranks", warn=False)))
     assert lines_after(6) == ["starting 2 ranks: 5 s so far"]
     # What the function of a `HorovodRunner` does, nobody knows.
-    console.on_message(by_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
+    console.on_message(from_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
     assert lines_after(60) == []
-    console.say("building the model")
+    console.report("building the model")
     first = Envelope(0, 0, "h", Progress(0, 2, 7, 5000, 7, {"loss": 0.25}, 1234.5))
     told = lines_after(16, first)
     assert told == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
@@ -120,7 +120,7 @@ def test_something_is_always_shown() -> None:
 def test_what_ranks_are_known_to_do_is_said() -> None:
     now = 0.0
     console = Console("plan", stream := io.StringIO(), task="measuring", clock=lambda: now)
-    console.on_message(by_driver(Placed(1, "h: rank 0 (CPU)")))
+    console.on_message(from_driver(Placed(1, "h: rank 0 (CPU)")))
     now = 6.0
     console.poll()
     assert stream.getvalue().splitlines()[-1] == "measuring: 6 s so far"
@@ -132,7 +132,7 @@ def test_warnings_are_left_to_the_log() -> None:
 
 
 def test_one_rank_is_one() -> None:
-    assert shown(by_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]
+    assert shown(from_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]
 
 
 def progress(step: int, loss: float) -> Envelope:
@@ -145,7 +145,7 @@ def test_lines_of_runs_at_once_say_whose_they_are() -> None:
     one.on_message(progress(5, 0.5))
     two.on_message(progress(5, 0.25))
     one.on_message(Envelope(0, 1, "h", Log(("said",))))
-    one.say("done")
+    one.report("done")
     one.close()
     two.on_message(progress(5, 0.125))
     two.close()

@@ -14,7 +14,7 @@ from horovod_spark_runner.cluster.protocol import messages
 from horovod_spark_runner.cluster.protocol import messages as process_messages
 from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
-    JOINING,
+    JOIN_REPORTS,
     PREFORK_REQUESTS,
     WORKER_REPORTS,
     Alive,
@@ -24,7 +24,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     CallWanted,
     CannotJoin,
     Disconnected,
-    DriverNews,
+    DriverEvent,
     Dropped,
     Ended,
     Envelope,
@@ -141,7 +141,7 @@ def test_an_envelope_holds_what_ranks_and_slots_say() -> None:
                 parse(text, Envelope)
 
 
-@pytest.mark.parametrize("kind", get_args(DriverNews))
+@pytest.mark.parametrize("kind", get_args(DriverEvent))
 def test_what_the_driver_finds_out_nobody_can_tell_it(kind: type) -> None:
     text = '{"kind":"Envelope","slot":1,"rank":1,"host":"h","message":{"kind":"%s","time":1.0}}'
     with pytest.raises(MessageError, match=f"'{kind.__name__}'"):
@@ -153,7 +153,7 @@ def test_what_the_driver_finds_out_nobody_can_tell_it(kind: type) -> None:
     ("kinds", "wanted"),
     [
         (INSTRUCTIONS, {Assigned, Refused, Gather, Stalled, Preempt, Stop}),
-        (JOINING, {Located, CannotJoin}),
+        (JOIN_REPORTS, {Located, CannotJoin}),
         (PREFORK_REQUESTS, {ImportModules, ForkWorker}),
         (
             WORKER_REPORTS,

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from horovod_spark_runner.cluster.spark.tasks import spare_from_collection
+from horovod_spark_runner.cluster.spark.tasks import exclude_from_gc
 
 pytestmark = pytest.mark.thorough
 
@@ -27,14 +27,14 @@ def test_what_is_left_out_of_collections_is_freed_once_something_was_dropped() -
     try:
         ring = Ring()
         known = weakref.ref(ring)
-        spare_from_collection(dropped=False)
+        exclude_from_gc(dropped=False)
         assert gc.get_freeze_count() > before
         del ring
         gc.collect()
         assert known() is not None  # what this test is about: it was not looked at
-        spare_from_collection(dropped=False)
+        exclude_from_gc(dropped=False)
         assert known() is not None
-        spare_from_collection(dropped=True)
+        exclude_from_gc(dropped=True)
         assert known() is None
     finally:
         gc.unfreeze()

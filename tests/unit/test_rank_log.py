@@ -48,7 +48,7 @@ def test_lines_before_and_after_the_rank_is_known(tmp_path: Path) -> None:
 
 
 def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
+    log = RankLog(str(tmp_path), tmp_path, max_waiting=5, close_seconds=0.2)
     log.open(3, "rank 3")
     began = time.monotonic()
     for number in range(100):
@@ -59,7 +59,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Even
 
 
 def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
+    log = RankLog(str(tmp_path), tmp_path, max_waiting=5, close_seconds=0.2)
     log.open(3, "rank 3")
     for number in range(50):
         log.write([f"line {number}"])

@@ -1,4 +1,4 @@
-"""What a slot does where a ready process cannot be had, and what makes two of them differ."""
+"""What a slot does where a prefork process cannot be had, and what makes two of them differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from horovod_spark_runner.typed_json import to_json
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of ready processes."""
+    """The directory of prefork processes."""
     place = tmp_path / "ready"
     monkeypatch.setattr(worker_pool, "_directory", lambda: place)
     yield place
@@ -124,7 +124,7 @@ def pump(process: RankProcess, over: Callable[[], bool], seconds: float = 30) ->
 def made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[socket.socket], RankProcess]]:
-    """Makes the process of a rank whose ready process is at the other end of a connection."""
+    """Makes the process of a rank whose prefork process is at the other end of a connection."""
     workspace = Workspace("unit")
     processes = []
 
@@ -138,7 +138,7 @@ def made(
             dict(os.environ),
             tmp_path,
             workspace,
-            most_result_bytes=1024,
+            max_result_bytes=1024,
             idle_timeout=60,
             on_report=lambda report: None,
             on_lines=lambda lines: None,
@@ -177,7 +177,7 @@ def test_a_worker_that_is_not_forked_is_started(
 
 @contextlib.contextmanager
 def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], PreforkProcess]]:
-    """Run a program in place of a ready process, known at a socket, and stop it once it waits."""
+    """Run a program in place of a prefork process, known at a socket, and stop it once it waits."""
     place.mkdir(mode=0o700)
     path = place / "key.socket"
     path.touch()

@@ -15,7 +15,11 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Placed,
     Refused,
 )
-from horovod_spark_runner.cluster.protocol.rendezvous import GATHER_AFTER, Rendezvous, info_of
+from horovod_spark_runner.cluster.protocol.rendezvous import (
+    GATHER_AFTER,
+    Rendezvous,
+    read_slot_info,
+)
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.errors import LaunchError
 
@@ -84,4 +88,4 @@ def test_where_some_do_not_come_spark_carries_it() -> None:
 
 def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
     with pytest.raises(LaunchError, match="slot 1.*no such interface"):
-        info_of(CannotJoin(1, "no such interface"))
+        read_slot_info(CannotJoin(1, "no such interface"))

@@ -15,7 +15,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Alive,
     Back,
     Disconnected,
-    DriverNews,
+    DriverEvent,
     Envelope,
     Failed,
     Hello,
@@ -39,7 +39,7 @@ def watch(slots: int = 2, **options: Any) -> RunWatch:
     return RunWatch(slots, LaunchSettings(slots, **options), now=0.0)
 
 
-def envelope(message: SlotReport | RankReport | DriverNews, slot: int) -> Envelope:
+def envelope(message: SlotReport | RankReport | DriverEvent, slot: int) -> Envelope:
     return Envelope(slot, slot, f"h{slot}", message)
 
 

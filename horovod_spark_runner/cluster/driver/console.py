@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ...errors import one_line
 from ...formatting import duration
 from ..protocol.messages import Dropped, Envelope, Log, Notice, Placed, Progress, Queued
-from ..protocol.topology import in_words
+from ..protocol.topology import format_ranks
 
 # Seconds after which the current activity is shown again: a minimum, and a fraction of its duration
 # so far, so that the log of a long run stays short.
@@ -89,7 +89,7 @@ class Console:
                 self._print(self._activity)
             case Placed(size, placement):
                 self._begin(self._task)
-                self._print(f"{in_words(size)} on {placement}")
+                self._print(f"{format_ranks(size)} on {placement}")
             case Progress() as progress:
                 self._progress(progress)
 
@@ -99,7 +99,7 @@ class Console:
         if self._activity and not self._quiet and self._bar is None and self._due(last, now):
             self._print(f"{self._activity}: {duration(now - self._began)} so far")
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Show an activity of the driver, which starts now."""
         if not self._quiet:
             self._begin(one_line(text))

@@ -29,7 +29,7 @@ from ..protocol.messages import (
     Log,
     ResultFollows,
     Silent,
-    by_driver,
+    from_driver,
 )
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class _Peer:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something to send."""
+        """True while something has to be sent."""
         return bool(self._outgoing or self._messages or self._data)
 
     def is_late(self, now: float) -> bool:
@@ -145,7 +145,7 @@ class _Peer:
             if not isinstance(message, bytes):
                 yield message  # a `ResultFollows` sets ``incoming`` before its data
             elif self.incoming is None:
-                raise MessageError("data that nobody announced")
+                raise MessageError("unexpected data: no result was announced")
             else:
                 self.incoming.take(message)
 
@@ -208,7 +208,7 @@ class Mailbox:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            messages.append(by_driver(Dropped(dropped)))
+            messages.append(from_driver(Dropped(dropped)))
         return messages
 
     def empty(self) -> bool:

@@ -8,7 +8,7 @@ import queue
 import time
 from typing import Protocol
 
-from ..protocol.messages import Envelope, Notice, Preempt, Stalled, Stop, by_driver
+from ..protocol.messages import Envelope, Notice, Preempt, Stalled, Stop, from_driver
 from ..protocol.rendezvous import HEARTBEAT_SECONDS, Rendezvous, SlotPlan
 from .control_server import ControlServer
 from .result import PhaseTimer
@@ -122,7 +122,7 @@ class Coordinator:
             raise KeyboardInterrupt
         self._server.broadcast(Preempt())
         text = "interrupted: the ranks are asked to save and end; once more ends them at once"
-        self._observer.on_message(by_driver(Notice(text, warn=False)))
+        self._observer.on_message(from_driver(Notice(text, warn=False)))
 
     def await_leaving_slots(self, seconds: float) -> None:
         """Wait until slots whose executors are shutting down have disconnected, or for ``seconds``.
@@ -159,7 +159,7 @@ class Coordinator:
         was_waiting = self._rendezvous.placed is None
         self._server.send(self._rendezvous.take(envelope, now))
         if was_waiting and self._rendezvous.placed is not None:
-            self._take(by_driver(self._rendezvous.placed))
+            self._take(from_driver(self._rendezvous.placed))
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:  # many ranks may warn of the same

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...config.launch import LaunchSettings
 from ...errors import InvalidInputError, LaunchError, RunCancelledError
 from ...serialize import dump_call
-from ..protocol.messages import Notice, Queued, by_driver
+from ..protocol.messages import Notice, Queued, from_driver
 from ..protocol.network import LOOPBACK, route_to
 from ..protocol.outcome import (
     RankOutcome,
@@ -23,7 +23,7 @@ from ..protocol.outcome import (
 )
 from ..protocol.processes import SignalWatch
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
-from ..protocol.topology import in_words
+from ..protocol.topology import format_ranks
 from ..slot.slot import SlotTask
 from ..spark.capacity import Allotment, check_slots
 from ..spark.session import (
@@ -76,6 +76,10 @@ def launch(
 ) -> RunResult:
     """Run ``function`` on every rank of a new MPI world and return its values.
 
+    In order: check the call and count the slots, queue for them, listen, run the Spark job whose
+    tasks are the slots (`run_job`), load the results. On the executors, `SparkLauncher.warm_up` may
+    have started the imports before, while the data were prepared.
+
     Args:
         spark: session to run in.
         options: how to start the ranks.
@@ -102,10 +106,8 @@ def launch(
     bind, host, port = control_address(spark)
     queued = time.monotonic()
 
-    # Queue for slots that other runs of this process hold. A fixed port has room for one run.
-    demand = _slot_demand(spark, allotment, alone=bool(port))
-    slots_held = _slot_queue.hold(demand, lambda: _show(observer, Queued()), observer.poll)
-    with contextlib.closing(observer), slots_held as waited:
+    # Queue for slots that other runs of this process hold; a fixed port has room for one run.
+    with contextlib.closing(observer), _hold_slots(spark, allotment, port, observer) as waited:
         admitted = time.monotonic()
         if workers is None:
             _show(observer, Notice(allotment.describe(), warn=False))
@@ -113,9 +115,8 @@ def launch(
             check_slots(spark, options, allotment.workers)
         use_driver_python(spark)
 
-        # Listen. The key travels to the slots inside their plan: nobody else can connect.
-        key = secrets.token_bytes(32)
-        slots = allotment.slots
+        # Listen. The key reaches the slots inside their plan, so no stranger can connect.
+        key, slots = secrets.token_bytes(32), allotment.slots
         with ControlServer(bind, key, payload, host=host, port=port, slots=slots) as server:
             plan = SlotPlan(
                 run_id=secrets.token_hex(4),
@@ -128,24 +129,24 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
-            _show(observer, Notice(f"starting {in_words(plan.workers)}", warn=False))
+            _show(observer, Notice(f"starting {format_ranks(plan.workers)}", warn=False))
             listening = time.monotonic()
 
-            # Run: start the slots in a Spark job, coordinate them, wait, collect their outcomes.
+            # Run the slots to their end; the coordinator answers them.
             coordinator = Coordinator(plan, server, observer)
             job = _SparkJob(spark, plan, allotment.shape.profile)
             outcomes = run_job(job, coordinator)
 
-            # Load the results; large ones were sent to the control server, so it is still open.
+            # Load the results before the server closes: large ones have come to it directly.
             results = tuple(load_result(outcome, server) for outcome in outcomes)
     ended = time.monotonic()
-    waiting = admitted - queued
+    in_queue = admitted - queued
     return RunResult(
         results=results,
         placement=tuple(o.placement for o in outcomes if o.placement is not None),
         timings={
-            "check": listening - began - waiting,
-            "slots": waiting,
+            "check": listening - began - in_queue,
+            "slots": in_queue,
             **coordinator.phases.seconds(ended),
             **slowest_timings(outcomes),
             "total": ended - began,
@@ -161,29 +162,25 @@ def run_job(job: _Job, coordinator: Coordinator) -> list[RankOutcome]:
         KeyboardInterrupt: Ctrl-C; at the first one the ranks save and end, at a second one at once.
         RankFailedError: a rank failed; and other errors, see `launch`.
     """
-    # Start the Spark job: each of its tasks is one slot. A slot starts its workers, which import
-    # the frameworks, and reports its host and GPUs (`slot.Slot.run`).
+    # Start the Spark job. Each task is a slot: it starts its workers, which import the frameworks
+    # at once, and reports its host and GPUs (`Slot.run` in ``cluster/slot/slot.py``).
     job.start(coordinator.wake)
     with SignalWatch(signal.SIGINT, once=True) as interrupt:
         try:
-            # Wait. Each step takes the slots' messages and answers them: once all slots have
-            # reported, the coordinator computes the world and sends each slot its ranks; slot 0
-            # then starts mpirun, which makes the workers an MPI world, and they call the function.
+            # Gather the reports; the last one makes the world, and each slot is sent its ranks.
+            # Slot 0 starts mpirun, which makes an MPI world of the workers: they call the function.
+            # All this happens inside of `step`, as messages arrive. Wait for the end.
             while job.is_alive() and coordinator.step() is not Verdict.GIVE_UP:
                 coordinator.poll_observer()
                 if interrupt.requested:
                     coordinator.preempt_ranks()
         finally:
-            # Clean up, however the wait ended. Each slot removes its processes and files.
+            # Clean up, however the wait ended: slots end their processes and remove their files.
             _end_job(job, coordinator)
             coordinator.close()
         if interrupt.requested:
             raise KeyboardInterrupt
-    # Collect the outcomes. The first failure is the cause; the others are summarised.
-    outcomes = job.outcomes()
-    if job.error is not None or root_cause(outcomes) is not None or not outcomes:
-        raise _explain_failure(job, outcomes, coordinator.watch)
-    return sorted(outcomes, key=lambda outcome: outcome.rank)
+    return _collect_outcomes(job, coordinator.watch)
 
 
 class _Job(Protocol):
@@ -257,14 +254,17 @@ def control_address(spark: SparkSession) -> tuple[str, str, int]:
     return bind, host, int(setting)
 
 
-def _slot_demand(spark: SparkSession, allotment: Allotment, *, alone: bool) -> SlotDemand:
-    """Return the run's demand for slots of its Spark application."""
-    total = None if alone else allotment.total
-    return SlotDemand(application_of(spark), allotment.shape.demand, allotment.slots, total)
+def _hold_slots(
+    spark: SparkSession, allotment: Allotment, port: int, observer: Observer
+) -> contextlib.AbstractContextManager[bool]:
+    """Wait in the queue for the run's slots and hold them; yields whether it had to wait."""
+    total = None if port else allotment.total
+    demand = SlotDemand(application_of(spark), allotment.shape.demand, allotment.slots, total)
+    return _slot_queue.hold(demand, lambda: _show(observer, Queued()), observer.poll)
 
 
 def _show(observer: Observer, message: Queued | Notice) -> None:
-    observer.on_message(by_driver(message))
+    observer.on_message(from_driver(message))
 
 
 def _end_job(job: _Job, coordinator: Coordinator) -> None:
@@ -284,6 +284,14 @@ def _end_job(job: _Job, coordinator: Coordinator) -> None:
         job.join(_STOP_GRACE)
 
 
+def _collect_outcomes(job: _Job, watch: RunWatch) -> list[RankOutcome]:
+    """Return the ranks' outcomes, by rank; raise the error of a failed run."""
+    outcomes = job.outcomes()
+    if job.error is not None or root_cause(outcomes) is not None or not outcomes:
+        raise _explain_failure(job, outcomes, watch)
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
+
+
 def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exception:
     """Return the error that explains a failed run."""
     if job.session_stopped:
@@ -297,7 +305,7 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
         cancelled.__cause__ = job.error
         return cancelled
     # The slots' own messages, and their silence, replace outcomes that did not come through Spark
-    # or say only that the driver ended the run.
+    # or report only that the driver ended the run.
     evidence = outcomes
     if not has_root_cause(outcomes):
         reported = [failure for failure in watch.failures if has_root_cause([failure])]

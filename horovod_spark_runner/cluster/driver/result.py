@@ -184,7 +184,7 @@ def explain_spark_error(error: BaseException | None) -> Exception:
     # its way to Java is not worth a line.
     cause = re.sub(r"^An error occurred while calling \S+\s*:\s*", "", text)
     lines = [line for line in cause.splitlines() if not line.lstrip().startswith("at ")]
-    # Of a barrier stage, the first line says only that a task has ended.
+    # Of a barrier stage, the first line reports only that a task has ended.
     lost = next((line.strip() for line in lines if line.startswith("ExecutorLostFailure")), None)
     lines = lines if lost is None else [lost, *lines]
     return LaunchError("Spark ended the run: " + "\n".join(lines[:20]).strip())

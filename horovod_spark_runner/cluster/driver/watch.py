@@ -94,7 +94,7 @@ class RunWatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether a rank has called the function."""
+        """True once a rank has called the function."""
         return self._running
 
     @property

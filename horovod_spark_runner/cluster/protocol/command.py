@@ -97,7 +97,7 @@ def mpirun_command(
         nodes: of the world; the first is the one this command runs on.
         options: the run's settings of MPI.
         agent: program that starts MPI's daemons on the other hosts; none on one host.
-        as_root: whether the user is root, whom Open MPI refuses unless told.
+        as_root: whether the user is root, whom Open MPI refuses without this flag.
     """
     size = sum(len(node.ranks) for node in nodes)
     if len(nodes) == 1:
@@ -106,7 +106,7 @@ def mpirun_command(
     else:
         hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in nodes)
     command = [mpirun, "--host", hosts, "-n", str(size)]
-    # Spark's scheduling, not core numbers, says what a rank may use.
+    # Spark's scheduling, not core numbers, limits the cores of a rank.
     command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
     if as_root:
         command.append("--allow-run-as-root")

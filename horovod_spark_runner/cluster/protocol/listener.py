@@ -56,7 +56,7 @@ class _Unproven:
 
 
 class Listener:
-    """Listens at one address and hands over connections whose peers hold the key.
+    """Listens at one address and passes on connections whose peers hold the key.
 
     Wait until ``fileno()`` can be read, then call `handle`; call it once a second, too.
 

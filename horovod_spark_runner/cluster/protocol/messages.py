@@ -107,8 +107,8 @@ class CannotJoin(Message):
     reason: str
 
 
-Joining = Located | CannotJoin
-JOINING: tuple[type[Joining], ...] = get_args(Joining)
+JoinReport = Located | CannotJoin
+JOIN_REPORTS: tuple[type[JoinReport], ...] = get_args(JoinReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Silent:
     seconds: float
 
 
-DriverNews = Queued | Disconnected | Silent
+DriverEvent = Queued | Disconnected | Silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +264,10 @@ class Envelope(Message):
     slot: int
     rank: int
     host: str
-    message: RankReport | SlotReport | DriverNews
+    message: RankReport | SlotReport | DriverEvent
 
 
-def by_driver(message: Placed | Dropped | Queued | Notice) -> Envelope:
+def from_driver(message: Placed | Dropped | Queued | Notice) -> Envelope:
     """Return the envelope of a message of the driver itself, for its observer."""
     return Envelope(-1, -1, "", message)
 

@@ -144,12 +144,12 @@ def decode_outcomes(pieces: Iterable[bytes]) -> list[RankOutcome]:
     ]
 
 
-def kind_of(error: Exception) -> str:
+def failure_kind(error: Exception) -> str:
     """Return the kind of failure for a slot's own error."""
     return ENVIRONMENT if isinstance(error, EnvironmentProblem) else LAUNCH
 
 
-def in_short(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
     """Return a slot's own error as one line."""
     # For other errors (a full disk, no descriptors) the class says as much as the text.
     kind = "" if isinstance(error, HorovodSparkError) else f"{type(error).__name__}: "

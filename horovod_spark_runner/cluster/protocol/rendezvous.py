@@ -17,7 +17,7 @@ from .messages import (
     CannotJoin,
     Envelope,
     Gather,
-    Joining,
+    JoinReport,
     Placed,
     Refused,
 )
@@ -49,7 +49,7 @@ class Rendezvous:
 
     def take(self, envelope: Envelope, now: float) -> dict[int, Answer]:
         """Take a message of a slot; return the answers that it causes, by slot."""
-        if not isinstance(envelope.message, Joining):
+        if not isinstance(envelope.message, JoinReport):
             return {}
         slot = envelope.slot
         self._reported.add(slot)
@@ -59,7 +59,7 @@ class Rendezvous:
         if self._verdict is not None:
             return {slot: self._verdict}
         try:
-            self._infos[slot] = info_of(envelope.message)
+            self._infos[slot] = read_slot_info(envelope.message)
             if len(self._infos) < self._slots:
                 return {}
             self._arrange()
@@ -77,14 +77,14 @@ class Rendezvous:
     def _arrange(self) -> None:
         world = arrange([*self._infos.values()], share_gpus=self._share_gpus)
         self._parts = {part.slot: Assigned(part) for part in world.parts()}
-        self.placed = placed(world)
+        self.placed = placement_message(world)
 
     def _answer_all(self, verdict: Answer) -> dict[int, Answer]:
         self._verdict = verdict
         return dict.fromkeys(self._reported, verdict)
 
 
-def info_of(message: Joining) -> SlotInfo:
+def read_slot_info(message: JoinReport) -> SlotInfo:
     """Return the location that a slot reported.
 
     Raises:
@@ -95,7 +95,7 @@ def info_of(message: Joining) -> SlotInfo:
     return message.info
 
 
-def placed(world: World) -> Placed:
+def placement_message(world: World) -> Placed:
     """Return the message on the placement of the ranks."""
     return Placed(world.size, format_placement(world.placements))
 
@@ -144,6 +144,6 @@ class SlotPlan:
         return self.workers // self.slots
 
     @property
-    def most_result_bytes(self) -> int:
+    def max_result_bytes(self) -> int:
         """Largest size of a result that goes through Spark, which holds all of them at once."""
         return min(_RESULT_BYTES, _ALL_RESULTS_BYTES // self.workers)

@@ -17,8 +17,8 @@ from pathlib import Path
 from ...errors import LaunchError
 
 
-def in_words(ranks: int) -> str:
-    """Return "1 rank" or "8 ranks", for people."""
+def format_ranks(ranks: int) -> str:
+    """Return "1 rank" or "8 ranks"."""
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
@@ -262,9 +262,9 @@ def _check_addresses(leaders: Sequence[SlotInfo]) -> None:
         if other is not info:
             raise LaunchError(
                 f"slots {other.slot} and {info.slot} on host {info.host} share the address "
-                f"{info.address}, but not their files: they are in containers of their own on the "
+                f"{info.address}, but not their files: they are in separate containers on the "
                 "host's network (hostNetwork, or a private /tmp), where Open MPI's ranks do not "
-                "find each other. Give each container a network of its own, or run one executor "
+                "find each other. Give each container its own network, or run one executor "
                 "per host"
             )
 
@@ -339,7 +339,7 @@ def side_by_side(cores: Iterable[int], system: Path = _SYSTEM) -> list[int]:
         try:
             package = int((topology / "physical_package_id").read_text())
             return package, int((topology / "core_id").read_text()), core
-        except (OSError, ValueError):  # some virtual machines do not say
+        except (OSError, ValueError):  # some virtual machines have no such files
             return 0, core, core
 
     return sorted(cores, key=position)

@@ -72,17 +72,17 @@ class NodeRuntime:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs here, any more or at all."""
+        """True if no daemon runs here, any more or at all."""
         return self._daemon is None or self._daemon.ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether something ran here and has ended."""
+        """True if a daemon ran here and has ended."""
         return self._daemon is not None and self._daemon.ended
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it; it ends by itself when a rank has failed."""
+        """True if a signal ended it; it ends by itself when a rank has failed."""
         return self._daemon is not None and self._daemon.was_killed
 
     @property
@@ -126,7 +126,7 @@ class NodeRuntime:
         self.stopped = self._daemon.describe_stop()
         if not self.stopped or before:
             return ""
-        return f"{self.stopped}: until it goes on, ranks can neither end nor join"
+        return f"{self.stopped}: until it continues, ranks can neither end nor join"
 
     def describe_end(self) -> str:
         """Return how it ended, as text; all of its output is then in `log_tail`."""
@@ -203,7 +203,7 @@ class Daemon:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it; it ends by itself when a rank has failed."""
+        """True if a signal ended it; it ends by itself when a rank has failed."""
         code = self._process.poll()
         return code is not None and code < 0
 

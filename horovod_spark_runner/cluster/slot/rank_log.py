@@ -37,8 +37,8 @@ class RankLog:
     Args:
         folder: folder of the run's logs; ``None`` for no logs.
         spool: private folder, for logs bound for an object store.
-        most: pieces of output that may wait for storage.
-        patience: seconds that storage may take for the last lines when the rank has ended.
+        max_waiting: pieces of output that may wait for storage.
+        close_seconds: seconds that storage may take for the last lines when the rank has ended.
 
     Attributes:
         problem: why the log, or the rest of it, is lost; ``""`` if nothing is wrong.
@@ -49,14 +49,14 @@ class RankLog:
         folder: str | os.PathLike[str] | None,
         spool: Path,
         *,
-        most: int = _MAX_WAITING,
-        patience: float = _CLOSE_SECONDS,
+        max_waiting: int = _MAX_WAITING,
+        close_seconds: float = _CLOSE_SECONDS,
     ) -> None:
         self._folder = None if folder is None else _location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []
-        self._waiting: queue.Queue[list[str] | None] = queue.Queue(most)
-        self._patience = patience
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue(max_waiting)
+        self._close_seconds = close_seconds
         self._dropped = 0
         self.problem = ""
         self._closed = False
@@ -93,8 +93,8 @@ class RankLog:
             return
         self._closed = True
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=self._patience)
-            self._thread.join(self._patience)
+            self._waiting.put(None, timeout=self._close_seconds)
+            self._thread.join(self._close_seconds)
         if self._thread.is_alive():
             self._give_up(TimeoutError("the storage does not answer"))
 
@@ -139,7 +139,7 @@ class RankLog:
         try:
             stream.write("".join(f"{line}\n" for line in lines))
             stream.flush()
-        except OSError as error:  # a full disk, say
+        except OSError as error:  # a full disk, for example
             self._give_up(error)
             return False
         return True

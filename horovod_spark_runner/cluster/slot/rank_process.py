@@ -321,7 +321,7 @@ class RankProcess:
         directory: Path,
         workspace: Workspace,
         *,
-        most_result_bytes: int,
+        max_result_bytes: int,
         idle_timeout: float,
         on_report: Callable[[RankReport], None],
         on_lines: Callable[[list[str]], None],
@@ -330,7 +330,7 @@ class RankProcess:
         self._modules = tuple(modules)
         self._environment = dict(environment)
         self._directory = directory
-        self._most_result_bytes = most_result_bytes
+        self._most_result_bytes = max_result_bytes
         self._on_report = on_report
         self._on_lines = on_lines
         self._workspace = workspace
@@ -469,7 +469,7 @@ class RankProcess:
         assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == _MPI_LOST_EXIT:
-            message = "MPI ended it, because another rank or mpirun was gone"
+            message = "MPI ended it, because another rank or mpirun had ended"
             return WorkerEnd(Failure(ABORTED, time.time(), message))
         if not path.exists() and code == -signal.SIGTERM and self._end_signal is not None:
             message = (
@@ -505,7 +505,7 @@ class RankProcess:
             return "; it had closed its connection to its slot (all file descriptors?)"
         if code == _MPI_START_EXIT and not self._called:
             lacking = self._workspace.lacking_shared_memory()
-            return f"; MPI could not start, or mpirun was gone{lacking and ': '}{lacking}"
+            return f"; MPI could not start, or mpirun had ended{lacking and ': '}{lacking}"
         return "; the system may have run out of memory" if killed else ""
 
     def _died(self, message: str, stacks: str = "") -> Failure:
@@ -602,7 +602,7 @@ class Rank:
 
     @property
     def started(self) -> bool:
-        """Whether mpirun has started this rank."""
+        """True once mpirun has started this rank."""
         return self._shim is not None
 
     @property
@@ -659,7 +659,7 @@ class Rank:
         if self.settled:
             return
         failure = self.process.reported_failure()
-        if failure is not None:  # and could not end: a thread hangs in the kernel, say
+        if failure is not None:  # and could not end: a thread may hang in the kernel
             self.settle(None, failure)
         else:
             stacks = self.process.stacks()

@@ -27,12 +27,12 @@ from ...typed_json import parse, to_json
 from ..protocol.channel import AbortNoticeFilter
 from ..protocol.command import SPARK_FILES, worker_environment
 from ..protocol.messages import (
-    JOINING,
+    JOIN_REPORTS,
     CannotJoin,
     Failed,
     Gather,
     Hello,
-    Joining,
+    JoinReport,
     Leaving,
     Located,
     Notice,
@@ -51,11 +51,11 @@ from ..protocol.outcome import (
     Failure,
     RankOutcome,
     encode_outcome,
-    in_short,
-    kind_of,
+    failure_kind,
+    summarize_error,
 )
 from ..protocol.processes import can_be_read
-from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan, info_of, placed
+from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan, placement_message, read_slot_info
 from ..protocol.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
 from .node_door import Caller, JsonDoor, MpiIdentity
 from .node_runtime import NodeRuntime
@@ -165,7 +165,7 @@ class Slot:
         except StoppedError as stopped:
             self._fail(ABORTED, str(stopped))
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
-            self._fail(kind_of(error), in_short(error))
+            self._fail(failure_kind(error), summarize_error(error))
         self._explain_aborts()
         # Large results go to the driver directly, the others and the outcomes through Spark.
         self._send_large_results()
@@ -173,15 +173,15 @@ class Slot:
 
     # -- the start -----------------------------------------------------------------------------
 
-    def _start(self) -> Joining:
+    def _start(self) -> JoinReport:
         """Start what the slot needs before it has its ranks; return its report to the driver."""
         try:
             self._start_workers()
             self._open_network()
             return Located(self._info())
         except (HorovodSparkError, OSError) as error:
-            self._fail(kind_of(error), in_short(error))
-            return CannotJoin(self._index, in_short(error))
+            self._fail(failure_kind(error), summarize_error(error))
+            return CannotJoin(self._index, summarize_error(error))
 
     def _start_workers(self) -> None:
         """Start the processes of the slot's ranks.
@@ -225,7 +225,7 @@ class Slot:
             {**environment, SPARK_FILES: self._files},
             folder,
             self._workspace,
-            most_result_bytes=plan.most_result_bytes,
+            max_result_bytes=plan.max_result_bytes,
             idle_timeout=plan.options.worker_idle_timeout,
             on_report=lambda report: self._on_report(index, report),
             on_lines=lambda lines: self._on_lines(index, lines),
@@ -257,27 +257,27 @@ class Slot:
             gpus=self._devices,
         )
 
-    def _await_part(self, report: Joining, gather: Callable[[str], list[str]]) -> Part:
+    def _await_part(self, report: JoinReport, gather: Callable[[str], list[str]]) -> Part:
         """Send the report and return this slot's part of the world.
 
         Raises:
             LaunchError: this slot cannot take part, or another.
             StoppedError: the driver has ended the run.
         """
-        answer = self._link.ask(report)
+        answer = self._link.await_answer(report)
         if isinstance(answer, Refused):
             raise LaunchError(answer.reason)
         return self._gather(gather, report) if isinstance(answer, Gather) else answer.part
 
-    def _gather(self, gather: Callable[[str], list[str]], report: Joining) -> Part:
+    def _gather(self, gather: Callable[[str], list[str]], report: JoinReport) -> Part:
         """Exchange the reports through Spark, which is slower; each slot computes the world."""
         began = time.monotonic()
-        with self._link.living():
-            infos = [info_of(parse(text, *JOINING)) for text in gather(to_json(report))]
+        with self._link.keep_alive():
+            infos = [read_slot_info(parse(text, *JOIN_REPORTS)) for text in gather(to_json(report))]
         self._timings["all_gather"] = time.monotonic() - began
         world = arrange(infos, share_gpus=self._plan.options.share_gpus)
         if self._index == 0:
-            self._link.report(placed(world))
+            self._link.report(placement_message(world))
         return world.parts()[self._index]
 
     def _join(self, part: Part) -> None:
@@ -287,7 +287,7 @@ class Slot:
             self._ranks[index].placement = placement
             title = f"rank {placement.rank} of {part.size} on {self._link.host}"
             self._logs[index].open(placement.rank, title)
-        self._link.take_call(self._payload, Path(part.leader_folder))
+        self._link.fetch_call(self._payload, Path(part.leader_folder))
         self._joined = time.monotonic()
         self._mpi.join(part, self._plan.options.mpi)
 

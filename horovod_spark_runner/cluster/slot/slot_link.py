@@ -26,7 +26,7 @@ from ..protocol.messages import (
     Gather,
     Heartbeat,
     Instruction,
-    Joining,
+    JoinReport,
     Log,
     RankReport,
     ResultFollows,
@@ -328,11 +328,11 @@ class SlotLink(DriverLink):
         self._last_beat = now
         return self._send_heartbeat()
 
-    def living(self) -> AbstractContextManager[None]:
+    def keep_alive(self) -> AbstractContextManager[None]:
         """Send heartbeats while the calling thread is blocked inside."""
         return _repeat_in_thread(self._send_heartbeat, every=HEARTBEAT_SECONDS)
 
-    def ask(self, joining: Joining) -> Answer:
+    def await_answer(self, joining: JoinReport) -> Answer:
         """Send this slot's report and return the driver's answer.
 
         Args:
@@ -354,7 +354,7 @@ class SlotLink(DriverLink):
             if self.beat():
                 self.report(joining)
 
-    def take_call(self, path: Path, leader_folder: Path) -> None:
+    def fetch_call(self, path: Path, leader_folder: Path) -> None:
         """Write the pickled call to ``path``; a large one is fetched once per host.
 
         Args:

@@ -57,7 +57,7 @@ class PreforkProcess:
     Attributes:
         path: of the socket.
         pid: number of the process.
-        start: when it started; tells it from a later process of that number.
+        start: when it started; distinguishes it from a later process of that number.
     """
 
     path: Path
@@ -224,7 +224,7 @@ def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
                 shutil.rmtree(path.parent, ignore_errors=True)
     except BlockingIOError:
         return False
-    except OSError:  # the directory is gone already
+    except OSError:  # the directory has been removed already
         pass
     return True
 

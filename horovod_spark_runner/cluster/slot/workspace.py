@@ -35,8 +35,8 @@ _SMALL_MEMORY = 32 * 2**20
 class Workspace:
     """A directory for one slot, readable by its user only.
 
-    Its sweeper, a process of its own, removes it and kills the process groups named by `watch`
-    when the slot closes the workspace or is killed.
+    Its sweeper process removes it and kills the process groups named by `watch` when the slot
+    closes the workspace or is killed.
 
     Args:
         run_id: the run's, whose slots on one host share a directory in shared memory.

@@ -135,8 +135,8 @@ def check_slots(
             return Allotment(requested, shape, None if fixed is None else fixed.slots)
         if fixed is None:
             raise InvalidInputError(
-                "num_workers is needed with Spark Connect, which does not tell how many tasks its "
-                "server can run at once"
+                "num_workers is needed with Spark Connect, which does not report how many tasks "
+                "its server can run at once"
             )
         return Allotment(fixed.slots, shape, fixed.slots, fixed.reason)
     scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
@@ -145,7 +145,7 @@ def check_slots(
     slots, waited = _await_slots(
         lambda: int(scala.maxNumConcurrentTasks(profile)),
         requested or (fixed.slots if fixed is not None else None),
-        patience(options, age, none_there=only_the_driver, replacing=replacing),
+        executor_timeout(options, age, none_there=only_the_driver, replacing=replacing),
         settle=requested is None,
     )
     reason = _explain_executors(spark, slots, waited)
@@ -155,7 +155,7 @@ def check_slots(
     return Allotment(requested or slots, shape, slots, reason if requested is None else "")
 
 
-def patience(
+def executor_timeout(
     options: LaunchSettings, session_age: float, *, none_there: bool, replacing: bool = False
 ) -> float:
     """Return how many seconds to wait for the next executor. Pure.
@@ -176,14 +176,14 @@ def patience(
 
 
 def _await_slots(
-    count: Callable[[], int], enough: int | None, patience: float, *, settle: bool
+    count: Callable[[], int], enough: int | None, timeout: float, *, settle: bool
 ) -> tuple[int, float]:
     """Wait until there are enough slots, or no more come.
 
     Args:
         count: returns how many there are.
         enough: how many are needed; ``None`` if unknown.
-        patience: seconds to wait for the next one.
+        timeout: seconds to wait for the next one.
         settle: whether any number is enough, so that the wait for more is limited to the time that
             a new session's executors take.
 
@@ -196,7 +196,7 @@ def _await_slots(
         slots, now = count(), time.monotonic()
         if slots > best:
             best, progress = slots, now
-        limit = min(patience, REGISTRATION_SECONDS) if settle and slots else patience
+        limit = min(timeout, REGISTRATION_SECONDS) if settle and slots else timeout
         if (enough is not None and slots >= enough) or now - progress >= limit:
             return slots, now - began
         time.sleep(POLL_SECONDS)

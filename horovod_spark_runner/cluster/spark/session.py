@@ -218,5 +218,5 @@ def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
             f"Spark is set to encrypt its traffic ({', '.join(on)}), but gradients and weights "
             "between ranks (MPI) and log lines, large arguments and large results between ranks "
             "and driver are sent unencrypted; use a network that is trusted or encrypts by itself "
-            "(WireGuard, IPsec), and say so with allow_unencrypted=True"
+            "(WireGuard, IPsec), and confirm it with allow_unencrypted=True"
         )

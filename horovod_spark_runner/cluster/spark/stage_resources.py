@@ -63,7 +63,7 @@ def task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
         cpus = int(wanted.get("cpus", session_cpus))
         gpus = float(wanted.get("gpu", options.gpus_per_worker))
     elif options.gpus_per_worker and not _divides(options.gpus_per_worker, session_gpus):
-        # The session's tasks hold another share of a GPU (for ETL, say): the ranks need a profile.
+        # The session's tasks hold another share of a GPU (for ETL): the ranks need a profile.
         executor = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
         if executor < options.gpus_per_worker or master.startswith("local"):
             raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, session_gpus, executor))

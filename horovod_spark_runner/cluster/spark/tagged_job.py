@@ -62,17 +62,17 @@ class TaggedJob(Generic[T]):
 
     @property
     def cancelled_elsewhere(self) -> bool:
-        """Whether someone else, at Spark's UI or through its API, cancelled the job."""
+        """True if the job was cancelled elsewhere: at Spark's UI or through its API."""
         return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether Spark ended the job, for reasons of its own."""
+        """True if Spark ended the job by itself."""
         return self.error is not None and not self._cancelled
 
     @property
     def session_stopped(self) -> bool:
-        """Whether the session, or its connection, was stopped meanwhile."""
+        """True if the session, or its connection, was stopped meanwhile."""
         return self.error is not None and is_stopped(self._spark)
 
     def cancel(self) -> None:

@@ -104,11 +104,11 @@ class _Question:
         import pyarrow as pa
 
         for _ in batches:
-            keep_to_task()
+            apply_task_limits()
             yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
 
 
-def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
+def query_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
     """Return the value of ``ask`` in one of Spark's Python workers, which may load a framework.
 
     Args:
@@ -127,12 +127,12 @@ def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = Fals
     return str(row.text)
 
 
-def keep_to_task() -> None:
-    """Keep a framework to this task's cores and devices; at the beginning of each task.
+def apply_task_limits() -> None:
+    """Limit a framework to this task's cores and devices; at the beginning of each task.
 
     Raises:
         EnvironmentProblem: an earlier task of this process had other GPUs, and a framework keeps to
-            those it has found first.
+            the first ones.
     """
     global _devices
     from pyspark import TaskContext
@@ -151,27 +151,27 @@ def keep_to_task() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(addresses)
     elif _devices != frozenset(addresses):
         raise EnvironmentProblem(
-            f"this task has {_in_words(addresses)}, and this Python worker of Spark's has computed "
-            f"on {_in_words(_devices)} for an earlier one, to which TensorFlow keeps: give each "
-            "executor one GPU (spark.executor.resource.gpu.amount=1), or set "
+            f"this task has {_format_gpus(addresses)}, and this Python worker of Spark's has "
+            f"computed on {_format_gpus(_devices)} for an earlier one, to which TensorFlow keeps: "
+            "give each executor one GPU (spark.executor.resource.gpu.amount=1), or set "
             "spark.python.worker.reuse=false"
         )
 
 
-def _in_words(addresses: Collection[str]) -> str:
+def _format_gpus(addresses: Collection[str]) -> str:
     return f"GPU {', '.join(sorted(addresses))}" if addresses else "no GPU"
 
 
-def spare_from_collection(*, dropped: bool) -> None:
-    """Leave what is alive now, such as a framework and a model, out of garbage collections.
+def exclude_from_gc(*, dropped: bool) -> None:
+    """Exclude all live objects, such as a framework and a model, from garbage collections.
 
-    Spark's worker collects garbage after every task, which looks at every object there is: beside
-    TensorFlow that takes longer than many a task. Looking at all of them once more, for what was
-    left out by an earlier call and is garbage by now, takes as long; and a process that was forked
-    gets a copy of what its parent had frozen by that.
+    Spark's worker collects garbage after every task, which visits every object: with TensorFlow
+    loaded that takes longer than many tasks. Visiting the excluded objects again, to find those
+    that are garbage by now, takes as long, and copies the parent's frozen pages in a forked
+    process.
 
     Args:
-        dropped: whether something was given up that an earlier call has left out.
+        dropped: whether objects that an earlier call excluded have become garbage.
     """
     if dropped:
         gc.unfreeze()

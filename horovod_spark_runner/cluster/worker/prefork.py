@@ -131,7 +131,7 @@ class _PreforkServer:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError:  # no memory, say: the slot starts a worker itself, or reports why not
+        except OSError:  # no memory, perhaps: the slot starts a worker itself, or reports why not
             connection.close()
         else:
             if pid == 0:
@@ -160,7 +160,7 @@ class _PreforkServer:
             slot = self._workers.pop(pid, None)
             if slot is None:
                 continue
-            # A line of its own, also after one that the worker did not end.
+            # On a new line, also after a line that the worker did not end.
             report = Exited(os.waitstatus_to_exitcode(status))
             with slot, contextlib.suppress(OSError):
                 slot.setblocking(False)
@@ -244,7 +244,7 @@ def _reseed_numpy() -> None:
 def _kill(pid: int) -> None:
     """End a worker and what it started."""
     signal_group(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):  # it may have no group of its own yet
+    with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
         os.kill(pid, signal.SIGKILL)
 
 
