@@ -2,8 +2,8 @@
 
 A worker ends with the task that fails in it, and each new one imports frameworks for itself, 3 s of
 CPU for TensorFlow and 1 s for the rest, hundreds of times in the tests. Their session has workers
-forked from a process that has done so, as the product forks ranks from its prefork processes; nothing
-else about them is different.
+forked from a process that has done so, as the product forks ranks from its prefork processes;
+nothing else about them is different.
 """
 
 from __future__ import annotations
