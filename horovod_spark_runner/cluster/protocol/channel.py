@@ -46,6 +46,11 @@ _DATA = b"\0"
 _PROOF = b"proof"
 
 M = TypeVar("M", bound=Message)
+# A line longer than this is cut into pieces, so that one program cannot fill the memory.
+MAX_LINE_BYTES = 64 * 1024
+# Start of the lines of Open MPI's default error handler, and the first line of a notice.
+_MPI_ERROR = re.compile(r"\[\S+:\d+\] \*\*\* *(.*)")
+_END_OF_ANOTHER = "An error occurred in PMIx Event Notification"
 
 
 class ChannelError(ConnectionError):
@@ -215,13 +220,6 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 def _mac(key: bytes, sequence: int, body: bytes) -> bytes:
     return hmac.new(key, _SEQUENCE.pack(sequence) + body, hashlib.sha256).digest()
-
-
-# A line longer than this is cut into pieces, so that one program cannot fill the memory.
-MAX_LINE_BYTES = 64 * 1024
-# Start of the lines of Open MPI's default error handler, and the first line of a notice.
-_MPI_ERROR = re.compile(r"\[\S+:\d+\] \*\*\* *(.*)")
-_END_OF_ANOTHER = "An error occurred in PMIx Event Notification"
 
 
 class LineSplitter:

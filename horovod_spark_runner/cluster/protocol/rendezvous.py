@@ -25,6 +25,14 @@ from .topology import SlotInfo, World, arrange, format_placement
 
 # Seconds without a further report after which the slots fall back to Spark: all start at once.
 GATHER_AFTER = 10.0
+# Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
+# they may not exceed spark.driver.maxResultSize (1 GiB unless set).
+_RESULT_BYTES = 8 * 1024 * 1024
+_ALL_RESULTS_BYTES = 256 * 1024 * 1024
+# Seconds between a slot's heartbeats.
+HEARTBEAT_SECONDS = 5.0
+# How long ranks may run, to save their state, after their executor has ended.
+ORPHAN_GRACE = 30.0
 
 
 class Rendezvous:
@@ -98,17 +106,6 @@ def read_slot_info(message: JoinReport) -> SlotInfo:
 def placement_message(world: World) -> Placed:
     """Return the message on the placement of the ranks."""
     return Placed(world.size, format_placement(world.placements))
-
-
-# Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
-# they may not exceed spark.driver.maxResultSize (1 GiB unless set).
-_RESULT_BYTES = 8 * 1024 * 1024
-_ALL_RESULTS_BYTES = 256 * 1024 * 1024
-
-# Seconds between a slot's heartbeats.
-HEARTBEAT_SECONDS = 5.0
-# How long ranks may run, to save their state, after their executor has ended.
-ORPHAN_GRACE = 30.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ from pathlib import Path
 
 from ...errors import LaunchError
 
+_SYSTEM = Path("/sys/devices/system/cpu")
+CPUS = "HSR_CPUS"
+# Set where the user controls the placement of threads.
+_DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
 
 def format_ranks(ranks: int) -> str:
     """Return "1 rank" or "8 ranks"."""
@@ -296,12 +301,6 @@ def format_placement(placements: Sequence[RankPlacement]) -> str:
         devices = "" if any(p.gpus for p in members) else " (CPU)"
         lines.append(f"{host}: rank{'s' * (len(members) > 1)} {ranks}{devices}")
     return "\n".join(lines)
-
-
-_SYSTEM = Path("/sys/devices/system/cpu")
-CPUS = "HSR_CPUS"
-# Set where the user controls the placement of threads.
-_DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def share_of_cores(

@@ -67,9 +67,24 @@ _CODE_SECONDS = 30.0
 # After which the kernel is queried: the prefork process may have been stopped.
 _KERNEL_CHECK_SECONDS = 2.0
 # How long a process that has closed its connection may take to end.
-_END_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
 # How long to wait for a prefork process that has been stopped.
 STOPPED_SECONDS = 2.0
+# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
+_MPI_LOST_EXIT = 195
+# How long a prefork process may take to fork a worker, imports included.
+FORK_SECONDS = 60.0
+# How long a worker that has closed its connection may still run: without it, and without those of
+# MPI, which it has closed, too, it would wait for ever.
+_HUNG_UP_SECONDS = 10.0
+# Exit code of a process that MPI cannot bring into its world.
+_MPI_START_EXIT = 14
+# How long a rank may run after the world ended, to report its own failure first.
+_ABORT_GRACE = 2.0
+# How long a rank that has reported its failure may take to end: MPI's abort hangs without mpirun.
+END_SECONDS = 5.0
+# How long the Python stacks of a process take to be written.
+STACKS_GRACE = 0.5
 
 
 class _Worker(abc.ABC):
@@ -168,7 +183,7 @@ class _StartedWorker(_Worker):
     def hang_up(self) -> None:
         # The process may have closed it and still run: `poll` shows its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -260,17 +275,6 @@ def _fork_worker(request: ForkWorker) -> _ForkedWorker | None:
         output.close()
         return None
     return _ForkedWorker(pending, output)
-
-
-# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
-_MPI_LOST_EXIT = 195
-# How long a prefork process may take to fork a worker, imports included.
-FORK_SECONDS = 60.0
-# How long a worker that has closed its connection may still run: without it, and without those of
-# MPI, which it has closed, too, it would wait for ever.
-_HUNG_UP_SECONDS = 10.0
-# Exit code of a process that MPI cannot bring into its world.
-_MPI_START_EXIT = 14
 
 
 @dataclass(frozen=True)
@@ -565,14 +569,6 @@ class RankProcess:
         self._read(self._worker.read_rest())
         self._output.drain()
         self.ended = True
-
-
-# How long a rank may run after the world ended, to report its own failure first.
-_ABORT_GRACE = 2.0
-# How long a rank that has reported its failure may take to end: MPI's abort hangs without mpirun.
-END_SECONDS = 5.0
-# How long the Python stacks of a process take to be written.
-STACKS_GRACE = 0.5
 
 
 class Rank:

@@ -42,6 +42,13 @@ _TRANSFER_TIMEOUT = 60.0
 # Bytes that may wait to be sent. Above it log lines are dropped: a slow driver must not slow
 # training.
 _MAX_PENDING_BYTES = 1024 * 1024
+# Seconds between checks that no descriptor triggers.
+POLL_SECONDS = 0.2
+# Characters of output that all slots together may send to the driver per second, and at once after
+# a pause: it has to read their other messages, too.
+_LOG_RATE = 4 * 1024 * 1024
+_LOG_BURST = 32 * 1024 * 1024
+EXECUTOR_ENDED = "its executor has ended"
 
 
 class DriverLink:
@@ -230,15 +237,6 @@ def _repeat_in_thread(action: Callable[[], object], *, every: float) -> Iterator
     finally:
         over.set()
         thread.join()  # messages carry their number: one sender at a time
-
-
-# Seconds between checks that no descriptor triggers.
-POLL_SECONDS = 0.2
-# Characters of output that all slots together may send to the driver per second, and at once after
-# a pause: it has to read their other messages, too.
-_LOG_RATE = 4 * 1024 * 1024
-_LOG_BURST = 32 * 1024 * 1024
-EXECUTOR_ENDED = "its executor has ended"
 
 
 class StoppedError(Exception):

@@ -23,6 +23,14 @@ _CONVERSIONS = {
     "pandas.": "spark.createDataFrame(df)",
     "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
 }
+_MEMORY_LIMIT = "spark.executor.pyspark.memory"
+# Spark's settings that encrypt what it sends over the network.
+_ENCRYPTION_SETTINGS = (
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
 
 
 def active_session() -> SparkSession:
@@ -165,9 +173,6 @@ def use_driver_python(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
 
 
-_MEMORY_LIMIT = "spark.executor.pyspark.memory"
-
-
 def check_memory_limit(spark: SparkSession) -> None:
     """Refuse to start ranks under the limit PySpark puts on its workers.
 
@@ -189,15 +194,6 @@ def check_memory_limit(spark: SparkSession) -> None:
         "sets it, when the Spark session is made; what bounds the memory of ranks is "
         "spark.executor.memoryOverhead"
     )
-
-
-# Spark's settings that encrypt what it sends over the network.
-_ENCRYPTION_SETTINGS = (
-    "spark.ssl.enabled",
-    "spark.ssl.rpc.enabled",
-    "spark.network.crypto.enabled",
-    "spark.authenticate.enableSaslEncryption",
-)
 
 
 def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Body = Callable[[], Iterable[bytes]]
+# GPUs with which a framework of this process was, or will be, imported: it uses only these.
+_devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,6 @@ def raise_task_error(error: Exception) -> None:
     matches = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
     for name, text in matches[-1:]:
         raise getattr(errors, name, errors.ModelError)(text) from error
-
-
-# GPUs with which a framework of this process was, or will be, imported: it uses only these.
-_devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
