@@ -1,4 +1,4 @@
-"""Driver's coordinator of a running run: it hears the slots, answers them and decides what next."""
+"""Coordinator of the slots on the driver: takes their messages, answers, and judges the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds to wait for a message before the clock is checked.
 _WAIT_SECONDS = 0.1
-# Seconds between checks of what no message reports: slots that are late or silent.
+# Seconds between checks for slots that are late or silent, which no message reports.
 CHECK_SECONDS = 1.0
 # A slot that has been silent for so long when Spark ends the run is the one that Spark lost.
 LOST_SECONDS = 2.5 * HEARTBEAT_SECONDS
@@ -82,7 +82,7 @@ class Coordinator:
         return verdict
 
     def _note_activity(self, now: float) -> None:
-        """Count stalls and silence anew where no message could show that the slots are active."""
+        """Restart the clocks of stalls and silence where no message could show activity."""
         if now - self._last_step > _SUSPENDED_SECONDS:
             self._server.reset_silence()
             self.watch.note_activity(now)
@@ -138,7 +138,7 @@ class Coordinator:
             self.watch.take(silent, time.monotonic())
 
     def await_disconnects(self, seconds: float) -> None:
-        """Wait until all slots have disconnected, so that all they sent is here, or ``seconds``."""
+        """Wait until all slots have disconnected, so that no message is missing, or ``seconds``."""
         deadline = time.monotonic() + seconds
         while self._server.has_any(self._slots) and time.monotonic() < deadline:
             time.sleep(0.002)

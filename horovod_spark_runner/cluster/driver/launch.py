@@ -51,7 +51,7 @@ from .watch import RunWatch, Verdict
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long the slots may take to end by themselves before Spark is asked to kill them.
+# How long the slots may take to end by themselves before Spark kills them.
 _STOP_GRACE = 5.0
 # How long the last messages of slots that have ended may take to arrive.
 _LAST_MESSAGES_SECONDS = 1.0

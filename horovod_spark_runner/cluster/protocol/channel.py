@@ -147,7 +147,7 @@ class Channel(Generic[M]):
         return _HEADER.pack(len(body)) + mac + body
 
     def _next_body(self) -> bytes | None:
-        """Take the next whole frame's body out of what has arrived."""
+        """Remove the next complete frame from the buffer and return its body."""
         if len(self._buffer) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._buffer)

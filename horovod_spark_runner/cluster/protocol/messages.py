@@ -291,7 +291,7 @@ class Refused(Message):
 
 @dataclass(frozen=True, slots=True)
 class Gather(Message):
-    """The slots are to find each other through Spark."""
+    """The slots have to find each other through Spark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def _cause_order(
 
 
 def has_root_cause(outcomes: Iterable[RankOutcome]) -> bool:
-    """Tell whether ``outcomes`` name a cause, rather than only what followed from one."""
+    """Tell whether ``outcomes`` name a cause, not only its consequences."""
     return any(o.failure is not None and o.failure.kind not in _FOLLOWING for o in outcomes)
 
 

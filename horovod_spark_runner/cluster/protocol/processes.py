@@ -102,7 +102,7 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
         signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    # Also after a clean exit: what it started may have stayed behind in its group.
+    # Also after a clean exit: its children may have stayed behind in its group.
     signal_group(process.pid, signal.SIGKILL)
     # One that hangs in the kernel, on storage that is away, ends only when that answers.
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,7 +139,7 @@ class ChildOutput:
         return tuple(self._splitter.tail)
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         return {} if self._stream.closed else {self._stream.fileno(): self._read}
 
     def drain(self) -> None:

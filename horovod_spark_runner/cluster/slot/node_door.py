@@ -44,7 +44,7 @@ class NodeDoor:
         self._is_open = True
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         return {self._listener.fileno(): self._listener.handle} if self._is_open else {}
 
     def drop_late(self) -> None:
@@ -190,7 +190,7 @@ class JsonDoor(Generic[T]):
         self.callers: list[Caller] = []
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers: dict[int, Callable[[], None]] = {self._listener.fileno(): self._on_connect}
         handlers.update((c.fileno(), c.read) for c in self.callers if not c.ended)
         return handlers

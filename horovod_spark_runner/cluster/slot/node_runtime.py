@@ -110,7 +110,7 @@ class NodeRuntime:
         return network if folder is None else {**network, BACKING_DIRECTORY: str(folder)}
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers = {**self._door.handlers(), **self._agent.handlers()}
         if self._daemon is not None:
             handlers.update(self._daemon.handlers())
@@ -212,7 +212,7 @@ class Daemon:
         return self._output.tail
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers = self._output.handlers()
         if not self.ended:
             handlers.update(dict.fromkeys(self._watched, _wake_up))

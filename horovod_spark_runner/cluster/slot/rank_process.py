@@ -124,7 +124,7 @@ class _Worker(abc.ABC):
 
     @abc.abstractmethod
     def end(self) -> None:
-        """End it and what it started; safe to call again."""
+        """End it and its children; safe to call again."""
 
     def is_stuck(self) -> bool:
         """Tell whether it is not forked yet, and its prefork process has been stopped."""
@@ -385,7 +385,7 @@ class RankProcess:
         return self._worker.ready_bytes
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers = self._output.handlers()
         if not self.ended:
             if self._hung_up is None:
@@ -417,7 +417,7 @@ class RankProcess:
         self._send(self._begin)
 
     def kill(self) -> None:
-        """End the worker and what it started; safe to call again."""
+        """End the worker and its children; safe to call again."""
         self._worker.end()
         if self._worker.pid is not None:
             self._workspace.forget(self._worker.pid)
@@ -563,7 +563,7 @@ class RankProcess:
                 self._worker.send_signal(signal.SIGTERM)
 
     def _look(self) -> None:
-        """Notice the end of the process itself: what it forked may keep everything else open."""
+        """Notice the end of the process itself: its forks may keep its pipes and socket open."""
         if self._worker.poll() is None:
             return
         self._read(self._worker.read_rest())
@@ -627,7 +627,7 @@ class Rank:
             self.process.begin(environment, self.placement.rank, size)
 
     def check(self, now: float) -> None:
-        """Notice what happened since the last call."""
+        """Check the process and the deadlines."""
         self.process.check()
         if self.process.ended and not self.settled:
             end = self.process.outcome()

@@ -83,7 +83,7 @@ class SlotTask:
 
 
 def _run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
-    """Run this task's slot to its end and return its ranks' outcomes; nothing is left behind."""
+    """Run this task's slot to its end, clean up, and return its ranks' outcomes."""
     gpus: tuple[str, ...] = ()
     if plan.options.gpus_per_worker:
         gpus = tuple(context.resources()["gpu"].addresses)
@@ -174,7 +174,7 @@ class Slot:
     # -- the start -----------------------------------------------------------------------------
 
     def _start(self) -> JoinReport:
-        """Start what the slot needs before it has its ranks; return its report to the driver."""
+        """Start the workers and open the network; return the slot's report to the driver."""
         try:
             self._start_workers()
             self._open_network()
@@ -317,8 +317,8 @@ class Slot:
         for descriptor in self._handlers():
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(POLL_SECONDS * 1000):
-            # An earlier handler of this round may have closed what this one reads, and another
-            # file may have its number now.
+            # An earlier handler of this round may have closed this descriptor, and another file
+            # may have its number now.
             handler = self._handlers().get(descriptor)
             if handler is not None and can_be_read(descriptor):
                 handler()
@@ -334,7 +334,7 @@ class Slot:
         return handlers
 
     def _report_leaving(self) -> None:
-        """Have the driver wait for what the ranks save, even if Spark loses the executor first."""
+        """Make the driver wait while the ranks save, even if Spark loses the executor first."""
         number, self._end_signal = self._end_signal, None
         if number is not None:
             self._link.report(Leaving(number.name))
@@ -472,7 +472,7 @@ class Slot:
             rank.process.request_end(number)
 
     def close(self) -> None:
-        """End what was started and remove what was created; safe to call at any time."""
+        """End all processes and remove all files of the slot; safe to call at any time."""
         self._closing.close()
 
     def _close_log(self, log: RankLog) -> None:

@@ -64,7 +64,7 @@ class DriverLink:
         self, address: tuple[str, int], key: bytes, pauses: Sequence[float] = RETRY_PAUSES
     ) -> None:
         self._socket: socket.socket | None = None
-        self._channel: Channel[Instruction]  # of each connection anew
+        self._channel: Channel[Instruction]  # a new one for each connection
         self._pending = bytearray()
         self._early: list[Instruction] = []
         self._address = address
@@ -125,7 +125,7 @@ class DriverLink:
         return True
 
     def flush(self) -> None:
-        """Send what can be sent without waiting."""
+        """Send as much as possible without waiting."""
         while self._socket is not None and self._pending:
             try:
                 sent = self._socket.send(self._pending)

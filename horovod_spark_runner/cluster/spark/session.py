@@ -24,7 +24,7 @@ _CONVERSIONS = {
     "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
 }
 _MEMORY_LIMIT = "spark.executor.pyspark.memory"
-# Spark's settings that encrypt what it sends over the network.
+# Spark's settings that encrypt its network traffic.
 _ENCRYPTION_SETTINGS = (
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",
@@ -197,7 +197,7 @@ def check_memory_limit(spark: SparkSession) -> None:
 
 
 def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
-    """Refuse to send in the clear what Spark is set to encrypt, unless that is allowed.
+    """Refuse unencrypted traffic where Spark is set to encrypt its own, unless it is allowed.
 
     Raises:
         EnvironmentProblem: Spark encrypts its traffic, and ranks may be on several hosts.

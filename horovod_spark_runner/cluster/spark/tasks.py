@@ -119,9 +119,9 @@ def query_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = Fa
     answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
     gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
     with described(spark, "Horovod: asking a Python worker of a model"):
-        # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+        # Spark ends a worker whose output it does not read to the end, as ``first`` does.
         row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
-    assert row is not None  # the question is asked once for the one row there is
+    assert row is not None  # the query runs once, for the only row
     return str(row.text)
 
 

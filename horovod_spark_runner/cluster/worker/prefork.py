@@ -142,7 +142,7 @@ class _PreforkServer:
     def _import(self, modules: Iterable[str]) -> None:
         missing = [module for module in modules if module not in self._modules]
         if missing:
-            # An import that hangs is ended by the kernel: nothing else could, from within.
+            # The kernel ends an import that hangs: Python code could not.
             signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
             import_ahead(missing)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -220,7 +220,7 @@ def _start_guard(owner: int, owner_start: str, listener: socket.socket) -> None:
     if os.fork() != 0:
         return
     try:
-        os.setsid()  # what stops a whole group does not stop it
+        os.setsid()  # a signal that stops the whole group does not stop it
         name_process(GUARD_NAME)
         die_with_parent(parent)
         listener.close()
@@ -242,7 +242,7 @@ def _reseed_numpy() -> None:
 
 
 def _kill(pid: int) -> None:
-    """End a worker and what it started."""
+    """End a worker and its children."""
     signal_group(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
         os.kill(pid, signal.SIGKILL)
