@@ -53,8 +53,8 @@ def test_what_is_printed() -> None:
 
 
 def test_a_name_in_what_is_said_is_not_obeyed_and_ends_no_line() -> None:
-    said = from_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
-    assert shown(said) == ["resuming from a\\nb\\x1b[2J"]
+    notice = from_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
+    assert shown(notice) == ["resuming from a\\nb\\x1b[2J"]
 
 
 def test_quiet_means_nothing() -> None:
@@ -99,8 +99,8 @@ def test_something_is_always_shown() -> None:
         return stream.getvalue().splitlines()
 
     console.report("preparing the data")
-    told = lines_after(17)
-    assert told == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
+    printed = lines_after(17)
+    assert printed == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
     console.on_message(from_driver(Notice("starting 2 ranks", warn=False)))
     assert lines_after(6) == ["starting 2 ranks: 5 s so far"]
     # What the function of a `HorovodRunner` does, nobody knows.
@@ -108,8 +108,8 @@ def test_something_is_always_shown() -> None:
     assert lines_after(60) == []
     console.report("building the model")
     first = Envelope(0, 0, "h", Progress(0, 2, 7, 5000, 7, {"loss": 0.25}, 1234.5))
-    told = lines_after(16, first)
-    assert told == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
+    printed = lines_after(16, first)
+    assert printed == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
     assert lines_after(7) == ["epoch 1/2 at step 7 of 5,000: 20.8 s so far"]
     assert 50 < len(lines_after(3600, first)) < 150, "no flood"
     console.on_message(Envelope(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125})))

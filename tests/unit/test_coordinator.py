@@ -171,8 +171,8 @@ def test_slots_that_spark_missed_first_are_told_of(
 
 def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
     world = World(server, 2)
-    said = [Notice(f"last words {number}", warn=False) for number in range(200)]
-    for message in said:
+    sent = [Notice(f"last words {number}", warn=False) for number in range(200)]
+    for message in sent:
         world.say(1, message)
     while not server.has_any([1]):  # as of all slots long before they end
         time.sleep(0.001)
@@ -181,8 +181,8 @@ def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
     began = time.monotonic()
     world.coordinator.await_disconnects(10.0)
     assert time.monotonic() - began < 5
-    heard = [told.message for told in server.events.drain()]
-    assert [message for message in heard if isinstance(message, Notice)] == said
+    heard = [envelope.message for envelope in server.events.drain()]
+    assert [message for message in heard if isinstance(message, Notice)] == sent
 
 
 def test_a_slot_that_stays_is_waited_for_no_longer_than_asked(server: ControlServer) -> None:

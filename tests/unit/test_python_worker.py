@@ -45,12 +45,12 @@ TASKS = """
 import os, sys
 from pyspark import TaskContext
 from pyspark.resource import ResourceInformation
-from horovod_spark_runner.cluster.spark.tasks import keep_to_task
+from horovod_spark_runner.cluster.spark.tasks import apply_task_limits
 for gpus in sys.argv[1:]:
     context = TaskContext._getOrCreate()
     context._cpus = 1
     context._resources = {"gpu": ResourceInformation("gpu", gpus.split(","))} if gpus else {}
-    keep_to_task()
+    apply_task_limits()
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "none")
 """
 

@@ -71,9 +71,9 @@ def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> N
     log.write(["the last"])
     log.close()
     log._thread.join(10)  # type: ignore[union-attr]
-    told = [line for line in lines_of(tmp_path) if line.startswith("line ")]
+    written = [line for line in lines_of(tmp_path) if line.startswith("line ")]
     (note,) = [line for line in lines_of(tmp_path) if "dropped" in line]
-    assert f" {50 - len(told)} " in note
+    assert f" {50 - len(written)} " in note
     assert lines_of(tmp_path)[-1] == "the last"
 
 

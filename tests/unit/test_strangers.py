@@ -107,11 +107,11 @@ def many_descriptors() -> Iterator[None]:
 @contextlib.contextmanager
 def strangers(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
-        found = []
+        sockets = []
         for _ in range(count):
-            found.append(stack.enter_context(socket.create_connection(address, 60)))
-            found[-1].setblocking(False)
-        yield found
+            sockets.append(stack.enter_context(socket.create_connection(address, 60)))
+            sockets[-1].setblocking(False)
+        yield sockets
 
 
 def comes_in(kind: str, address: tuple[str, int]) -> bool:
@@ -242,13 +242,13 @@ def test_other_users_do_not_reach_the_sockets_of_a_slot() -> None:
     for path in (Path(door.path).parent, workspace.path, workspace.shared_memory):
         assert path is not None
         assert path.stat().st_mode & 0o777 == 0o700
-    found = subprocess.run(
+    run = subprocess.run(
         ["/usr/bin/python3", "-c", CONNECTS, door.path],
         stdout=subprocess.PIPE,
         text=True,
         user=pwd.getpwnam("nobody").pw_uid,
         check=True,
     )
-    assert found.stdout == "refused\n"
+    assert run.stdout == "refused\n"
     door.close()
     workspace.close()
