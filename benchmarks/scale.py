@@ -1,8 +1,8 @@
 """What it takes the driver to place and watch thousands of slots.
 
-The real driver (`Talk`, `ControlServer`, `run_job`) and real connections over loopback; the slots
-are light clients in a few processes that say what slots say: hello, their place, that their ranks
-have started, a heartbeat every 5 seconds. No framework, no MPI. Measured on the driver:
+The real driver (`Coordinator`, `ControlServer`, `run_job`) and real connections over loopback; the
+slots are light clients in a few processes that send what slots send: hello, their place, that their
+ranks have started, a heartbeat every 5 seconds. No framework, no MPI. Measured on the driver:
 
 * the time until every slot has been told its part of the world, and the driver's CPU for it;
 * CPU per minute, messages and bytes while it watches;
@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,13 @@ import psutil
 from report import present, shown_command, table
 
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
+from horovod_spark_runner.cluster.driver.coordinator import Coordinator
 from horovod_spark_runner.cluster.driver.launch import run_job
-from horovod_spark_runner.cluster.driver.talk import Talk
 from horovod_spark_runner.cluster.protocol.channel import Channel
 from horovod_spark_runner.cluster.protocol.messages import (
     Assigned,
     Dropped,
+    Envelope,
     Failed,
     Hello,
     Instruction,
@@ -48,7 +49,6 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Log,
     Started,
     Stop,
-    Told,
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankOutcome
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
@@ -85,8 +85,8 @@ class Counting:
         self._channel = channel
         self._counts = counts
 
-    def encode(self, told: Told) -> bytes:
-        frame = self._channel.encode(told)
+    def encode(self, envelope: Envelope) -> bytes:
+        frame = self._channel.encode(envelope)
         self._counts[0] += 1
         self._counts[1] += len(frame)
         return frame
@@ -108,7 +108,7 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
         link.host = f"host-{node}"
         link.check()
         link._channel = Counting(link._channel, counts)
-        link.tell(Hello())
+        link.report(Hello())
         folder = f"/tmp/hsr-{slot:08d}"
         info = SlotInfo(
             slot,
@@ -120,7 +120,7 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
             (f"{folder}/rank-0/shim",),
             ((str(slot % PER_HOST),),),
         )
-        link.tell(Located(info))
+        link.report(Located(info))
         links[link.fileno()] = link, slot
     ranks: dict[int, int] = {}
     poll = select.poll()
@@ -132,7 +132,7 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
             for message in link.receive():
                 assert isinstance(message, Assigned), message
                 ranks[slot] = message.part.placements[0].rank
-                link.tell(Started(), ranks[slot])
+                link.report(Started(), ranks[slot])
         for link, _ in links.values():
             link.beat()
     tell.send(("placed", time.time()))
@@ -143,11 +143,11 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
             failing = False
             link, slot = list(links.values())[-1]
             failed = time.time()
-            link.tell(Failed.of(Failure(RAISED, failed, "gone wrong")), ranks[slot])
+            link.report(Failed.of(Failure(RAISED, failed, "gone wrong")), ranks[slot])
             tell.send(("failed", failed))
         if conduct.chatty:
             for link, slot in links.values():
-                link.tell_lines(["x" * 80] * 100, ranks[slot])
+                link.report_lines(["x" * 80] * 100, ranks[slot])
         for descriptor, _ in poll.poll(0 if conduct.chatty else 100):
             link, _ = links[descriptor]
             stopped |= any(isinstance(message, Stop) for message in link.receive())
@@ -189,7 +189,7 @@ class Slots:
     def told(self, what: str) -> list[Any]:
         return [value for kind, value in self._told if kind == what]
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[], object]) -> None:
         for process, (reader, sender) in zip(self._processes, self._readers, strict=True):
             process.start()
             sender.close()
@@ -224,11 +224,11 @@ class Recorder:
         self.last_cpu = self.failed = 0.0
         self.memory = self.threads = self.descriptors = 0
 
-    def on_message(self, told: Told) -> None:
+    def on_message(self, envelope: Envelope) -> None:
         self.messages += 1
         if self.first is None:  # the clients' own start is not the driver's
             self.first = time.monotonic(), time.process_time()
-        match told.message:
+        match envelope.message:
             case Log(lines):
                 self.lines += len(lines)
             case Dropped(lines):
@@ -241,7 +241,7 @@ class Recorder:
         self.placed = time.monotonic(), time.process_time()
         self.measure()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         pass
 
     def measure(self) -> None:
@@ -270,7 +270,7 @@ def watch_slots(slots: int, conduct: Conduct) -> dict[str, Any]:
         job = Slots(plan, conduct, recorder)
         own_threads = 1 + len(job._processes)  # the server's, and the benchmark's own readers
         try:
-            run_job(job, Talk(plan, server, recorder))
+            run_job(job, Coordinator(plan, server, recorder))
             raise RuntimeError("the failure of a slot was not seen")
         except HorovodSparkError as error:
             text = str(error)
@@ -315,7 +315,7 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         began, cpu = time.monotonic(), time.process_time()
         takers = [
             threading.Thread(
-                target=link.take_call,
+                target=link.fetch_call,
                 args=(
                     Path(folder, str(slot), "payload"),
                     Path(folder, str(slot - slot % per_host)),

@@ -31,7 +31,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import run_training
-    from .cluster.driver.launch import RunResult
+    from .cluster.driver.result import RunResult
     from .cluster.worker.reporting import report_progress
     from .config.compression import PowerSGD, Threshold, TopK
     from .config.data import DataOptions
@@ -69,7 +69,7 @@ _LAZY = {
     "MpiOptions": ".config.launch",
     "PowerSGD": ".config.compression",
     "RestartOptions": ".config.training",
-    "RunResult": ".cluster.driver.launch",
+    "RunResult": ".cluster.driver.result",
     "TFTransformer": ".model.transformer",
     "Threshold": ".config.compression",
     "TopK": ".config.compression",

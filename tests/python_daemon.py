@@ -2,8 +2,8 @@
 
 A worker ends with the task that fails in it, and each new one imports frameworks for itself, 3 s of
 CPU for TensorFlow and 1 s for the rest, hundreds of times in the tests. Their session has workers
-forked from a process that has done so, as the product forks ranks from its ready processes; nothing
-else about them is different.
+forked from a process that has done so, as the product forks ranks from its prefork processes;
+nothing else about them is different.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.daemon import manager
 from horovod_spark_runner.quiet import quiet_imports
 
 # None of these starts a thread, of which a forked worker would have none.
-_OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.cluster.slot.barrier")
+_OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.cluster.slot.slot")
 _OF_QUERIES = (
     *_OF_SLOTS,
     "tensorflow",

@@ -48,8 +48,8 @@ FLOORS: list[set[str]] = [
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "commands.doctor_checks": LIGHT | {"packaging"},
-    "cluster.slot.barrier": LIGHT | {"pyspark"},
-    "cluster.driver.warm_up": LIGHT | {"pyspark"},
+    "cluster.slot.slot": LIGHT | {"pyspark"},
+    "cluster.driver.launcher": LIGHT | {"pyspark"},
     "cluster.protocol.network": LIGHT | {"psutil"},
     "estimator": LIGHT | {"pyspark"},
     "model.estimator_files": LIGHT | {"pyspark"},

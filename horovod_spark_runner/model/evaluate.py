@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..cluster.spark.session import described
-from ..cluster.spark.tasks import ask_worker, raise_task_error
+from ..cluster.spark.tasks import query_worker, raise_task_error
 from ..config.validators import ColumnNames
 from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
@@ -161,7 +161,7 @@ def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
     Raises:
         HorovodSparkError: of the kind that it found.
     """
-    told = json.loads(ask_worker(frame.sparkSession, evaluation.describe, keep=True))
+    told = json.loads(query_worker(frame.sparkSession, evaluation.describe, keep=True))
     if told["error"]:
         raise getattr(errors, told["error"], ModelError)(told["message"])
 

@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from ..cluster.spark.tasks import keep_to_task, spare_from_collection
+from ..cluster.spark.tasks import apply_task_limits, exclude_from_gc
 from ..config.data import Transform
 from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
@@ -202,7 +202,7 @@ class Evaluation:
 
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _kept
-        keep_to_task()
+        apply_task_limits()
         key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
         if _kept is None or _kept[0] != key:
             recipe = self.load()
@@ -216,7 +216,7 @@ class Evaluation:
             evaluator = engine_named(recipe.engine).evaluator(recipe, question)
             drops = _kept is not None
             _kept = key, evaluator, recipe.transforms
-            spare_from_collection(dropped=drops)
+            exclude_from_gc(dropped=drops)
         return _kept[1], _kept[2]
 
 

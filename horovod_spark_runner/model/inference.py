@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..cluster.spark.tasks import keep_to_task, spare_from_collection
+from ..cluster.spark.tasks import apply_task_limits, exclude_from_gc
 from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
@@ -343,7 +343,7 @@ class Predictor:
                 each = (self._predict(model, *pair) for pair in made.each(group))
                 for predicted in joined(each):
                     if loads:  # once it has been called, as a graph is made then
-                        spare_from_collection(dropped=drops)
+                        exclude_from_gc(dropped=drops)
                         loads = False
                     yield predicted
 
@@ -383,7 +383,7 @@ class Predictor:
         return array if valid is None else with_nulls(array, valid)
 
     def _model(self) -> Model:
-        keep_to_task()
+        apply_task_limits()
         if self.digest not in _models:
             recipe = replace(self.load(), outputs=self.outputs)
             _models[self.digest] = _decoding(recipe, load_model(recipe))

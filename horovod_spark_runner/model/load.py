@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.spark.tasks import ask_worker
+from ..cluster.spark.tasks import query_worker
 from ..config.data import Transform
 from ..config.validators import ColumnNames, check_count
 from ..errors import (
@@ -328,7 +328,7 @@ class ServedModel:
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        told = ask_worker(spark, describing(self._shipped.loader(spark)), keep=True)
+        told = query_worker(spark, describing(self._shipped.loader(spark)), keep=True)
         outputs, problem, wrong = json.loads(told)
         if wrong:
             raise ModelError(f"{wrong} (run {self._known.place})")

@@ -12,7 +12,7 @@ from ..cluster.spark.session import (
     active_session,
     check_is_frame,
     check_running,
-    use_own_python,
+    use_driver_python,
 )
 from ..config.prediction import PredictionSettings
 from ..config.validators import ColumnNames
@@ -202,7 +202,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         place, target = Location(source), Location(destination)
         request = FilesRequest(place, target, columns, mode, settings)
         spark = active_session()
-        use_own_python(spark)
+        use_driver_python(spark)
         return predict_files(spark, request, self._model.predictor(spark, settings))
 
     def export(
@@ -249,5 +249,5 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 def _session(dataset: DataFrame, method: str) -> SparkSession:
     check_is_frame(dataset, f"{method} takes a Spark DataFrame")
     spark = check_running(dataset.sparkSession)
-    use_own_python(spark)
+    use_driver_python(spark)
     return spark

@@ -128,7 +128,7 @@ def plan_training(
     )
     with removed_on_failure(directory.location, keeping=True):
         run = resolve(df, config)
-        Console(directory.location.name, quiet=not stream_logs).say("counting the rows")
+        Console(directory.location.name, quiet=not stream_logs).report("counting the rows")
         with described(session_of(df), "Horovod: counting rows to plan a training with"):
             run = _without_validation(run)
             rows = frame_of(run.df).count()

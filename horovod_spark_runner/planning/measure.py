@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..cluster.driver.console import Console
 from ..cluster.driver.launcher import chosen_launcher
-from ..cluster.protocol.topology import in_words
+from ..cluster.protocol.topology import format_ranks
 from ..cluster.spark.session import described
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
@@ -46,7 +46,7 @@ def measure_training(run: ResolvedRun, sample_rows: int, seconds: float, rows: i
     with written_sample(run, place, rows, sample_rows) as sample:
         measured_rows = sample.data.rows
         _check_enough(run, measured_rows, rows)
-        console.say(
+        console.report(
             f"measuring on {measured_rows:,} rows, ready after {time.monotonic() - began:.1f} s; "
             f"writing all takes {sample.seconds:.1f} s"
         )
@@ -80,7 +80,7 @@ def _check_enough(run: ResolvedRun, available: int, rows: int) -> None:
         advice += ["a smaller num_workers"] * (ranks > 1)
         advice += ["a larger sample_rows"] * (available < rows)
         raise DataError(
-            f"a step of {in_words(ranks)} takes {batch * ranks:,} rows, {batch:,} of each, but "
+            f"a step of {format_ranks(ranks)} takes {batch * ranks:,} rows, {batch:,} of each, but "
             f"there are {available:,} to measure with; give {' or '.join(advice)}"
         )
 
@@ -95,7 +95,7 @@ def _launch(
 ) -> MeasuredLaunch:
     config, directory = run.config, run.directory
     launching = derive(LaunchSettings, run.launch, num_workers=count)
-    spark, task = session_of(run.df), f"measuring steps, sums and reading, {in_words(count)}"
+    spark, task = session_of(run.df), f"measuring steps, sums and reading, {format_ranks(count)}"
     console = Console(directory.location.name, quiet=not config.stream_logs, task=task)
     with described(spark, f"Horovod: planning {directory.location.name}"):
         result = chosen_launcher().launch(

@@ -21,9 +21,9 @@ from ..checkpoint.retry_policy import (
 )
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import Launcher
-from ..cluster.protocol.messages import Progress, Resumed, Started, Told
+from ..cluster.driver.result import RunResult
+from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (
@@ -52,7 +52,7 @@ class Follower(Protocol):
     def epoch(self, progress: Progress) -> None:
         """Handle a complete epoch; called again if the epoch is repeated."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise to end the training, `Stopped` if that is no failure; polled all the time."""
 
 
@@ -67,7 +67,7 @@ class _StepObserver:
     def __post_init__(self) -> None:
         self.last_step = self.first_step
 
-    def on_message(self, envelope: Told) -> None:
+    def on_message(self, envelope: Envelope) -> None:
         match envelope.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
@@ -78,13 +78,13 @@ class _StepObserver:
                     for follower in self.followers:
                         follower.epoch(progress)
             case Started() if envelope.rank == 0:
-                self.console.say("building the model")
+                self.console.report("building the model")
         self.console.on_message(envelope)
 
-    def look(self) -> None:
-        self.console.look()
+    def poll(self) -> None:
+        self.console.poll()
         for follower in self.followers:
-            follower.look()
+            follower.poll()
 
     def reached(self, attempt: Attempt) -> Attempt:
         """Return ``attempt`` with its actual first and last step."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from ..checkpoint.attachments import AttachmentWriter, open_attachments
 from ..checkpoint.resume import check_rest_of_epoch, check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
-from ..cluster.driver.launch import RunResult
 from ..cluster.driver.launcher import chosen_launcher
-from ..cluster.spark.followed_jobs import told_of
+from ..cluster.driver.result import RunResult
+from ..cluster.spark.job_progress import report_job_progress
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
@@ -58,7 +58,7 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
     allotment = replace(run.allotment, slots=at_once * run.allotment.slots)
     modules = modules_for(run.model.engine)
     spark = session_of(run.df)
-    chosen_launcher().prepare(spark, run.launch, allotment, modules)
+    chosen_launcher().warm_up(spark, run.launch, allotment, modules)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
     with contextlib.ExitStack() as stack:
-        with told_of(session_of(run.df), console.say, expected):
+        with report_job_progress(session_of(run.df), console.report, expected):
             data = stack.enter_context(rows)
         yield data
 
@@ -167,7 +167,7 @@ def train_ranks(
     """
     config, directory = run.config, run.directory
     began = time.monotonic()
-    run.console.say("preparing the data")
+    run.console.report("preparing the data")
     alone = prepare is None
     if prepare is None:
         import_ahead(run)
@@ -175,7 +175,7 @@ def train_ranks(
     rows = prepare()
     with directory.lease() as lease, rows as data, open_attachments(directory) as attach:
         materialized = time.monotonic()
-        run.console.say(_describe(data, materialized - began))
+        run.console.report(_describe(data, materialized - began))
         run = resolve_again(run)
         try:
             _check_enough_rows(data.train, run.workers)

@@ -13,7 +13,7 @@ from typing import Any
 from .._version import __version__
 from ..checkpoint.retry_policy import FINISHED
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.driver.launch import RunResult
+from ..cluster.driver.result import RunResult
 from ..errors import HorovodSparkError
 from ..report.runs.page import write_report
 

@@ -18,7 +18,7 @@ from ..checkpoint.files import CheckpointInfo, read_steps
 from ..checkpoint.resume import StartingPoint, resolve_start
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launch import explain_spark_error
+from ..cluster.driver.result import explain_spark_error
 from ..cluster.protocol.outcome import describe_exception
 from ..cluster.spark.capacity import Allotment, check_slots
 from ..cluster.spark.session import (
@@ -28,7 +28,7 @@ from ..cluster.spark.session import (
     is_case_sensitive,
     runs_on_this_machine,
 )
-from ..cluster.spark.tasks import ask_worker
+from ..cluster.spark.tasks import query_worker
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.prediction import PredictionSettings
@@ -155,11 +155,11 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
     tracking = None if config.mlflow is None else check_tracking(config.mlflow)
     console = Console(directory.location.name, quiet=not config.stream_logs)
     if config.num_workers is None:
-        console.say(allotment.describe())
+        console.report(allotment.describe())
     directory.check_writable()
     start = _resolve_start(config, directory, model.engine, allotment.workers, console)
     if bindings is None:  # needs a Spark job: after all checks that need none
-        console.say("building the model once, to match its inputs with columns")
+        console.report("building the model once, to match its inputs with columns")
         columns = by_name(_names_of_model(model, spark), config.label_cols, frame_of(df).columns)
         bindings = _resolve_columns(df, config, model, *columns)
     return ResolvedRun(
@@ -291,7 +291,7 @@ def _resolve_start(
     config: TrainingConfig, directory: RunDirectory, engine: str, workers: int, console: Console
 ) -> StartingPoint:
     """Return the checkpoint to resume from, or the weights to begin with."""
-    start = resolve_start(config, directory, engine, workers, console.say)
+    start = resolve_start(config, directory, engine, workers, console.report)
     weights = config.initial_weights
     if start.checkpoint is None and isinstance(weights, InitialWeights):
         warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)
@@ -330,7 +330,7 @@ def _names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
         LaunchError: Spark could not run the job.
     """
     try:
-        text = ask_worker(spark, _Names(dumps(source)))
+        text = query_worker(spark, _Names(dumps(source)))
     except Exception as error:
         raise explain_spark_error(error) from error
     answer = parse_plain(text, _Answer)

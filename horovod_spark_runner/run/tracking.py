@@ -231,7 +231,7 @@ class Tracking:
             values |= beside(values, {"samples_per_second": progress.samples_per_second})
         self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Never end the training: a failure to log is not one of the training."""
 
     def _log_epoch(self, epoch: int, values: Mapping[str, float]) -> None:

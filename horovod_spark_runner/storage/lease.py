@@ -26,7 +26,7 @@ from enum import Enum
 from types import TracebackType
 from typing import IO, Any
 
-from ..errors import HorovodSparkError
+from ..errors import HorovodSparkError, InvalidInputError
 from ..machine import boot_id, process_start
 from ..typed_json import load_json
 from .filesystem import Location, open_no_link

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..cluster.driver.launch import RunResult
+from ..cluster.driver.coordinator import Observer
 from ..cluster.driver.launcher import using_launcher
-from ..cluster.driver.talk import Observer
-from ..cluster.protocol.messages import Notice, RankReport, Started, Told, by_driver
+from ..cluster.driver.result import RunResult
+from ..cluster.protocol.messages import Envelope, Notice, RankReport, Started, from_driver
 from ..cluster.protocol.outcome import RankOutcome, failure_error
 from ..cluster.protocol.topology import RankPlacement
 from ..cluster.spark.capacity import Allotment
@@ -72,20 +72,20 @@ class _Reports:
     host: str
 
     def sendall(self, data: bytes, /) -> None:
-        self.observer.on_message(Told(0, 0, self.host, parse(data, *_REPORTS)))
+        self.observer.on_message(Envelope(0, 0, self.host, parse(data, *_REPORTS)))
 
 
 class _OneRank:
     """A `Launcher` that calls the function itself."""
 
-    def prepare(
+    def warm_up(
         self,
         spark: SparkSession,
         options: LaunchSettings,
         allotment: Allotment,
         modules: Sequence[str],
     ) -> None:
-        """Nothing is to be made ready."""
+        """Nothing to import ahead: the function runs in this process."""
 
     def await_slots(self, spark: SparkSession, options: LaunchSettings, workers: int) -> None:
         """No executor is needed."""
@@ -117,10 +117,10 @@ class _OneRank:
         began = time.monotonic()
         placement = RankPlacement(rank=0, slot=0, host=platform.node(), local_rank=0, cross_rank=0)
         try:
-            observer.on_message(by_driver(Notice("one rank runs in this process", warn=False)))
+            observer.on_message(from_driver(Notice("one rank runs in this process", warn=False)))
             with _as_rank(_Reports(observer, placement.host), options.env):
                 result = _call(payload, placement)
-            observer.look()
+            observer.poll()
         finally:
             observer.close()
         seconds = time.monotonic() - began

@@ -93,7 +93,7 @@ class Search:
         """
         taken_up = self._study.take_up()
         if taken_up:
-            self._console.say(f"{taken_up} trials that were interrupted go on")
+            self._console.report(f"{taken_up} trials that were interrupted go on")
         if parallel == 1:
             self._work()
         else:
@@ -238,7 +238,7 @@ class Search:
             best = self._study.best()
         known = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
         seconds = time.monotonic() - began
-        self._console.say(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){known}")
+        self._console.report(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){known}")
 
     def result(self) -> TuneResult:
         """Return what was found.

@@ -77,7 +77,7 @@ class TrialFollower:
         if prune:
             self._end = Stopped(f"{PRUNED} after epoch {progress.epoch + 1}")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End the training if the trial is pruned, or the search ends."""
         if self._end is not None:
             raise self._end

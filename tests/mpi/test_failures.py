@@ -29,7 +29,7 @@ from horovod_spark_runner import (
     StalledError,
 )
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
-from horovod_spark_runner.cluster.protocol.messages import Silent, Told
+from horovod_spark_runner.cluster.protocol.messages import Envelope, Silent
 from tests.connections import cut as drop_connections
 from tests.leftovers import await_nothing_left, leftovers, own_task
 
@@ -381,7 +381,7 @@ def test_slots_that_cannot_reach_the_driver_say_where(
 def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(server: ControlServer, seconds: float) -> list[Any]:
         return [
-            Told(p.slot, p.rank, p.host, Silent(seconds))
+            Envelope(p.slot, p.rank, p.host, Silent(seconds))
             for p in server._current()
             if p.slot is not None and p.rank == 1
         ]

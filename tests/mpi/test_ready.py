@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from horovod_spark_runner import HorovodRunner, LaunchOptions, RankFailedError, run_training
-from horovod_spark_runner.cluster.spark.tasks import keep_to_task
+from horovod_spark_runner.cluster.spark.tasks import apply_task_limits
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -58,7 +58,7 @@ def test_all_ranks_and_the_next_run_come_from_one_process(spark: Any) -> None:
 
 def load_framework(rows: Iterable[int]) -> Iterator[int]:
     """Do in Spark's Python worker what an inference does there."""
-    keep_to_task()
+    apply_task_limits()
     import tensorflow as tf
 
     assert tf.__version__
@@ -289,7 +289,7 @@ def fork_and(what: str) -> int:
 
 
 def with_framework(function: Callable[[str], Any], how: str) -> Any:
-    """Call a function on a rank that was forked: the ready process is for those of frameworks."""
+    """Call a function on a rank that was forked: the prefork process is for those of frameworks."""
     import tensorflow as tf
 
     assert tf.__version__

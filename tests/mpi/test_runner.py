@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import HorovodRunner, MpiOptions, RankFailedError, RunFailedError
-from horovod_spark_runner.cluster.driver.phases import PHASES
+from horovod_spark_runner.cluster.driver.result import PHASES
 from horovod_spark_runner.cluster.protocol import rendezvous
 from horovod_spark_runner.cluster.protocol.rendezvous import Rendezvous
 from horovod_spark_runner.config.launch import AllreduceAlgorithm

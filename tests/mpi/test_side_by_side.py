@@ -79,7 +79,7 @@ def test_runs_share_the_slots_there_are(
     assert [result[:2] for result in one] == [(0, 2), (1, 2)]
     assert [result[:2] for result in two] == [(0, 2), (1, 2)]
     assert [result[:2] for result in everything] == [(rank, 4) for rank in range(4)]
-    assert len(parents) == 1, "all are forked from the executor's one ready process"
+    assert len(parents) == 1, "all are forked from the executor's one prefork process"
     shown = capfd.readouterr().err
     assert shown.count("waiting for slots") >= 1  # told again where it takes long
 

@@ -21,7 +21,7 @@ from horovod_spark_runner import (
     TFTransformer,
 )
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.cluster.driver.phases import PHASES
+from horovod_spark_runner.cluster.driver.result import PHASES
 from horovod_spark_runner.training.time_breakdown import KINDS
 from tests.runs import assert_same_weights
 from tests.trainings import digits_model, train

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
-from horovod_spark_runner.cluster.spark.followed_jobs import told_of
+from horovod_spark_runner.cluster.spark.job_progress import report_job_progress
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest
@@ -593,7 +593,7 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
 
     frame = spark.range(1000).repartition(12).mapInArrow(slow, "id long")
     lines: list[str] = []
-    with told_of(spark, lines.append, expected=1012, every=0.1):
+    with report_job_progress(spark, lines.append, expected=1012, every=0.1):
         spark.range(12).write.parquet(str(tmp_path / "first"))
         frame.write.parquet(str(tmp_path / "rows"))
     spark.range(10).count()

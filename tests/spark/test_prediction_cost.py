@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_spark_runner.cluster.spark.tasks import ask_worker
+from horovod_spark_runner.cluster.spark.tasks import query_worker
 from horovod_spark_runner.data.manifest import Column
 
 from ..counting_engine import line, noted, save_line
@@ -53,12 +53,12 @@ def own_process() -> str:
 
 
 def test_a_worker_that_is_asked_stays_for_what_follows_or_ends(spark: Any) -> None:
-    ended = int(ask_worker(spark, own_process))
+    ended = int(query_worker(spark, own_process))
     deadline = time.monotonic() + 30
     while psutil.pid_exists(ended):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    kept = int(ask_worker(spark, own_process, keep=True))
+    kept = int(query_worker(spark, own_process, keep=True))
     time.sleep(0.5)
     assert psutil.pid_exists(kept)
 

@@ -15,8 +15,8 @@ from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoin
 from horovod_spark_runner.checkpoint.resume import StartingPoint, find_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.cluster.driver.launch import RunResult
-from horovod_spark_runner.cluster.protocol.messages import Progress, Resumed, Told
+from horovod_spark_runner.cluster.driver.result import RunResult
+from horovod_spark_runner.cluster.protocol.messages import Envelope, Progress, Resumed
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.training import FitOptions, RestartOptions
 from horovod_spark_runner.config.training_config import TrainingConfig
@@ -70,8 +70,8 @@ class Cluster:
         self.waited = 0
         self.done: list[Attempt] = []
 
-    def prepare(self, *args: Any) -> None:
-        pytest.fail("a restart needs no preparation")
+    def warm_up(self, *args: Any) -> None:
+        pytest.fail("a restart warms nothing up")
 
     def await_slots(self, spark: Any, options: LaunchSettings, workers: int) -> None:
         self.waited += 1
@@ -98,7 +98,7 @@ class Cluster:
             info = CheckpointInfo(saved, 0, [], "abc", [], "e", run_id="r")
             save_checkpoint(self.directory, info, {"variables.npz": {"a": np.zeros(1)}})
         progress = Progress(0, 1, 1, 2, reported, {})
-        observer.on_message(Told(0, 0, "h", progress))
+        observer.on_message(Envelope(0, 0, "h", progress))
         if isinstance(end, BaseException):
             raise end
         return RunResult((TrainingReport([], 1.0, 1.0, end),), ())
@@ -258,7 +258,7 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(directory: Ru
     resumed = Cluster(directory, [], [(0, None, None)])
 
     def launch(*args: Any, **options: Any) -> RunResult:
-        args[5].on_message(Told(0, 0, "h", Resumed(4)))  # that of step 10 was damaged
+        args[5].on_message(Envelope(0, 0, "h", Resumed(4)))  # that of step 10 was damaged
         return RunResult((TrainingReport([], 1.0, 1.0, None),), ())
 
     resumed.launch = launch  # type: ignore[method-assign]
@@ -275,7 +275,7 @@ class Follower:
     def epoch(self, progress: Progress) -> None:
         self.epochs.append(progress.epoch)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.epochs:
             raise Stopped("it is pruned")
 
@@ -285,10 +285,10 @@ def test_a_follower_ends_a_run_for_good(directory: RunDirectory) -> None:
 
     def launch(*args: Any, **options: Any) -> RunResult:
         observer = args[5]
-        observer.on_message(Told(0, 0, "h", Progress(0, 3, 1, 2, 1, {})))
-        observer.look()
-        observer.on_message(Told(0, 0, "h", Progress(0, 3, 2, 2, 2, {"loss": 1.0})))
-        observer.look()
+        observer.on_message(Envelope(0, 0, "h", Progress(0, 3, 1, 2, 1, {})))
+        observer.poll()
+        observer.on_message(Envelope(0, 0, "h", Progress(0, 3, 2, 2, 2, {"loss": 1.0})))
+        observer.poll()
         pytest.fail("it was not ended")
 
     cluster.launch = launch  # type: ignore[method-assign]

@@ -13,8 +13,8 @@ from horovod_spark_runner.cluster.spark.capacity import (
     REGISTRATION_SECONDS,
     REPLACEMENT_SECONDS,
     check_slots,
+    executor_timeout,
     local_capacity,
-    patience,
 )
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
@@ -107,12 +107,12 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
 
 def test_executors_are_waited_for_where_they_are_to_come() -> None:
     asked, unasked = LaunchSettings(2, start_timeout=3), LaunchSettings(2)
-    assert patience(asked, 1000, none_there=True) == 3
-    assert patience(unasked, 1, none_there=False) == REGISTRATION_SECONDS
-    assert patience(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
-    assert patience(unasked, 1000, none_there=False) == 0  # there are some, and too few
-    assert patience(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
-    assert patience(asked, 1, none_there=False, replacing=True) == 3
+    assert executor_timeout(asked, 1000, none_there=True) == 3
+    assert executor_timeout(unasked, 1, none_there=False) == REGISTRATION_SECONDS
+    assert executor_timeout(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
+    assert executor_timeout(unasked, 1000, none_there=False) == 0  # there are some, and too few
+    assert executor_timeout(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
+    assert executor_timeout(asked, 1, none_there=False, replacing=True) == 3
 
 
 @pytest.mark.parametrize(

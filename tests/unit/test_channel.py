@@ -21,24 +21,24 @@ from horovod_spark_runner.cluster.protocol.channel import (
 )
 from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
+    Envelope,
     Gather,
     Instruction,
     Log,
     Notice,
     Stop,
-    Told,
 )
 from horovod_spark_runner.typed_json import MessageError, to_json
 
 KEY = b"k" * 32
 HEADER_BYTES = 4
-Server = Channel[Told]
+Server = Channel[Envelope]
 Client = Channel[Instruction]
 
 
 def pair(key: bytes = KEY, other: bytes = KEY) -> tuple[Server, Client]:
     server, client = handshakes(key, other)
-    return server.channel(Told), client.channel(*INSTRUCTIONS)
+    return server.channel(Envelope), client.channel(*INSTRUCTIONS)
 
 
 def handshakes(key: bytes = KEY, other: bytes = KEY) -> tuple[Handshake, Handshake]:
@@ -48,12 +48,12 @@ def handshakes(key: bytes = KEY, other: bytes = KEY) -> tuple[Handshake, Handsha
     return server, client
 
 
-def log(*lines: str) -> Told:
-    return Told(1, 3, "h", Log(lines))
+def log(*lines: str) -> Envelope:
+    return Envelope(1, 3, "h", Log(lines))
 
 
 messages = st.builds(
-    Told,
+    Envelope,
     st.integers(),
     st.integers(),
     st.text(),
@@ -63,7 +63,7 @@ messages = st.builds(
 
 @settings(max_examples=50)
 @given(st.lists(messages, max_size=5), st.integers(0, 2**32))
-def test_messages_survive_any_split(messages: list[Told], seed: int) -> None:
+def test_messages_survive_any_split(messages: list[Envelope], seed: int) -> None:
     server, client = pair()
     stream = b"".join(client.encode(message) for message in messages)
     chance = random.Random(seed)
@@ -78,8 +78,8 @@ def test_messages_survive_any_split(messages: list[Told], seed: int) -> None:
 def test_each_side_hears_the_other() -> None:
     server, client = pair()
     assert server.feed(client.encode(log("text"))) == [log("text")]
-    told = [Gather(), Stop("enough")]
-    assert client.feed(b"".join(map(server.encode, told))) == told
+    instructions = [Gather(), Stop("enough")]
+    assert client.feed(b"".join(map(server.encode, instructions))) == instructions
 
 
 def test_each_side_proves_that_it_holds_the_key() -> None:
@@ -153,7 +153,7 @@ def test_nobody_can_be_made_to_talk_to_himself(listened: bool) -> None:
     with pytest.raises(ChannelError, match="key"):
         two.verify(proof)
     with pytest.raises(ChannelError, match="authentication"):
-        two.channel(Told).feed(one.channel(Told).encode(log()))
+        two.channel(Envelope).feed(one.channel(Envelope).encode(log()))
 
 
 def test_a_huge_length_is_refused_before_it_is_read() -> None:
@@ -182,7 +182,7 @@ def test_well_framed_noise_is_refused(mac: bytes, body: bytes) -> None:
 
 @settings(max_examples=50)
 @given(messages)
-def test_a_message_with_the_code_of_another_key_is_refused(message: Told) -> None:
+def test_a_message_with_the_code_of_another_key_is_refused(message: Envelope) -> None:
     server, client = pair()
     body = to_json(message).encode()
     for key in (KEY, b"", b"x" * 32):  # the run's key itself is the key of no direction
@@ -266,8 +266,8 @@ def test_raw_data_are_authenticated_too() -> None:
         (b"not JSON", "JSON"),
         (b"\xff", "JSON"),
         (b"[" * 100_000, "JSON"),
-        (b'{"kind":"Stop","reason":"of another direction"}', "'Stop'.*Told"),
-        (b'{"slot":1,"rank":1,"host":"h","message":{"kind":"Hello"}}', "None.*Told"),
+        (b'{"kind":"Stop","reason":"of another direction"}', "'Stop'.*Envelope"),
+        (b'{"slot":1,"rank":1,"host":"h","message":{"kind":"Hello"}}', "None.*Envelope"),
     ],
 )
 def test_a_body_that_is_no_message_is_refused_of_a_holder_of_the_key_too(

@@ -54,14 +54,14 @@ def test_three_hosts_go_by_rules_that_each_has_a_file_of() -> None:
     assert "--mca coll_han_use_allreduce_algorithm simple" in text
     name = "OMPI_MCA_coll_tuned_dynamic_rules_filename"
     rules = Path(environment(LaunchSettings(4), {})[name]).read_text()
-    told = [line.partition("#")[0].split() for line in rules.splitlines()]
-    assert [words for words in told if words][:3] == [["1"], ["2"], ["15"]]
+    rows = [line.partition("#")[0].split() for line in rules.splitlines()]
+    assert [words for words in rows if words][:3] == [["1"], ["2"], ["15"]]
     # Open MPI follows a file rather than what is forced.
     parameters = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": "4"}
     for forced in (MpiOptions(algorithm="ring"), MpiOptions(parameters=parameters)):
         assert name not in environment(LaunchSettings(4, mpi=forced), {})
-    own = LaunchSettings(4, env={name: "/own"})
-    assert environment(own, {})[name] == "/own"
+    user = LaunchSettings(4, env={name: "/own"})
+    assert environment(user, {})[name] == "/own"
 
 
 def test_root_is_allowed_only_as_root() -> None:
@@ -90,8 +90,8 @@ def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     outer |= dict.fromkeys(("HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE"), "gloo")
     assert Path(clean_environment(outer)["HOME"]).is_absolute()  # mpirun needs one
     outer["HOME"] = "/h"
-    own = {"PATH": "/bin", "HOME": "/h", "HOROVOD_TIMELINE": "t.json"}
-    assert clean_environment({**outer, **own}) == own
+    user = {"PATH": "/bin", "HOME": "/h", "HOROVOD_TIMELINE": "t.json"}
+    assert clean_environment({**outer, **user}) == user
     assert daemon_environment(outer, ["/d/0"], "/t", {"PRTE_MCA_x": "1"}) == {
         "PATH": "/bin",
         "HOME": "/t",  # no files of parameters are there

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.cluster.driver import control_server
 from horovod_spark_runner.cluster.driver import launch as driver
-from horovod_spark_runner.cluster.driver import peer
 from horovod_spark_runner.cluster.driver.control_server import ControlServer, Mailbox
 from horovod_spark_runner.cluster.programs import shim
 from horovod_spark_runner.cluster.protocol import listener
@@ -30,10 +30,11 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Back,
     CallWanted,
     CannotJoin,
+    Disconnected,
     Dropped,
     Ended,
+    Envelope,
     Gather,
-    Gone,
     Heartbeat,
     Hello,
     Instruction,
@@ -47,7 +48,6 @@ from horovod_spark_runner.cluster.protocol.messages import (
     StartDaemon,
     Started,
     Stop,
-    Told,
 )
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
@@ -103,29 +103,29 @@ def serve(door: Any, until_true: Callable[[], Any], seconds: float = 60.0) -> No
             handlers[descriptor]()
 
 
-def told(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Told:
-    return Told(slot, rank, "h", message)
+def envelope(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Envelope:
+    return Envelope(slot, rank, "h", message)
 
 
 def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        hello = told(3, Hello(), rank=1)
+        hello = envelope(3, Hello(), rank=1)
         link.send(hello)
         assert server.events.get(timeout=20) == hello
         link.close()
-        gone = server.events.get(timeout=20)
-        assert isinstance(gone.message, Gone)
-        assert (gone.slot, gone.rank, gone.host) == (3, 1, "h")
+        disconnected = server.events.get(timeout=20)
+        assert isinstance(disconnected.message, Disconnected)
+        assert (disconnected.slot, disconnected.rank, disconnected.host) == (3, 1, "h")
 
 
 def test_a_slot_that_says_good_bye_is_not() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send(told(3, Hello()))
-        link.send(told(3, Ended()))
+        link.send(envelope(3, Hello()))
+        link.send(envelope(3, Ended()))
         link.drain(1.0)
-        assert server.events.get(timeout=20) == told(3, Hello())
+        assert server.events.get(timeout=20) == envelope(3, Hello())
         time.sleep(0.2)
         assert server.events.empty()
 
@@ -133,7 +133,7 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, b"x" * 32, pauses=())
-        link.send(told(0, Hello()))
+        link.send(envelope(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             time.sleep(0.3)
@@ -147,8 +147,8 @@ def test_a_lost_connection_is_mended() -> None:
         assert not link.reconnect()  # nothing to mend
         link.close()
         assert link.reconnect()
-        link.send(told(0, Back()))
-        assert server.events.get(timeout=20) == told(0, Back())
+        link.send(envelope(0, Back()))
+        assert server.events.get(timeout=20) == envelope(0, Back())
     link.close()
     assert not link.reconnect()  # the driver is gone
 
@@ -157,10 +157,10 @@ def test_large_calls_and_results_pass(tmp_path: Path) -> None:
     call, result = os.urandom(9_000_001), os.urandom(11_000_003)
     with ControlServer("127.0.0.1", KEY, call) as server:
         link = DriverLink(server.address, KEY)
-        link.fetch(told(2, CallWanted()), tmp_path / "call", len(call))
+        link.fetch(envelope(2, CallWanted()), tmp_path / "call", len(call))
         assert (tmp_path / "call").read_bytes() == call
         (tmp_path / "result").write_bytes(result)
-        header = told(2, ResultFollows(len(result)), rank=5)
+        header = envelope(2, ResultFollows(len(result)), rank=5)
         assert link.send_file(header, tmp_path / "result")
         until(lambda: server.result(5))
         stream = server.result(5)
@@ -175,7 +175,7 @@ def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
         address = server.address
     link = DriverLink(address, KEY)
     with pytest.raises(LaunchError, match=f"driver.*127.0.0.1.*{address[1]}"):
-        link.fetch(told(2, CallWanted()), tmp_path / "call", 10)
+        link.fetch(envelope(2, CallWanted()), tmp_path / "call", 10)
 
 
 def test_a_driver_that_cannot_be_reached_is_named() -> None:
@@ -262,13 +262,13 @@ def test_a_control_port_that_is_none() -> None:
 
 
 def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "SEND_TIMEOUT", 1.0)
+    monkeypatch.setattr(control_server, "SEND_TIMEOUT", 1.0)
     with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
         stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):
-            link.send(told(number, Hello()))
+            link.send(envelope(number, Hello()))
             server.events.get(timeout=20)
-        stuck.send(told(0, CallWanted()))  # and takes nothing of it
+        stuck.send(envelope(0, CallWanted()))  # and takes nothing of it
         time.sleep(0.2)
         began = time.monotonic()
         server.broadcast(Stop("enough"))
@@ -296,9 +296,9 @@ def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(slot_link, "HEARTBEAT_SECONDS", 0.02)
     with ControlServer("127.0.0.1", KEY) as server:
         link = SlotLink(plan_for(server), 4)
-        with link.living():
+        with link.keep_alive():
             for _ in range(3):
-                assert server.events.get(timeout=20) == Told(4, -1, link.host, Heartbeat())
+                assert server.events.get(timeout=20) == Envelope(4, -1, link.host, Heartbeat())
         link.close()
 
 
@@ -309,7 +309,7 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
     with ControlServer("127.0.0.1", KEY) as server:
         link, answers = SlotLink(plan_for(server), 4), []
         asking = CannotJoin(4, "its disk is full")
-        waiting = threading.Thread(target=lambda: answers.append(link.ask(asking)))
+        waiting = threading.Thread(target=lambda: answers.append(link.await_answer(asking)))
         waiting.start()
         heard: list[Any] = []
 
@@ -321,7 +321,7 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
         cut(server)
         until(asks)
         assert heard.count(Back()) == 1
-        server.tell({4: Refused("slot 4")})
+        server.send({4: Refused("slot 4")})
         waiting.join(5)
         assert answers == [Refused("slot 4")]
         link.close()
@@ -332,7 +332,7 @@ def test_a_slot_that_waits_hears_that_the_run_has_ended() -> None:
         link = SlotLink(plan_for(server), 4)
         threading.Timer(0.3, server.broadcast, [Stop("enough")]).start()
         with pytest.raises(StoppedError, match="enough"):
-            link.ask(CannotJoin(4, "its disk is full"))
+            link.await_answer(CannotJoin(4, "its disk is full"))
         link.close()
 
 
@@ -344,15 +344,15 @@ def test_a_large_call_leaves_the_driver_once_per_host(tmp_path: Path) -> None:
     with ControlServer("127.0.0.1", KEY, call) as server:
         plan = plan_for(server, size=len(call))
         first, second = SlotLink(plan, 0), SlotLink(plan, 1)
-        waiting = threading.Thread(target=second.take_call, args=(other / "payload", leader))
+        waiting = threading.Thread(target=second.fetch_call, args=(other / "payload", leader))
         waiting.start()
-        first.take_call(leader / "payload", leader)
+        first.fetch_call(leader / "payload", leader)
         waiting.join(5)
         assert (other / "payload").read_bytes() == call
         assert (other / "payload").samefile(leader / "payload")
         # Where the leader has gone, each fetches it for itself.
         (other / "payload").unlink()
-        second.take_call(other / "payload", tmp_path / "gone")
+        second.fetch_call(other / "payload", tmp_path / "gone")
         assert (other / "payload").read_bytes() == call
         first.close()
         second.close()
@@ -362,10 +362,10 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"only a part")
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        header = told(0, ResultFollows(100), rank=5)
+        header = envelope(0, ResultFollows(100), rank=5)
         assert link.send_file(header, tmp_path / "result")
         link.close()
-        assert isinstance(server.events.get(timeout=20).message, Gone)
+        assert isinstance(server.events.get(timeout=20).message, Disconnected)
         assert server.result(5) is None
         assert server.result(6) is None
 
@@ -374,9 +374,9 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
     (tmp_path / "result").write_bytes(b"all of it")
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send(told(0, Hello()))
-        assert server.events.get(timeout=20) == told(0, Hello())
-        header = told(0, ResultFollows(9), rank=5)
+        link.send(envelope(0, Hello()))
+        assert server.events.get(timeout=20) == envelope(0, Hello())
+        header = envelope(0, ResultFollows(9), rank=5)
         threading.Timer(0.3, link.send_file, [header, tmp_path / "result"]).start()
         stream = server.result(5)
         assert stream is not None
@@ -387,12 +387,12 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
 def test_a_slot_that_has_connected_again_is_not_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
-        lost.send(told(3, Hello()))
-        assert server.events.get(timeout=20) == told(3, Hello())
+        lost.send(envelope(3, Hello()))
+        assert server.events.get(timeout=20) == envelope(3, Hello())
         # The driver has not heard that the first connection is lost.
-        link.send(told(3, Back()))
-        assert server.events.get(timeout=20) == told(3, Back())
-        server.tell({3: Gather()})
+        link.send(envelope(3, Back()))
+        assert server.events.get(timeout=20) == envelope(3, Back())
+        server.send({3: Gather()})
         assert next_of(link) == [Gather()]
         until(lambda: lost.receive() or lost.fileno() is None)
         assert server.events.empty()
@@ -419,11 +419,11 @@ def test_all_slots_are_served_by_one_thread() -> None:
         before = threading.active_count()
         links = [DriverLink(server.address, KEY) for _ in range(60)]
         for number, link in enumerate(links):
-            link.send(told(number, Hello()))
+            link.send(envelope(number, Hello()))
         heard = {server.events.get(timeout=20).slot for _ in links}
         assert heard == set(range(60))
         assert threading.active_count() == before
-        server.tell({7: Stop("a"), 9: Stop("b")})
+        server.send({7: Stop("a"), 9: Stop("b")})
         for number, reason in ((7, "a"), (9, "b")):
             assert next_of(links[number]) == [Stop(reason)]
         for link in links:
@@ -469,23 +469,23 @@ def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         link = DriverLink(("127.0.0.1", int(process.stdout.readline())), KEY)
-        link.send(told(3, Hello()))
-        said, exhausted, refused = process.stdout.readline().split()
+        link.send(envelope(3, Hello()))
+        received, exhausted, refused = process.stdout.readline().split()
         link.close()
-    assert (said, exhausted) == ("Hello", "True")
+    assert (received, exhausted) == ("Hello", "True")
     assert int(refused) < 50  # asked now and then, not round and round
 
 
 def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
     mailbox = Mailbox(limit=100)
     for number in range(30):
-        mailbox.put(told(0, Log(("x" * 20, "y" * 20))))
-        mailbox.put(told(0, Resumed(number)))
+        mailbox.put(envelope(0, Log(("x" * 20, "y" * 20))))
+        mailbox.put(envelope(0, Resumed(number)))
     messages = [event.message for event in mailbox.drain()]
     assert [m for m in messages if isinstance(m, Resumed)] == [Resumed(n) for n in range(30)]
     assert sum(isinstance(m, Log) for m in messages) == 2
     assert messages[-1] == Dropped(56)
-    there_is_room_again = told(0, Log(("there is room again",)))
+    there_is_room_again = envelope(0, Log(("there is room again",)))
     mailbox.put(there_is_room_again)
     assert mailbox.get(timeout=1) == there_is_room_again
     mailbox.wake()
@@ -500,24 +500,24 @@ def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
 def test_a_silent_slot_is_noticed() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send(told(2, Started(), rank=5))
-        link.send(told(2, Heartbeat()))
+        link.send(envelope(2, Started(), rank=5))
+        link.send(envelope(2, Heartbeat()))
         for _ in range(2):
             server.events.get(timeout=20)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
-        assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent(0.1))]
+        assert server.silent_slots(0.1) == [Envelope(2, 5, "h", Silent(0.1))]
         link.close()
 
 
 def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send(told(3, Hello()))
+        link.send(envelope(3, Hello()))
         server.events.get(timeout=20)
         time.sleep(0.2)
         assert server.silent_slots(0.1)
-        server.hear_anew()
+        server.reset_silence()
         assert not server.silent_slots(0.1)
         link.close()
 
@@ -642,8 +642,8 @@ def test_data_nobody_announced_ends_the_connection() -> None:
     ("body", "error"),
     [
         (b"no JSON", "JSON"),
-        (to_json(Hello()).encode(), "'Hello'.*Told"),
-        (b'{"kind":"Told","slot":0}', "Told.*host, message, rank"),
+        (to_json(Hello()).encode(), "'Hello'.*Envelope"),
+        (b'{"kind":"Envelope","slot":0}', "Envelope.*host, message, rank"),
     ],
 )
 def test_what_is_no_message_ends_its_connection_and_no_other(
@@ -657,8 +657,8 @@ def test_what_is_no_message_ends_its_connection_and_no_other(
         (warning,) = caplog.messages
         assert re.search(error, warning)
         link = DriverLink(server.address, KEY)
-        link.send(told(3, Hello()))
-        assert server.events.get(timeout=20) == told(3, Hello())
+        link.send(envelope(3, Hello()))
+        assert server.events.get(timeout=20) == envelope(3, Hello())
         link.close()
 
 

@@ -8,30 +8,30 @@ import time
 
 from horovod_spark_runner.cluster.driver.console import Console
 from horovod_spark_runner.cluster.protocol.messages import (
+    Envelope,
     Heartbeat,
     Log,
     Notice,
     Placed,
     Progress,
     Queued,
-    Told,
-    by_driver,
+    from_driver,
 )
 
-WARNING = Told(0, 1, "h", Notice("the rate is kept", warn=True))
+WARNING = Envelope(0, 1, "h", Notice("the rate is kept", warn=True))
 MESSAGES = (
-    by_driver(Queued()),
-    by_driver(Placed(2, "h: ranks 0, 1 (CPU)")),
-    Told(0, 1, "h", Log(("one", "two"))),
-    Told(0, 1, "h", Notice("all weights taken", warn=False)),
+    from_driver(Queued()),
+    from_driver(Placed(2, "h: ranks 0, 1 (CPU)")),
+    Envelope(0, 1, "h", Log(("one", "two"))),
+    Envelope(0, 1, "h", Notice("all weights taken", warn=False)),
     WARNING,
-    Told(0, 0, "h", Progress(0, 2, 5, 5, 5, {"loss": 0.25})),
-    Told(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125}, 1234.5)),
-    Told(0, -1, "h", Heartbeat()),
+    Envelope(0, 0, "h", Progress(0, 2, 5, 5, 5, {"loss": 0.25})),
+    Envelope(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125}, 1234.5)),
+    Envelope(0, -1, "h", Heartbeat()),
 )
 
 
-def shown(*messages: Told, quiet: bool = False) -> list[str]:
+def shown(*messages: Envelope, quiet: bool = False) -> list[str]:
     stream = io.StringIO()
     console = Console("run 1", stream, quiet=quiet)
     for message in messages:
@@ -53,13 +53,13 @@ def test_what_is_printed() -> None:
 
 
 def test_a_name_in_what_is_said_is_not_obeyed_and_ends_no_line() -> None:
-    said = by_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
-    assert shown(said) == ["resuming from a\\nb\\x1b[2J"]
+    notice = from_driver(Notice("resuming from a\nb\x1b[2J", warn=False))
+    assert shown(notice) == ["resuming from a\\nb\\x1b[2J"]
 
 
 def test_quiet_means_nothing() -> None:
     assert shown(*MESSAGES, quiet=True) == []
-    Console("run 1", stream := io.StringIO(), quiet=True).say("preparing the data")
+    Console("run 1", stream := io.StringIO(), quiet=True).report("preparing the data")
     assert not stream.getvalue()
 
 
@@ -72,7 +72,7 @@ def test_the_rate_of_a_bar_is_right_from_its_first_update() -> None:
     """Steps that were made before it was drawn have taken no time that it knows of."""
     console = Console("run 1", stream := Terminal())
     for step in (4_000, 4_001):
-        console.on_message(Told(0, 0, "h", Progress(0, 2, step, 10_000, step, {"loss": 0.25})))
+        console.on_message(Envelope(0, 0, "h", Progress(0, 2, step, 10_000, step, {"loss": 0.25})))
         time.sleep(0.2)
     console.close()
     rates = [float(rate) for rate in re.findall(r"([\d.]+)step/s", stream.getvalue())]
@@ -87,7 +87,7 @@ def test_something_is_always_shown() -> None:
     now = 0.0
     console = Console("run 1", stream := io.StringIO(), clock=lambda: now)
 
-    def lines_after(seconds: float, message: Told | None = None) -> list[str]:
+    def lines_after(seconds: float, message: Envelope | None = None) -> list[str]:
         nonlocal now
         stream.seek(0)
         stream.truncate()
@@ -95,24 +95,24 @@ def test_something_is_always_shown() -> None:
             now += 0.25
             if message is not None:
                 console.on_message(message)
-            console.look()
+            console.poll()
         return stream.getvalue().splitlines()
 
-    console.say("preparing the data")
-    told = lines_after(17)
-    assert told == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
-    console.on_message(by_driver(Notice("starting 2 ranks", warn=False)))
+    console.report("preparing the data")
+    printed = lines_after(17)
+    assert printed == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
+    console.on_message(from_driver(Notice("starting 2 ranks", warn=False)))
     assert lines_after(6) == ["starting 2 ranks: 5 s so far"]
     # What the function of a `HorovodRunner` does, nobody knows.
-    console.on_message(by_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
+    console.on_message(from_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
     assert lines_after(60) == []
-    console.say("building the model")
-    first = Told(0, 0, "h", Progress(0, 2, 7, 5000, 7, {"loss": 0.25}, 1234.5))
-    told = lines_after(16, first)
-    assert told == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
+    console.report("building the model")
+    first = Envelope(0, 0, "h", Progress(0, 2, 7, 5000, 7, {"loss": 0.25}, 1234.5))
+    printed = lines_after(16, first)
+    assert printed == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
     assert lines_after(7) == ["epoch 1/2 at step 7 of 5,000: 20.8 s so far"]
     assert 50 < len(lines_after(3600, first)) < 150, "no flood"
-    console.on_message(Told(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125})))
+    console.on_message(Envelope(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125})))
     assert lines_after(6) == ["saving the model: 5 s so far"]
     console.close()
 
@@ -120,9 +120,9 @@ def test_something_is_always_shown() -> None:
 def test_what_ranks_are_known_to_do_is_said() -> None:
     now = 0.0
     console = Console("plan", stream := io.StringIO(), task="measuring", clock=lambda: now)
-    console.on_message(by_driver(Placed(1, "h: rank 0 (CPU)")))
+    console.on_message(from_driver(Placed(1, "h: rank 0 (CPU)")))
     now = 6.0
-    console.look()
+    console.poll()
     assert stream.getvalue().splitlines()[-1] == "measuring: 6 s so far"
     console.close()
 
@@ -132,11 +132,11 @@ def test_warnings_are_left_to_the_log() -> None:
 
 
 def test_one_rank_is_one() -> None:
-    assert shown(by_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]
+    assert shown(from_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]
 
 
-def progress(step: int, loss: float) -> Told:
-    return Told(0, 0, "h", Progress(0, 2, step, 5, step, {"loss": loss}))
+def progress(step: int, loss: float) -> Envelope:
+    return Envelope(0, 0, "h", Progress(0, 2, step, 5, step, {"loss": loss}))
 
 
 def test_lines_of_runs_at_once_say_whose_they_are() -> None:
@@ -144,8 +144,8 @@ def test_lines_of_runs_at_once_say_whose_they_are() -> None:
     one, two = Console("fold-1", stream), Console("fold-2", stream)
     one.on_message(progress(5, 0.5))
     two.on_message(progress(5, 0.25))
-    one.on_message(Told(0, 1, "h", Log(("said",))))
-    one.say("done")
+    one.on_message(Envelope(0, 1, "h", Log(("said",))))
+    one.report("done")
     one.close()
     two.on_message(progress(5, 0.125))
     two.close()
@@ -167,7 +167,7 @@ def test_bars_of_runs_at_once_stay_apart() -> None:
     before = screen(stream.getvalue())
     assert before[0].startswith("epoch 1/2")
     assert before[1].startswith("fold-2: epoch 1/2")
-    one.on_message(Told(0, 1, "h", Log(("said",))))
+    one.on_message(Envelope(0, 1, "h", Log(("said",))))
     one.close()
     two.close()
     lines = screen(stream.getvalue())

@@ -14,8 +14,8 @@ from horovod_spark_runner.cluster.protocol import messages
 from horovod_spark_runner.cluster.protocol import messages as process_messages
 from horovod_spark_runner.cluster.protocol.messages import (
     INSTRUCTIONS,
-    JOINING,
-    READY_REQUESTS,
+    JOIN_REPORTS,
+    PREFORK_REQUESTS,
     WORKER_REPORTS,
     Alive,
     Assigned,
@@ -23,16 +23,17 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Begin,
     CallWanted,
     CannotJoin,
-    DriverNews,
+    Disconnected,
+    DriverEvent,
     Dropped,
     Ended,
+    Envelope,
     Exited,
     Failed,
     Finished,
     Forked,
     ForkWorker,
     Gather,
-    Gone,
     Heartbeat,
     Hello,
     ImportModules,
@@ -50,7 +51,6 @@ from horovod_spark_runner.cluster.protocol.messages import (
     StartDaemon,
     Started,
     Stop,
-    Told,
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure
 from horovod_spark_runner.cluster.protocol.topology import Node, Part, RankPlacement, SlotInfo
@@ -101,7 +101,7 @@ ALL: tuple[Message, ...] = (
     Exited(-9),
     ImportModules(("tensorflow",), 0.0),
     ForkWorker("/t/rank-0", "/t/payload", {"TMPDIR": "/t"}, (), 60.0),
-    Told(1, -1, "h", Hello()),
+    Envelope(1, -1, "h", Hello()),
 )
 KINDS = {
     kind
@@ -133,28 +133,28 @@ def test_kinds_are_values(kind: Any) -> None:
 def test_an_envelope_holds_what_ranks_and_slots_say() -> None:
     reports = get_args(messages.RankReport) + get_args(messages.SlotReport)
     for message in ALL:
-        told = to_json(Told(1, 3, "h", message))  # type: ignore[arg-type]
+        text = to_json(Envelope(1, 3, "h", message))  # type: ignore[arg-type]
         if isinstance(message, reports):
-            assert parse(told, Told).message == message
+            assert parse(text, Envelope).message == message
         else:
             with pytest.raises(MessageError, match=f"'{type(message).__name__}'"):
-                parse(told, Told)
+                parse(text, Envelope)
 
 
-@pytest.mark.parametrize("kind", get_args(DriverNews))
+@pytest.mark.parametrize("kind", get_args(DriverEvent))
 def test_what_the_driver_finds_out_nobody_can_tell_it(kind: type) -> None:
-    text = '{"kind":"Told","slot":1,"rank":1,"host":"h","message":{"kind":"%s","time":1.0}}'
+    text = '{"kind":"Envelope","slot":1,"rank":1,"host":"h","message":{"kind":"%s","time":1.0}}'
     with pytest.raises(MessageError, match=f"'{kind.__name__}'"):
-        parse(text % kind.__name__, Told)
-    assert '"kind":"Gone"' not in to_json(Told(1, 1, "h", Gone(1.0)))
+        parse(text % kind.__name__, Envelope)
+    assert '"kind":"Disconnected"' not in to_json(Envelope(1, 1, "h", Disconnected(1.0)))
 
 
 @pytest.mark.parametrize(
     ("kinds", "wanted"),
     [
         (INSTRUCTIONS, {Assigned, Refused, Gather, Stalled, Preempt, Stop}),
-        (JOINING, {Located, CannotJoin}),
-        (READY_REQUESTS, {ImportModules, ForkWorker}),
+        (JOIN_REPORTS, {Located, CannotJoin}),
+        (PREFORK_REQUESTS, {ImportModules, ForkWorker}),
         (
             WORKER_REPORTS,
             {Started, Finished, Alive, Resumed, Progress, Notice, Forked, Exited},
@@ -216,8 +216,8 @@ PROGRESS = Progress(0, 2, 5, 5, 15, {"loss": 0.25})
             "Located.info.*SlotInfo.gpus.*'01'",
         ),
         (
-            changed(Told(1, 1, "h", Hello()), message={"kind": "Log", "lines": None}),
-            "Told.message.*Log.lines.*None",
+            changed(Envelope(1, 1, "h", Hello()), message={"kind": "Log", "lines": None}),
+            "Envelope.message.*Log.lines.*None",
         ),
     ],
 )

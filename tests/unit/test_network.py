@@ -6,10 +6,10 @@ import pytest
 
 from horovod_spark_runner.cluster.protocol.network import (
     Interface,
+    active_interfaces,
     choose_interface,
     daemon_network,
     mpi_network,
-    own_interfaces,
     route_to,
 )
 from horovod_spark_runner.cluster.slot.node_door import daemon_arguments
@@ -33,7 +33,7 @@ def test_loopback_only_when_nothing_leads_outward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "expected"),
     [
         ("ib0", BACK),
         ("10.0.0.0/8", BACK),
@@ -42,8 +42,8 @@ def test_loopback_only_when_nothing_leads_outward() -> None:
         ("2001:db8::/32", SIX),
     ],
 )
-def test_a_wish_is_a_name_an_address_or_a_network(wanted: str, found: Interface) -> None:
-    assert choose_interface(ALL, wanted, ["192.0.2.7"]) == found
+def test_a_wish_is_a_name_an_address_or_a_network(wanted: str, expected: Interface) -> None:
+    assert choose_interface(ALL, wanted, ["192.0.2.7"]) == expected
 
 
 def test_a_wish_that_fits_nothing_says_what_there_is() -> None:
@@ -62,7 +62,7 @@ def test_mpi_stays_on_the_interface() -> None:
 
 
 def test_this_machine() -> None:
-    assert LO in own_interfaces()
+    assert LO in active_interfaces()
     assert route_to("127.0.0.1") == "127.0.0.1"
     assert route_to("no-such-host.invalid") is None
 

@@ -10,7 +10,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_spark_runner.cluster.driver.launch import explain_spark_error, unpickle_exception
+from horovod_spark_runner.cluster.driver.result import explain_spark_error, unpickle_exception
+from horovod_spark_runner.cluster.protocol import outcome as outcome_module
 from horovod_spark_runner.cluster.protocol.outcome import (
     ABORTED,
     DIED,
@@ -21,12 +22,13 @@ from horovod_spark_runner.cluster.protocol.outcome import (
     STALLED,
     Failure,
     RankOutcome,
+    decode_outcomes,
+    encode_outcome,
     failure_error,
-    is_telling,
+    has_root_cause,
     root_cause,
 )
 from horovod_spark_runner.cluster.protocol.topology import RankPlacement
-from horovod_spark_runner.cluster.slot import barrier
 from horovod_spark_runner.errors import (
     CheckpointError,
     DataError,
@@ -67,7 +69,7 @@ def test_that_mpirun_ended_explains_more_than_that_a_rank_was_ended() -> None:
     died = outcome(2, Failure(DIED, 3.0, "killed"))
     assert root_cause([aborted, ended], [(1, 1), (0, 0)]) is ended
     assert root_cause([aborted, ended, died], [(1, 1), (0, 0)]) is died
-    assert not is_telling([aborted, ended])
+    assert not has_root_cause([aborted, ended])
     assert "mpirun exited" in str(failure_error(ended, [aborted, ended], None))
 
 
@@ -196,7 +198,7 @@ def test_what_spark_says_begins_with_the_cause() -> None:
 
 
 def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barrier, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(outcome_module, "PIECE_BYTES", 1000)
     sent = [
         RankOutcome(slot, "host", result=bytes(range(256)) * size)
         for slot, size in ((1, 0), (0, 9), (0, 1))
@@ -205,10 +207,10 @@ def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch
     pieces = [
         piece
         for outcome, index in zip(sent, indices, strict=True)
-        for piece in barrier.encode_outcome(outcome, index)
+        for piece in encode_outcome(outcome, index)
     ]
     assert len(pieces) > len(sent)
-    assert barrier.decode_outcomes(reversed(pieces)) == [sent[1], sent[2], sent[0]]
+    assert decode_outcomes(reversed(pieces)) == [sent[1], sent[2], sent[0]]
 
 
 def test_a_slot_needs_no_pandas_to_answer() -> None:
@@ -216,8 +218,9 @@ def test_a_slot_needs_no_pandas_to_answer() -> None:
     code = """
 import sys
 from horovod_spark_runner.cluster.protocol.outcome import RankOutcome
-from horovod_spark_runner.cluster.slot.barrier import decode_outcomes, encode_outcome
+from horovod_spark_runner.cluster.protocol.outcome import decode_outcomes, encode_outcome
 from horovod_spark_runner.cluster.spark.tasks import _OfBatches
+import horovod_spark_runner.cluster.slot.slot
 outcome = RankOutcome(0, "host", result=b"x")
 batches = list(_OfBatches(lambda: encode_outcome(outcome, 0))([]))
 [batch.validate(full=True) for batch in batches]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.cluster.driver.phases import PHASES, Phases
+from horovod_spark_runner.cluster.driver.result import PHASES, PhaseTimer
 from horovod_spark_runner.cluster.protocol.messages import (
     CannotJoin,
+    Envelope,
     Finished,
     Hello,
     Placed,
     Progress,
     Started,
-    Told,
 )
 
 
 def test_phases_end_with_the_last_and_take_all_the_time() -> None:
-    phases = Phases(2, 2, 10.0)
+    phases = PhaseTimer(2, 2, 10.0)
     for message, slot, now in (
         (Hello(), 0, 10.5),
         (Hello(), 1, 11.0),
@@ -29,7 +29,7 @@ def test_phases_end_with_the_last_and_take_all_the_time() -> None:
         (Finished(), 1, 20.0),
         (Finished(), 0, 21.25),
     ):
-        phases.take(Told(slot, slot, "h", message), now)
+        phases.take(Envelope(slot, slot, "h", message), now)
     seconds = phases.seconds(21.5)
     assert seconds == {
         "tasks": 1.0,
@@ -42,9 +42,9 @@ def test_phases_end_with_the_last_and_take_all_the_time() -> None:
 
 
 def test_what_was_not_heard_of_belongs_to_the_next() -> None:
-    phases = Phases(1, 2, 0.0)
-    phases.take(Told(0, -1, "h", Hello()), 1.0)
-    phases.take(Told(0, 0, "h", Started()), 2.0)  # of two ranks
+    phases = PhaseTimer(1, 2, 0.0)
+    phases.take(Envelope(0, -1, "h", Hello()), 1.0)
+    phases.take(Envelope(0, 0, "h", Started()), 2.0)  # of two ranks
     seconds = phases.seconds(5.0)
     assert seconds == {"tasks": 1.0, "results": 4.0}
     assert sum(seconds.values()) == pytest.approx(5.0)

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from horovod_spark_runner.cluster.spark.tasks import spare_from_collection
+from horovod_spark_runner.cluster.spark.tasks import exclude_from_gc
 
 pytestmark = pytest.mark.thorough
 
@@ -27,14 +27,14 @@ def test_what_is_left_out_of_collections_is_freed_once_something_was_dropped() -
     try:
         ring = Ring()
         known = weakref.ref(ring)
-        spare_from_collection(dropped=False)
+        exclude_from_gc(dropped=False)
         assert gc.get_freeze_count() > before
         del ring
         gc.collect()
         assert known() is not None  # what this test is about: it was not looked at
-        spare_from_collection(dropped=False)
+        exclude_from_gc(dropped=False)
         assert known() is not None
-        spare_from_collection(dropped=True)
+        exclude_from_gc(dropped=True)
         assert known() is None
     finally:
         gc.unfreeze()
@@ -45,12 +45,12 @@ TASKS = """
 import os, sys
 from pyspark import TaskContext
 from pyspark.resource import ResourceInformation
-from horovod_spark_runner.cluster.spark.tasks import keep_to_task
+from horovod_spark_runner.cluster.spark.tasks import apply_task_limits
 for gpus in sys.argv[1:]:
     context = TaskContext._getOrCreate()
     context._cpus = 1
     context._resources = {"gpu": ResourceInformation("gpu", gpus.split(","))} if gpus else {}
-    keep_to_task()
+    apply_task_limits()
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "none")
 """
 

@@ -48,7 +48,7 @@ def test_lines_before_and_after_the_rank_is_known(tmp_path: Path) -> None:
 
 
 def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
+    log = RankLog(str(tmp_path), tmp_path, max_waiting=5, close_seconds=0.2)
     log.open(3, "rank 3")
     began = time.monotonic()
     for number in range(100):
@@ -59,7 +59,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Even
 
 
 def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
+    log = RankLog(str(tmp_path), tmp_path, max_waiting=5, close_seconds=0.2)
     log.open(3, "rank 3")
     for number in range(50):
         log.write([f"line {number}"])
@@ -71,9 +71,9 @@ def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> N
     log.write(["the last"])
     log.close()
     log._thread.join(10)  # type: ignore[union-attr]
-    told = [line for line in lines_of(tmp_path) if line.startswith("line ")]
+    written = [line for line in lines_of(tmp_path) if line.startswith("line ")]
     (note,) = [line for line in lines_of(tmp_path) if "dropped" in line]
-    assert f" {50 - len(told)} " in note
+    assert f" {50 - len(written)} " in note
     assert lines_of(tmp_path)[-1] == "the last"
 
 

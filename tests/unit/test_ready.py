@@ -1,4 +1,4 @@
-"""What a slot does where a ready process cannot be had, and what makes two of them differ."""
+"""What a slot does where a prefork process cannot be had, and what makes two of them differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkW
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
 from horovod_spark_runner.cluster.slot import rank_process, worker_pool
 from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
-from horovod_spark_runner.cluster.slot.worker_pool import Asked, Known
+from horovod_spark_runner.cluster.slot.worker_pool import PendingWorker, PreforkProcess
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.machine import is_stopped, process_start
 from horovod_spark_runner.typed_json import to_json
@@ -30,7 +30,7 @@ from horovod_spark_runner.typed_json import to_json
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of ready processes."""
+    """The directory of prefork processes."""
     place = tmp_path / "ready"
     monkeypatch.setattr(worker_pool, "_directory", lambda: place)
     yield place
@@ -44,7 +44,7 @@ def ask(**environment: str) -> socket.socket | None:
     with open(os.devnull, "w") as output:
         whole = {**os.environ, **environment}
         wanted = ForkWorker("d", "p", whole, ("json",), 60)
-        asked = worker_pool.ask_for_worker(wanted, output.fileno())
+        asked = worker_pool.request_worker(wanted, output.fileno())
     return None if asked is None else asked.connection
 
 
@@ -124,19 +124,21 @@ def pump(process: RankProcess, over: Callable[[], bool], seconds: float = 30) ->
 def made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[socket.socket], RankProcess]]:
-    """Makes the process of a rank whose ready process is at the other end of a connection."""
+    """Makes the process of a rank whose prefork process is at the other end of a connection."""
     workspace = Workspace("unit")
     processes = []
 
-    def make(connection: socket.socket, behind: Known | None = None) -> RankProcess:
-        monkeypatch.setattr(rank_process, "ask_for_worker", lambda *args: Asked(connection, behind))
+    def make(connection: socket.socket, behind: PreforkProcess | None = None) -> RankProcess:
+        monkeypatch.setattr(
+            rank_process, "request_worker", lambda *args: PendingWorker(connection, behind)
+        )
         process = RankProcess(
             tmp_path / "payload",
             ["json"],
             dict(os.environ),
             tmp_path,
             workspace,
-            most_result_bytes=1024,
+            max_result_bytes=1024,
             idle_timeout=60,
             on_report=lambda report: None,
             on_lines=lambda lines: None,
@@ -174,8 +176,8 @@ def test_a_worker_that_is_not_forked_is_started(
 
 
 @contextlib.contextmanager
-def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], Known]]:
-    """Run a program in place of a ready process, known at a socket, and stop it once it waits."""
+def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], PreforkProcess]]:
+    """Run a program in place of a prefork process, known at a socket, and stop it once it waits."""
     place.mkdir(mode=0o700)
     path = place / "key.socket"
     path.touch()
@@ -186,7 +188,7 @@ def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes]
         assert process.stdout is not None
         process.stdout.readline()
         path.with_suffix(".process").write_text(f"{process.pid} {process_start(process.pid)}")
-        known = worker_pool.known_at(path)
+        known = worker_pool.recorded_process(path)
         assert known is not None
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(process.pid))
@@ -209,7 +211,7 @@ def test_a_ready_process_that_is_stopped_is_not_waited_for(
         assert time.monotonic() - began < rank_process.STOPPED_SECONDS + 5
         assert process.wait(60) == -signal.SIGKILL
     assert not known.path.exists()
-    assert worker_pool.known_at(known.path) is None
+    assert worker_pool.recorded_process(known.path) is None
 
 
 @pytest.mark.thorough
@@ -235,7 +237,7 @@ os.read(reading, 1)
         (worker,) = psutil.Process(process.pid).children()
         worker.kill()
         wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
-        known.send_away()
+        known.retire()
         assert process.wait(60) == -signal.SIGKILL
 
 
@@ -244,7 +246,7 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
         other = replace(known, start="1")
         assert other.has_ended
         assert not other.is_stopped
-        other.send_away()
+        other.retire()
         assert process.poll() is None
         assert known.path.exists()
 
@@ -322,7 +324,7 @@ def test_a_request_to_end_waits_for_the_process(
 ) -> None:
     connection, other = socket.socketpair()
     process = made(connection)
-    process.ask_to_end(signal.SIGTERM)
+    process.request_end(signal.SIGTERM)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
         report(other, Forked(child.pid, 0))
         pump(process, lambda: child.poll() is not None)

@@ -8,22 +8,26 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Answer,
     Assigned,
     CannotJoin,
+    Envelope,
     Gather,
     Hello,
     Located,
     Placed,
     Refused,
-    Told,
 )
-from horovod_spark_runner.cluster.protocol.rendezvous import GATHER_AFTER, Rendezvous, info_of
+from horovod_spark_runner.cluster.protocol.rendezvous import (
+    GATHER_AFTER,
+    Rendezvous,
+    read_slot_info,
+)
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.errors import LaunchError
 
 
-def info(slot: int, gpu: str = "") -> Told:
+def info(slot: int, gpu: str = "") -> Envelope:
     gpus = ((gpu,) if gpu else (),)
-    told = SlotInfo(slot, "h", "node", "10.0.0.1", 7000, f"/t/{slot}", (f"/t/{slot}/d",), gpus)
-    return Told(slot, -1, "h", Located(told))
+    slot_info = SlotInfo(slot, "h", "node", "10.0.0.1", 7000, f"/t/{slot}", (f"/t/{slot}/d",), gpus)
+    return Envelope(slot, -1, "h", Located(slot_info))
 
 
 def rank_of(answer: Answer) -> int:
@@ -33,14 +37,14 @@ def rank_of(answer: Answer) -> int:
 
 def test_all_are_told_once_all_are_there() -> None:
     rendezvous = Rendezvous(3, share_gpus=False)
-    assert rendezvous.take(Told(1, -1, "h", Hello()), 0.0) == {}
+    assert rendezvous.take(Envelope(1, -1, "h", Hello()), 0.0) == {}
     assert rendezvous.take(info(1), 0.0) == {}
     assert rendezvous.take(info(0), 1.0) == {}
     assert rendezvous.placed is None
     answers = rendezvous.take(info(2), 2.0)
     assert [rank_of(answers[slot]) for slot in range(3)] == [0, 1, 2]
     assert rendezvous.placed == Placed(3, "h: ranks 0, 1, 2 (CPU)")
-    assert rendezvous.look(1000.0) == {}
+    assert rendezvous.check_timeout(1000.0) == {}
 
 
 def test_a_slot_that_asks_again_is_told_again() -> None:
@@ -54,7 +58,7 @@ def test_a_slot_that_asks_again_is_told_again() -> None:
 def test_one_that_cannot_take_part_is_told_to_all_who_ask_and_who_will() -> None:
     rendezvous = Rendezvous(3, share_gpus=False)
     assert rendezvous.take(info(0), 0.0) == {}
-    refused = Told(2, -1, "h", CannotJoin(2, "its disk is full"))
+    refused = Envelope(2, -1, "h", CannotJoin(2, "its disk is full"))
     verdict = Refused("slot 2 cannot take part: its disk is full")
     assert rendezvous.take(refused, 0.0) == {0: verdict, 2: verdict}
     assert rendezvous.take(info(1), 1.0) == {1: verdict}
@@ -72,16 +76,16 @@ def test_devices_given_twice_are_refused_for_all() -> None:
 
 def test_where_some_do_not_come_spark_carries_it() -> None:
     rendezvous = Rendezvous(3, share_gpus=False)
-    assert rendezvous.look(100.0) == {}  # nobody is there yet: Spark starts the tasks
+    assert rendezvous.check_timeout(100.0) == {}  # nobody is there yet: Spark starts the tasks
     rendezvous.take(info(0), 100.0)
-    assert rendezvous.look(100.0 + GATHER_AFTER / 2) == {}
-    assert rendezvous.look(100.0 + GATHER_AFTER) == {0: Gather()}
+    assert rendezvous.check_timeout(100.0 + GATHER_AFTER / 2) == {}
+    assert rendezvous.check_timeout(100.0 + GATHER_AFTER) == {0: Gather()}
     assert rendezvous.take(info(1), 120.0) == {1: Gather()}
     # All are there now, but two have gone the other way.
     assert rendezvous.take(info(2), 121.0) == {2: Gather()}
-    assert rendezvous.look(200.0) == {}
+    assert rendezvous.check_timeout(200.0) == {}
 
 
 def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
     with pytest.raises(LaunchError, match="slot 1.*no such interface"):
-        info_of(CannotJoin(1, "no such interface"))
+        read_slot_info(CannotJoin(1, "no such interface"))

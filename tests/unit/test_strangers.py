@@ -21,7 +21,7 @@ import pytest
 
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
-from horovod_spark_runner.cluster.protocol.messages import Hello, StartDaemon, Told
+from horovod_spark_runner.cluster.protocol.messages import Envelope, Hello, StartDaemon
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot.node_door import JsonDoor, MpiIdentity, send_to_node
 from horovod_spark_runner.cluster.slot.slot_link import DriverLink
@@ -54,7 +54,7 @@ else:
             handlers = door.handlers()
             for descriptor in select.select(list(handlers), [], [], 0.2)[0]:
                 handlers[descriptor]()
-            door.look()
+            door.drop_late()
 
     threading.Thread(target=serve, daemon=True).start()
 before = resident_bytes(os.getpid())
@@ -107,18 +107,18 @@ def many_descriptors() -> Iterator[None]:
 @contextlib.contextmanager
 def strangers(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
-        found = []
+        sockets = []
         for _ in range(count):
-            found.append(stack.enter_context(socket.create_connection(address, 60)))
-            found[-1].setblocking(False)
-        yield found
+            sockets.append(stack.enter_context(socket.create_connection(address, 60)))
+            sockets[-1].setblocking(False)
+        yield sockets
 
 
 def comes_in(kind: str, address: tuple[str, int]) -> bool:
     """Connect as a slot does; return whether it was let in."""
     if kind == "driver":
         link = DriverLink(address, KEY)
-        link.send(Told(0, -1, "h", Hello()))
+        link.send(Envelope(0, -1, "h", Hello()))
         is_in = link.fileno() is not None
         link.close()
         return is_in
@@ -196,7 +196,7 @@ def test_all_slots_come_in_while_strangers_knock() -> None:
         def join(number: int) -> None:
             link = DriverLink(server.address, KEY)
             links.append(link)
-            link.send(Told(number, -1, "h", Hello()))
+            link.send(Envelope(number, -1, "h", Hello()))
 
         joining = [threading.Thread(target=join, args=(number,)) for number in range(512)]
         for thread in [*knocking, *joining]:
@@ -242,13 +242,13 @@ def test_other_users_do_not_reach_the_sockets_of_a_slot() -> None:
     for path in (Path(door.path).parent, workspace.path, workspace.shared_memory):
         assert path is not None
         assert path.stat().st_mode & 0o777 == 0o700
-    found = subprocess.run(
+    run = subprocess.run(
         ["/usr/bin/python3", "-c", CONNECTS, door.path],
         stdout=subprocess.PIPE,
         text=True,
         user=pwd.getpwnam("nobody").pw_uid,
         check=True,
     )
-    assert found.stdout == "refused\n"
+    assert run.stdout == "refused\n"
     door.close()
     workspace.close()

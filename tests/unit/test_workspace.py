@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from horovod_spark_runner.cluster.slot import workspace as module
-from horovod_spark_runner.cluster.slot.daemon import Daemon
+from horovod_spark_runner.cluster.slot.node_runtime import Daemon
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.errors import EnvironmentProblem
 from horovod_spark_runner.machine import numbering
@@ -133,7 +133,7 @@ def test_a_place_without_room_is_named_and_left_as_it_was(
 def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
     command = ["/bin/sh", "-c", "kill -BUS $$"]
     with memory_disk(temporary / "disk", "1m") as disk, contextlib.ExitStack() as closing:
-        for place, told in (
+        for place, message in (
             (disk, r"SIGBUS.*/hsr-\S+.*\b1 MiB.*TMPDIR"),
             (temporary, r"SIGBUS\W*$"),
         ):
@@ -143,7 +143,7 @@ def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
             closing.callback(made.close)
             daemon = Daemon(command, dict(os.environ), made)
             closing.callback(daemon.close)
-            assert re.search(told, daemon.describe_end())
+            assert re.search(message, daemon.describe_end())
 
 
 def test_shared_memory_without_inodes_is_said_to_have_none(

@@ -12,35 +12,33 @@ from tqdm import tqdm
 
 from ...errors import one_line
 from ...formatting import duration
-from ..protocol.messages import Dropped, Log, Notice, Placed, Progress, Queued, Told
-from ..protocol.topology import in_words
+from ..protocol.messages import Dropped, Envelope, Log, Notice, Placed, Progress, Queued
+from ..protocol.topology import format_ranks
 
-# Seconds after which it is said again what is being done: at first, and as a part of what it has
-# taken so far, so that the log of a long run stays short.
-_PATIENCE, _LATER = 5.0, 0.05
-# Waiting that is told, as a part of the time, and what it is for.
-WORTH_TELLING = 0.1
+# Seconds after which the current activity is shown again: a minimum, and a fraction of its duration
+# so far, so that the log of a long run stays short.
+_REPEAT_SECONDS, _REPEAT_FRACTION = 5.0, 0.05
+# Smallest fraction of time spent waiting that is shown, and the names of the reasons.
+_SHOWN_WAITS = 0.1
 _WAITS = {"data": "for data", "exchange": "in the exchange", "checkpoint": "for checkpoints"}
 _COLOURS = (36, 33, 32, 35, 34, 31)
-# Guards the consoles of the runs that go on, and keeps the lines of several whole.
+# Guards the consoles of the active runs, and keeps their lines whole.
 _lock = threading.RLock()
-_going_on: list[Console] = []
+_active: list[Console] = []
 
 
 class Console:
     """Prints the ranks' lines with a ``[rank/host]`` prefix and draws a progress bar.
 
-    The bar appears on a terminal; elsewhere (a log file, CI) a line is printed per epoch, and some
-    in long ones. What takes long is named again every some seconds. Warnings are left to the log.
-    While several runs go on at once, each has a bar of its own, and their lines begin with their
-    names.
+    The bar appears on a terminal; elsewhere (a log file, CI) a line is printed per epoch, and more
+    in long ones. A long activity is shown again after some seconds. Warnings go to the log only.
+    While several runs are active, each has its own bar, and their lines begin with their names.
 
     Args:
-        name: what the run is called beside others.
-        stream: where to print; standard error by default.
+        name: name of the run beside others.
+        stream: output; standard error by default.
         quiet: print nothing.
-        task: what ranks do once they are there, to be named while it lasts; by default nobody
-            knows.
+        task: activity of the ranks once they are placed, for display; by default unknown.
         clock: seconds of a steady clock.
     """
 
@@ -56,79 +54,79 @@ class Console:
         self._name = one_line(name)
         self._task = task
         self._clock = clock
-        # When what goes on began, a line was shown, the ranks told how far they are, and that was
-        # shown of an epoch.
-        self._began = self._shown = self._heard = self._epoch_shown = clock()
-        # What goes on; empty where the ranks run a function, which tells of itself.
-        self._doing = ""
+        # Times of: the activity's start, the last line, the last progress report, and the last line
+        # within an epoch.
+        self._began = self._shown = self._last_report = self._epoch_shown = clock()
+        # The current activity; empty where the ranks run a function, which prints by itself.
+        self._activity = ""
         self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
         self._terminal = self._stream.isatty()
         self._bar: tqdm[NoReturn] | None = None
 
-    def on_message(self, told: Told) -> None:
-        """Show one message; most kinds are for others."""
+    def on_message(self, envelope: Envelope) -> None:
+        """Show one message; kinds that are not for people are ignored."""
         if self._quiet:
             return
         with _lock:
-            if self not in _going_on:
-                _going_on.append(self)
-            self._show(told)
+            if self not in _active:
+                _active.append(self)
+            self._show(envelope)
 
-    def _show(self, told: Told) -> None:
-        match told.message:
-            case Notice(text, warn=False):  # of warnings the log tells
-                if told.rank < 0:  # the driver's own
+    def _show(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case Notice(text, warn=False):  # warnings go to the log
+                if envelope.rank < 0:  # the driver's own
                     self._begin(one_line(text))
                 self._print(one_line(text))
             case Log(lines):
                 for line in lines:
-                    self._print(self._prefix(told) + line)
+                    self._print(self._prefix(envelope) + line)
             case Dropped(lines):
                 self._print(f"({lines:,} lines of output came too fast, and are not shown)")
             case Queued():
                 self._begin("waiting for slots that other runs of this process hold")
-                self._print(self._doing)
+                self._print(self._activity)
             case Placed(size, placement):
                 self._begin(self._task)
-                self._print(f"{in_words(size)} on {placement}")
+                self._print(f"{format_ranks(size)} on {placement}")
             case Progress() as progress:
                 self._progress(progress)
 
-    def look(self) -> None:
-        """Say what is still being done, if nothing was shown for some seconds; ends no run."""
-        now, last = self._clock(), max(self._shown, self._heard)
-        if self._doing and not self._quiet and self._bar is None and self._due(last, now):
-            self._print(f"{self._doing}: {duration(now - self._began)} so far")
+    def poll(self) -> None:
+        """Show the current activity if nothing was shown for some seconds."""
+        now, last = self._clock(), max(self._shown, self._last_report)
+        if self._activity and not self._quiet and self._bar is None and self._due(last, now):
+            self._print(f"{self._activity}: {duration(now - self._began)} so far")
 
-    def say(self, text: str) -> None:
-        """Show a line of the driver's own, on what is being done from now on."""
+    def report(self, text: str) -> None:
+        """Show an activity of the driver, which starts now."""
         if not self._quiet:
             self._begin(one_line(text))
             self._print(one_line(text))
 
-    def _begin(self, doing: str) -> None:
-        self._doing, self._began = doing, self._clock()
+    def _begin(self, activity: str) -> None:
+        self._activity, self._began = activity, self._clock()
 
     def _due(self, last: float, now: float) -> bool:
-        return now - last >= max(_PATIENCE, _LATER * (now - self._began))
+        return now - last >= max(_REPEAT_SECONDS, _REPEAT_FRACTION * (now - self._began))
 
     def close(self) -> None:
-        """The run has ended."""
+        """Remove the bar: the run has ended."""
         with _lock:
             self._end_bar()
-            if self in _going_on:
-                _going_on.remove(self)
+            if self in _active:
+                _active.remove(self)
 
     def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def _prefix(self, told: Told) -> str:
-        prefix = f"[{told.rank}/{told.host}]"
+    def _prefix(self, envelope: Envelope) -> str:
+        prefix = f"[{envelope.rank}/{envelope.host}]"
         if self._terminal:
-            prefix = f"\033[{_COLOURS[told.rank % len(_COLOURS)]}m{prefix}\033[0m"
+            prefix = f"\033[{_COLOURS[envelope.rank % len(_COLOURS)]}m{prefix}\033[0m"
         return prefix + " "
 
     def _progress(self, progress: Progress) -> None:
@@ -136,28 +134,28 @@ class Console:
             self._end_epoch(progress)
         elif self._terminal:
             bar = self._bar or self._new_bar(progress)
-            told = [_format_metrics(progress.metrics), *_pace(progress)]
-            bar.set_postfix_str("  ".join(filter(None, told)), refresh=False)
+            details = [_format_metrics(progress.metrics), *_pace(progress)]
+            bar.set_postfix_str("  ".join(filter(None, details)), refresh=False)
             bar.update(progress.step - bar.n)
         else:
             self._within_epoch(progress)
 
     def _within_epoch(self, progress: Progress) -> None:
-        """Print a line of an epoch that goes on, now and then."""
+        """Print a line of a running epoch, now and then."""
         now, title = self._clock(), _title(progress)
-        self._heard = now
-        if not self._doing.startswith(title):
+        self._last_report = now
+        if not self._activity.startswith(title):
             self._begin(title)
             self._epoch_shown = now
-        self._doing = f"{title} at step {progress.step:,} of {progress.steps:,}"
+        self._activity = f"{title} at step {progress.step:,} of {progress.steps:,}"
         if self._due(self._epoch_shown, now):
             self._epoch_shown = now
             line = f"{title}  {progress.step:,}/{progress.steps:,} steps"
-            told = [line, _format_metrics(progress.metrics), *_pace(progress)]
-            self._print("  ".join(filter(None, told)))
+            details = [line, _format_metrics(progress.metrics), *_pace(progress)]
+            self._print("  ".join(filter(None, details)))
 
     def _new_bar(self, progress: Progress) -> tqdm[NoReturn]:
-        # The steps before the bar took time that it has not seen: its rate is that of those after.
+        # ``initial``: the rate counts only the steps since the bar began.
         self._bar = tqdm(
             total=progress.steps,
             initial=progress.step,
@@ -186,7 +184,7 @@ class Console:
             self._shown = self._clock()
 
     def _tag(self) -> str:
-        others = any(other._name != self._name for other in _going_on)
+        others = any(other._name != self._name for other in _active)
         return f"{self._name}: " if others else ""
 
 
@@ -199,15 +197,15 @@ def _format_metrics(metrics: dict[str, float]) -> str:
 
 
 def _pace(progress: Progress) -> list[str]:
-    """Return how fast a training is, how long it will take, and what it waits for."""
-    told = []
+    """Return the speed of a training, the time left, and its waits, as texts."""
+    details = []
     if progress.samples_per_second:
-        told.append(f"{progress.samples_per_second:,.0f} samples/s")
+        details.append(f"{progress.samples_per_second:,.0f} samples/s")
     if progress.seconds_left:
-        told.append(f"{duration(progress.seconds_left)} left")
+        details.append(f"{duration(progress.seconds_left)} left")
     waits = [
         f"{part:.0%} {_WAITS.get(kind, kind)}"
         for kind, part in progress.waits.items()
-        if part >= WORTH_TELLING
+        if part >= _SHOWN_WAITS
     ]
-    return [*told, *(["waiting " + ", ".join(waits)] if waits else [])]
+    return [*details, *(["waiting " + ", ".join(waits)] if waits else [])]

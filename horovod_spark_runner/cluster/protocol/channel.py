@@ -1,12 +1,12 @@
 """Authenticated messages over TCP: between the driver and the slots, and between slots.
 
 Handshake: each side sends 32 random bytes at once, and derives a key for each direction from the
-run's key and both. The keys also depend on who listened and who connected, so that nobody can be
-made to talk to himself. Then the side that connected proves that it has these keys, by 32 bytes,
-and after it the side that listened. Frame: 4-byte length, 32-byte HMAC-SHA256 over (sequence
-number, body), a JSON body. So a frame that was captured, reordered, reflected or sent by a stranger
-is refused, lengths are capped before anything is read, and nothing is ever unpickled here. A body
-that begins with a zero byte holds raw data: a part of a large call or result. Messages are
+run's key and both. The keys also depend on who listened and who connected, so that no peer can be
+made to talk to itself. Then the side that connected proves that it has these keys, by 32 bytes, and
+after it the side that listened. Frame: 4-byte length, 32-byte HMAC-SHA256 over (sequence number,
+body), a JSON body. So a frame that was captured, reordered, reflected or sent by a stranger is
+refused, lengths are capped before anything is read, and nothing is ever unpickled here. A body that
+begins with a zero byte holds raw data: a part of a large call or result. Messages are
 authenticated, not encrypted.
 
 The run's key travels inside Spark's own task description, never in an environment variable, an
@@ -33,8 +33,8 @@ from ...typed_json import Message, parse, to_json
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAC_BYTES = 32
-# Before further tries to connect: a packet may be lost, and among many strangers a peer may be
-# dropped before it could prove anything. Peers that were dropped together come back apart.
+# Seconds between attempts to connect: a packet may be lost, and among many strangers a peer may be
+# dropped before it could prove anything. Jitter keeps peers that were dropped together apart.
 RETRY_PAUSES = (0.5, 1.0, 2.0)
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_DATA_BYTES = MAX_BODY_BYTES - 1
@@ -46,6 +46,11 @@ _DATA = b"\0"
 _PROOF = b"proof"
 
 M = TypeVar("M", bound=Message)
+# A line longer than this is cut into pieces, so that one program cannot fill the memory.
+MAX_LINE_BYTES = 64 * 1024
+# Start of the lines of Open MPI's default error handler, and the first line of a notice.
+_MPI_ERROR = re.compile(r"\[\S+:\d+\] \*\*\* *(.*)")
+_END_OF_ANOTHER = "An error occurred in PMIx Event Notification"
 
 
 class ChannelError(ConnectionError):
@@ -60,7 +65,7 @@ class Handshake:
         listened: whether this side listened, or connected.
 
     Attributes:
-        nonce: the bytes that this side sends first.
+        nonce: first bytes that this side sends.
     """
 
     def __init__(self, key: bytes, *, listened: bool) -> None:
@@ -126,7 +131,7 @@ class Channel(Generic[M]):
 
         Raises:
             ChannelError: a frame is too long, or was not made by the holder of the key.
-            MessageError: it was, but holds no message that is expected here.
+            MessageError: it was, but its message is not expected here.
         """
         self._buffer += data
         messages: list[M | bytes] = []
@@ -142,7 +147,7 @@ class Channel(Generic[M]):
         return _HEADER.pack(len(body)) + mac + body
 
     def _next_body(self) -> bytes | None:
-        """Take the next whole frame's body out of what has arrived."""
+        """Remove the next complete frame from the buffer and return its body."""
         if len(self._buffer) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._buffer)
@@ -167,7 +172,7 @@ def connect(
     *kinds: type[M],
     pauses: Sequence[float] = RETRY_PAUSES,
 ) -> tuple[socket.socket, Channel[M]]:
-    """Connect to who listens at ``address`` and holds the key, as this side does.
+    """Connect to the listener at ``address``, if it holds the key.
 
     Args:
         address: host and port.
@@ -175,10 +180,10 @@ def connect(
             connection keeps it.
         key: the run's secret.
         kinds: classes of the messages that may come.
-        pauses: seconds, more or less, before each further try.
+        pauses: approximate seconds before each further attempt.
 
     Raises:
-        OSError: nobody answers in time, or nobody with the key.
+        OSError: no answer in time, or the other side does not hold the key.
     """
     for pause in pauses:
         with contextlib.suppress(OSError):
@@ -217,15 +222,8 @@ def _mac(key: bytes, sequence: int, body: bytes) -> bytes:
     return hmac.new(key, _SEQUENCE.pack(sequence) + body, hashlib.sha256).digest()
 
 
-# A line longer than this is cut into pieces, so that one program cannot fill the memory.
-MAX_LINE_BYTES = 64 * 1024
-# How lines of Open MPI's default error handler begin, and the first one of a notice.
-_MPI_ERROR = re.compile(r"\[\S+:\d+\] \*\*\* *(.*)")
-_END_OF_ANOTHER = "An error occurred in PMIx Event Notification"
-
-
 class LineSplitter:
-    """Collects output and gives back its complete lines.
+    """Splits output into lines.
 
     A line is decoded only when it is complete, so a character whose bytes arrive apart stays
     whole; a carriage return, as progress bars use it, ends a line too.
@@ -253,7 +251,7 @@ class LineSplitter:
         return self._remember(pieces)
 
     def finish(self) -> list[str]:
-        """Return what is left when the output has ended."""
+        """Return the incomplete last line when the output has ended."""
         rest, self._pending = self._pending, b""
         return self._remember([rest] if rest else [])
 
@@ -264,25 +262,25 @@ class LineSplitter:
 
 
 class AbortNoticeFilter:
-    """Drops what Open MPI prints in a rank that it ends because another one has ended.
+    """Drops Open MPI's notices in ranks that it ends because another rank has ended.
 
-    The driver names the cause; errors of MPI calls, which are printed alike, are kept.
+    The driver names the cause; errors of MPI calls, which look alike, stay.
     """
 
     def __init__(self) -> None:
         self._in_notice = False
 
     def filter(self, lines: Iterable[str]) -> list[str]:
-        """Return ``lines``, of one rank and one after the other, without such notices."""
-        kept = []
+        """Return ``lines`` of one rank, in order, without such notices."""
+        passed = []
         for line in lines:
             if match := _MPI_ERROR.match(line):
                 self._in_notice |= match[1] == _END_OF_ANOTHER
             else:
                 self._in_notice = False
             if not self._in_notice:
-                kept.append(line)
-        return kept
+                passed.append(line)
+        return passed
 
 
 def _character_boundary(data: bytes, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""The mpirun command and the environments of what is started, as values. Pure."""
+"""The mpirun command and the environments of started processes, as values. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from ...config.launch import LaunchSettings, MpiOptions
 from .topology import CPUS, Node
 
-# What Open MPI, PMIx and PRRTE tell a process they started.
-MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+# Prefixes of the variables that Open MPI, PMIx and PRRTE set for a process they start.
+_MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 # An outer scheduler's variables would make mpirun ask that scheduler for hosts.
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
 # Folder in which Spark has put the files that were added to it.
 SPARK_FILES = "HSR_SPARK_FILES"
-# What an outer Horovod job says of itself: with another controller than MPI, Horovod crashes.
+# Variables of an outer Horovod job: with another controller than MPI, Horovod crashes.
 _HOROVOD_JOB = re.compile(
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|CONTROLLER|CPU_OPERATIONS|ELASTIC|HOSTNAME|GLOO_.*)"
 )
-# What mpirun starts for every rank. The paths differ from host to host (an unpacked archive, say),
-# so each host's daemon has them in its environment.
+# Command that mpirun starts for every rank. Its paths differ from host to host (in an unpacked
+# archive, say), so each host's daemon has them in its environment.
 SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
-# From so many hosts on, Open MPI's own choice of an allreduce moves more bytes than a ring.
-_OWN_CHOICE_FROM = 3
+# From so many hosts on, Open MPI's default allreduce moves more bytes than a ring.
+_DYNAMIC_RULES_FROM = 3
 _RULES = "coll_tuned_use_dynamic_rules"
 _ALLREDUCE_RULES = Path(__file__).parent.parent / "programs" / "allreduce.rules"
 _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
@@ -36,28 +36,28 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Open MPI does not start without a home folder, which containers may not name.
     """
-    dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES
-    kept = {
+    dropped = _MPI_PREFIXES + _SCHEDULER_PREFIXES
+    remaining = {
         name: value
         for name, value in environment.items()
         if not name.startswith(dropped) and not _HOROVOD_JOB.fullmatch(name)
     }
     home = os.path.expanduser("~")  # the account's, where the variable is not set
-    return {"HOME": home if os.path.isabs(home) else "/", **kept}
+    return {"HOME": home if os.path.isabs(home) else "/", **remaining}
 
 
-def allreduce_parameters(options: MpiOptions, nodes: int) -> dict[str, str]:
-    """Return the Open MPI parameters that choose an allreduce; none where its own choice is best.
+def _allreduce_parameters(options: MpiOptions, nodes: int) -> dict[str, str]:
+    """Return the Open MPI parameters that choose an allreduce; none where its default is best.
 
     Open MPI's ``han`` component, preferred for several ranks on one host, has no choice such as
-    ``options.algorithm``; where one is forced, ``han`` is left out so that ``tuned``, which has, is
-    the one in use. By itself, it lets hosts add up part by part, to one of them and back: between
-    two hosts nothing is faster, among more of them, most cables are idle most of the time. There,
-    it adds up within each host first and leaves what is between hosts to ``tuned``, which follows
-    the rules that `worker_environment` names.
+    ``options.algorithm``; where one is forced, ``han`` is disabled so that ``tuned``, which has, is
+    used. By default, hosts reduce part by part to one of them, which broadcasts the sum: between
+    two hosts nothing is faster; among more of them, most links are idle most of the time. There,
+    ``han`` reduces within each host first and leaves the exchange between hosts to ``tuned``, which
+    follows the rules that `worker_environment` names.
     """
     if options.algorithm == "auto":
-        if nodes < _OWN_CHOICE_FROM:
+        if nodes < _DYNAMIC_RULES_FROM:
             return {}
         return {_RULES: "1", "coll_han_use_allreduce_algorithm": "simple"}
     parameters = {
@@ -73,8 +73,8 @@ def allreduce_parameters(options: MpiOptions, nodes: int) -> dict[str, str]:
 def transport_parameters(nodes: int) -> dict[str, str]:
     """Return the Open MPI parameters for a world on ``nodes`` hosts.
 
-    Looking for libfabric devices takes Open MPI a second of every start, for one-sided messages
-    that nobody sends. On one host nothing but shared memory is needed. On a single TCP connection,
+    Probing for libfabric devices takes Open MPI a second of every start, for one-sided messages,
+    which are not used. On one host only shared memory is needed. On a single TCP connection,
     two ranks that send each other large messages take turns (benchmarks/exchange.py).
     """
     if nodes == 1:
@@ -97,7 +97,7 @@ def mpirun_command(
         nodes: of the world; the first is the one this command runs on.
         options: the run's settings of MPI.
         agent: program that starts MPI's daemons on the other hosts; none on one host.
-        as_root: whether the user is root, whom Open MPI refuses unless told.
+        as_root: whether the user is root, whom Open MPI refuses without this flag.
     """
     size = sum(len(node.ranks) for node in nodes)
     if len(nodes) == 1:
@@ -106,7 +106,7 @@ def mpirun_command(
     else:
         hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in nodes)
     command = [mpirun, "--host", hosts, "-n", str(size)]
-    # Spark's scheduling, not core numbers, says what a rank may use.
+    # Spark's scheduling, not core numbers, limits the cores of a rank.
     command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
     if as_root:
         command.append("--allow-run-as-root")
@@ -116,7 +116,7 @@ def mpirun_command(
         command += ["--prtemca", "prte_do_not_resolve", "1"]
     parameters = {
         **transport_parameters(len(nodes)),
-        **allreduce_parameters(options, len(nodes)),
+        **_allreduce_parameters(options, len(nodes)),
         **options.parameters,
     }
     for name, value in sorted(parameters.items()):
@@ -135,10 +135,10 @@ def daemon_environment(
     Their home is a folder without the user's files of parameters for Open MPI, PRRTE and PMIx.
 
     Args:
-        base: the slot's own environment.
+        base: the slot's environment.
         doors: socket paths for the shims of this host's ranks, by local rank.
         temporary: folder for its session files.
-        network: what keeps it on the chosen interface.
+        network: variables that keep it on the chosen interface.
     """
     return {
         **clean_environment(base),
@@ -175,14 +175,14 @@ def worker_environment(
         CPUS: threads,
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": ":".join(path for path in python_path if path),
-        # What frameworks leave in the temporary folder goes when the rank does.
+        # Files that frameworks leave in the temporary folder are removed with the rank's.
         "TMPDIR": temporary,
         "HOROVOD_FUSION_THRESHOLD": str(options.mpi.fusion_bytes),
         "HOROVOD_CYCLE_TIME": str(options.mpi.cycle_ms),
     }
-    own_rules = _RULES in options.mpi.parameters or f"OMPI_MCA_{_RULES}" in options.env
-    if options.mpi.algorithm == "auto" and not own_rules:
-        # Of this host. It is not asked for among few of them; but where it is, no other choice is.
+    has_rules = _RULES in options.mpi.parameters or f"OMPI_MCA_{_RULES}" in options.env
+    if options.mpi.algorithm == "auto" and not has_rules:
+        # The path on this host. Open MPI reads the file only if `_allreduce_parameters` enables it.
         environment["OMPI_MCA_coll_tuned_dynamic_rules_filename"] = str(_ALLREDUCE_RULES)
     if options.gpus_per_worker:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

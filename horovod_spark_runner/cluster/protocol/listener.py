@@ -1,4 +1,4 @@
-"""TCP port that admits holders of the run's key only, and bounds what strangers can cost.
+"""TCP listener that admits only holders of the run's key, and bounds the cost of strangers.
 
 Until a peer has proven that it holds the key, no more than the 64 bytes of its handshake are read,
 it is one of a few, and its time is short. Of too many, the oldest is dropped: a holder of the key
@@ -19,7 +19,7 @@ from .network import family_of
 # Peers without a proof at a time, and seconds that each of them has.
 MAX_UNPROVEN = 64
 PROOF_TIMEOUT = 5.0
-# Descriptors that are left to the files of this process: a lock that cannot be renewed is lost.
+# Descriptors reserved for the files of this process: a lease that cannot be renewed is lost.
 RESERVED_DESCRIPTORS = 32
 _BACKLOG = 4096
 # Seconds to pause when the system has no descriptor or memory for a new connection.
@@ -27,7 +27,7 @@ _PAUSE = 0.1
 
 
 class _Unproven:
-    """A connection whose peer has still to prove that it holds the key."""
+    """Connection whose peer has not yet proven that it holds the key."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
         connection.setblocking(False)
@@ -38,10 +38,10 @@ class _Unproven:
         connection.send(self.handshake.nonce)
 
     def receive(self) -> bool:
-        """Take what has arrived; return whether it is the whole handshake, and is right.
+        """Read arrived data; return whether the handshake is complete, and valid.
 
         Raises:
-            OSError: the peer has gone, or does not hold the key.
+            OSError: the peer has disconnected, or does not hold the key.
         """
         data = self.connection.recv(NONCE_BYTES + PROOF_BYTES - len(self._received))
         if not data:
@@ -56,7 +56,7 @@ class _Unproven:
 
 
 class Listener:
-    """Listens at one address and hands over connections whose peers hold the key.
+    """Listens at one address and passes on connections whose peers hold the key.
 
     Wait until ``fileno()`` can be read, then call `handle`; call it once a second, too.
 
@@ -93,7 +93,7 @@ class Listener:
         return self._selector.fileno()
 
     def handle(self, timeout: float = 0.0) -> None:
-        """Take what has arrived, drop who is late, then accept one connection.
+        """Read arrived data, drop late peers, then accept one connection.
 
         Args:
             timeout: seconds to wait for something to arrive.
@@ -112,7 +112,7 @@ class Listener:
             self._on_peer(peer.connection, peer.handshake)
 
     def close(self) -> None:
-        """Stop to listen, and drop who has proven nothing; safe to call again."""
+        """Stop listening, and drop peers without a proof; safe to call again."""
         self._socket.close()
         for connection in self._unproven:
             connection.close()
@@ -122,7 +122,7 @@ class Listener:
     def _accept(self) -> None:
         try:
             connection, _ = self._socket.accept()
-        except BlockingIOError:  # it has gone
+        except BlockingIOError:  # it has disconnected
             return
         except OSError:  # no descriptor, or no memory: those who wait stay in the queue
             if not self._drop_oldest():
@@ -135,9 +135,9 @@ class Listener:
                 with connection:
                     if not self._drop_oldest():
                         return
-                    connection = connection.dup()  # takes the number that has become free
+                    connection = connection.dup()  # takes the descriptor that has become free
             peer = _Unproven(connection, self._key)
-        except OSError:  # it has gone
+        except OSError:  # it has disconnected
             connection.close()
             return
         self._unproven[connection] = peer

@@ -1,7 +1,7 @@
 """Messages of the driver, the slots and code on a rank: one dataclass per kind. Pure.
 
-`Told` is the envelope of all that the driver hears. The unions say who takes what, and
-`typed_json.parse` takes nothing else. The messages of a slot's own processes are at the end.
+`Envelope` wraps every message to the driver. The unions list what each receiver accepts;
+`typed_json.parse` rejects anything else. The messages of a slot's processes are at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...typed_json import Message
 from .outcome import Failure
 from .topology import Part, SlotInfo
 
-# -- what code on a rank reports to the driver, by way of its slot -------------------------------
+# -- from code on a rank to the driver, through its slot -----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +28,34 @@ class Finished(Message):
 
 @dataclass(frozen=True, slots=True)
 class Alive(Message):
-    """The rank gets on with its work."""
+    """The rank makes progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Message):
-    """A training goes on from a checkpoint, after ``run_step`` steps of the whole run."""
+    """A training resumes from a checkpoint, after ``run_step`` steps of the whole run."""
 
     run_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress(Message):
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
-        epoch: the epoch it is in, or has completed, from 0.
-        epochs: epochs the run is to have.
+        epoch: the current epoch, or the completed one, from 0.
+        epochs: epochs of the run.
         step: steps of that epoch so far; of a whole epoch, ``steps``.
         steps: steps of an epoch.
         run_step: steps of the whole run.
         metrics: their values so far, by name.
         samples_per_second: the rate of a whole epoch; within one, that since the last report, if
             there was one.
-        seconds_left: what the rest of the run will take, at its pace so far; ``None`` if that is
-            not known.
-        waits: which part of the time was spent waiting, by what for: ``data``, ``exchange`` (with
-            other ranks, and for them) or ``checkpoint``; of rank 0 since the last report, or, of a
-            whole epoch, of all ranks.
+        seconds_left: seconds that the rest of the run will take at its pace so far; ``None`` if
+            unknown.
+        waits: fraction of the time spent waiting, by reason: ``data``, ``exchange`` (with other
+            ranks, and for them) or ``checkpoint``; of rank 0 since the last report, or, of a whole
+            epoch, of all ranks.
     """
 
     epoch: int
@@ -71,10 +71,10 @@ class Progress(Message):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Message):
-    """Something that does not end the run.
+    """Notice to the user that does not end the run.
 
     Attributes:
-        text: what there is to know.
+        text: the notice.
         warn: whether it is a warning, which is shown also where progress and logs are not.
     """
 
@@ -84,7 +84,7 @@ class Notice(Message):
 
 RankReport = Started | Finished | Alive | Resumed | Progress | Notice
 
-# -- what a slot tells the driver ----------------------------------------------------------------
+# -- from a slot to the driver -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Located(Message):
-    """Where the slot is: it asks which ranks it has."""
+    """Location of the slot, which requests its ranks."""
 
     info: SlotInfo
 
@@ -107,16 +107,16 @@ class CannotJoin(Message):
     reason: str
 
 
-Joining = Located | CannotJoin
-JOINING: tuple[type[Joining], ...] = get_args(Joining)
+JoinReport = Located | CannotJoin
+JOIN_REPORTS: tuple[type[JoinReport], ...] = get_args(JoinReport)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(Message):
-    """The ranks of the world are given out.
+    """The ranks of the world are assigned.
 
     Attributes:
-        size: how many they are.
+        size: number of ranks.
         placement: text for people, a line per host.
     """
 
@@ -126,20 +126,20 @@ class Placed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Back(Message):
-    """The slot had lost its connection, and this is another one."""
+    """The slot had lost its connection, and has reconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Message):
-    """The slot lives."""
+    """The slot is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving(Message):
-    """The slot's host is to be left; its ranks may be saving what they have.
+    """The slot's executor shuts down; its ranks may be saving their state.
 
     Attributes:
-        signal: name of the signal that told it.
+        signal: name of the signal that it received.
     """
 
     signal: str
@@ -147,7 +147,7 @@ class Leaving(Message):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
-    """A rank, or the slot before its ranks were known, has failed.
+    """A rank has failed, or the slot before it had its ranks.
 
     The fields are those of `Failure`, without the pickled exception: that comes through Spark.
     """
@@ -190,14 +190,14 @@ class Log(Message):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Message):
-    """So many lines of output are left out: they came too fast."""
+    """Lines of output were dropped, because they came too fast."""
 
     lines: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallWanted(Message):
-    """The slot wants the run's call; it comes as raw data."""
+    """The slot requests the run's call; it comes as raw data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class ResultFollows(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ended(Message):
-    """The slot is done; its connection ends as it should."""
+    """The slot is done; its connection ends in order."""
 
 
 SlotReport = (
@@ -217,7 +217,7 @@ SlotReport = (
     | CallWanted | ResultFollows | Ended
 )  # fmt: skip
 
-# -- what the driver finds out by itself; none of it travels -------------------------------------
+# -- from the driver to itself; none of these travels --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The slot's connection has ended, and it had not said that it would.
+class Disconnected:
+    """The slot's connection has ended without an `Ended`.
 
     Attributes:
         time: when, in seconds since the epoch.
@@ -238,41 +238,41 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """The slot is connected, but has said nothing for too long.
+    """The slot is connected, but has been silent for too long.
 
     Attributes:
-        seconds: for so long at least.
+        seconds: lower bound of the silence.
     """
 
     seconds: float
 
 
-DriverNews = Queued | Gone | Silent
+DriverEvent = Queued | Disconnected | Silent
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Message):
-    """A message to the driver, and who it is of.
+class Envelope(Message):
+    """A message to the driver, with its sender.
 
     Attributes:
         slot: Spark barrier task; -1 for the driver itself.
-        rank: number in the world; -1 if the message is of no rank, or the rank is not known yet.
+        rank: number in the world; -1 if no rank sent it, or the slot has no ranks yet.
         host: name of the slot's machine or container.
-        message: what is told.
+        message: the message.
     """
 
     slot: int
     rank: int
     host: str
-    message: RankReport | SlotReport | DriverNews
+    message: RankReport | SlotReport | DriverEvent
 
 
-def by_driver(message: Placed | Dropped | Queued | Notice) -> Told:
-    """Return the envelope of what the driver itself tells its observer."""
-    return Told(-1, -1, "", message)
+def from_driver(message: Placed | Dropped | Queued | Notice) -> Envelope:
+    """Return the envelope of a message of the driver itself, for its observer."""
+    return Envelope(-1, -1, "", message)
 
 
-# -- what the driver tells a slot ----------------------------------------------------------------
+# -- from the driver to a slot -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,19 +284,19 @@ class Assigned(Message):
 
 @dataclass(frozen=True, slots=True)
 class Refused(Message):
-    """There will be no world, for ``reason``."""
+    """There is no world, for ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gather(Message):
-    """The slots are to find each other through Spark."""
+    """The slots have to find each other through Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Message):
-    """No rank gets on: the slot is to tell what its ranks do, and to end them.
+    """No rank makes progress: the slot has to report the stacks of its ranks, and end them.
 
     Attributes:
         reason: text for people.
@@ -307,14 +307,14 @@ class Stalled(Message):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Message):
-    """The slot is to end its ranks, and itself, for ``reason``."""
+    """The slot has to end its ranks, and itself, for ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Preempt(Message):
-    """The ranks are to save what they have and end, as if their host was to be left."""
+    """The ranks have to save their state and end, as if their host shut down."""
 
 
 Answer = Assigned | Refused | Gather
@@ -326,17 +326,17 @@ INSTRUCTIONS: tuple[type[Instruction], ...] = get_args(Instruction)
 
 @dataclass(frozen=True, slots=True)
 class StartDaemon(Message):
-    """Slot 0 wants the daemon of the other slot's host started with ``arguments``."""
+    """The slot has to start its host's MPI daemon with ``arguments``; from slot 0."""
 
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
-    """The worker is to join MPI and to run the function.
+    """The worker has to join MPI and run the function.
 
     Attributes:
-        environment: what MPI gave the rank.
+        environment: variables that MPI gave the rank.
         rank: number in the world.
         size: ranks of the world.
     """
@@ -348,11 +348,11 @@ class Begin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Forked(Message):
-    """The ready process has forked the worker.
+    """The prefork process has forked the worker.
 
     Attributes:
         pid: its number.
-        ready_bytes: memory of the ready process.
+        ready_bytes: memory of the prefork process.
     """
 
     pid: int
@@ -373,11 +373,11 @@ WORKER_REPORTS: tuple[type[WorkerReport], ...] = get_args(WorkerReport)
 
 @dataclass(frozen=True, slots=True)
 class ImportModules(Message):
-    """The ready process is to import ``modules``.
+    """The prefork process has to import ``modules``.
 
     Attributes:
         modules: their names.
-        idle_timeout: seconds it is to wait for the next request.
+        idle_timeout: seconds it has to wait for the next request.
     """
 
     modules: tuple[str, ...]
@@ -386,14 +386,14 @@ class ImportModules(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForkWorker(Message):
-    """The ready process is to fork a worker, whose output goes to the descriptor sent along.
+    """The prefork process has to fork a worker, whose output goes to the descriptor sent along.
 
     Attributes:
         directory: private directory of the rank.
         payload: file that will hold the pickled call when the rank begins.
         environment: of the worker.
-        modules: what it is to have imported.
-        idle_timeout: seconds the ready process is to wait for the next request.
+        modules: modules that it has to have imported.
+        idle_timeout: seconds the prefork process is to wait for the next request.
     """
 
     directory: str
@@ -403,5 +403,5 @@ class ForkWorker(Message):
     idle_timeout: float
 
 
-ReadyRequest = ImportModules | ForkWorker
-READY_REQUESTS: tuple[type[ReadyRequest], ...] = get_args(ReadyRequest)
+PreforkRequest = ImportModules | ForkWorker
+PREFORK_REQUESTS: tuple[type[PreforkRequest], ...] = get_args(PreforkRequest)

@@ -14,7 +14,7 @@ from ...errors import LaunchError
 from ...machine import boot_id
 
 LOOPBACK = "127.0.0.1"
-# Tells a rank of several hosts the IP address that the others reach it at.
+# Variable with the IP address at which other hosts reach a rank.
 ADDRESS = "HSR_ADDRESS"
 
 
@@ -31,43 +31,43 @@ class Interface:
 
 
 def choose_interface(
-    own: Sequence[Interface], wanted: str | None, routed: Iterable[str]
+    interfaces: Sequence[Interface], wanted: str | None, routed: Iterable[str]
 ) -> Interface:
-    """Return the interface the other hosts are to use. Pure.
+    """Return the interface for connections between hosts. Pure.
 
     Args:
-        own: the interfaces of this host.
+        interfaces: the interfaces of this host.
         wanted: an interface's name, an address, or a network such as ``10.0.0.0/8``; ``None`` to
             follow the routes.
-        routed: addresses of this host on the routes to its peers, the most telling first; no more
-            of them are asked for than are needed.
+        routed: addresses of this host on the routes to its peers, the best evidence first; read
+            only as far as needed.
 
     Raises:
         LaunchError: no interface fits ``wanted``.
     """
     if wanted is not None:
-        fitting = [interface for interface in own if _fits(interface, wanted)]
+        fitting = [interface for interface in interfaces if _fits(interface, wanted)]
         if not fitting:
-            known = ", ".join(f"{interface.name} ({interface.address})" for interface in own)
+            names = ", ".join(f"{entry.name} ({entry.address})" for entry in interfaces)
             raise LaunchError(
                 f"network_interface={wanted!r} fits no interface of host {socket.gethostname()}; "
-                f"it has {known}"
+                f"it has {names}"
             )
         return min(fitting, key=lambda interface: ":" in interface.address)
-    by_address = {interface.address: interface for interface in own}
-    inward: Interface | None = None
+    by_address = {interface.address: interface for interface in interfaces}
+    loopback: Interface | None = None
     for address in routed:
         interface = by_address.get(address)
         if interface is not None and not interface.is_loopback:
             return interface
-        inward = inward or interface
-    return inward or Interface("lo", LOOPBACK)
+        loopback = loopback or interface
+    return loopback or Interface("lo", LOOPBACK)
 
 
-def own_interfaces() -> list[Interface]:
+def active_interfaces() -> list[Interface]:
     """Return this host's interfaces that are up, one entry per address."""
     up = psutil.net_if_stats()
-    found = []
+    interfaces = []
     for name, addresses in psutil.net_if_addrs().items():
         if name in up and not up[name].isup:
             continue
@@ -75,8 +75,8 @@ def own_interfaces() -> list[Interface]:
             # A link-local address needs its scope to be used, which peers do not share.
             is_ip = entry.family in (socket.AF_INET, socket.AF_INET6)
             if is_ip and not entry.address.startswith("fe80"):
-                found.append(Interface(name, entry.address))
-    return found
+                interfaces.append(Interface(name, entry.address))
+    return interfaces
 
 
 def route_to(host: str) -> str | None:
@@ -96,7 +96,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def mpi_network(interface: Interface) -> dict[str, str]:
-    """Return the environment that keeps what ranks send each other on ``interface``. Pure."""
+    """Return the environment that keeps the ranks' traffic on ``interface``. Pure."""
     family = {"OMPI_MCA_btl_tcp_disable_family": "4"} if ":" in interface.address else {}
     return {
         **family,
@@ -122,9 +122,9 @@ def _fits(interface: Interface, wanted: str) -> bool:
 
 
 def node_identity() -> str:
-    """Return what is equal for all slots that share a machine's or container's network and files.
+    """Return an identity that is equal for slots that share their machine's network and files.
 
-    Containers may share the one (that of a pod or of their host) and not the other: they do not
+    Containers may share the network (of a pod or of their host) but not the files: then they do not
     find each other's sockets and shared memory.
     """
     spaces = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "mnt", "ipc"))

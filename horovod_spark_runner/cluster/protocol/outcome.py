@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
+import struct
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,34 +32,39 @@ LOST = "lost"  # the Spark task, its executor or its host went away
 LAUNCH = "launch"  # mpirun or the slot could not do its part
 ENVIRONMENT = "environment"  # nor can it before something is installed or set up
 STALLED = "stalled"  # no rank made any progress
-MPI_ENDED = "mpi ended"  # ended with mpirun, and what became of that is known
-ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
-# Kinds that follow from something else, the less telling the higher.
+MPI_ENDED = "mpi ended"  # ended with mpirun, whose end is explained
+ABORTED = "aborted"  # ended because another rank had failed, or the driver requested it
+# Kinds that follow from another failure; a higher number explains less.
 _FOLLOWING = {MPI_ENDED: 1, ABORTED: 2}
-# In exceptions of ranks that tell only that something happened to another one, or to mpirun.
+# Text in exceptions of ranks that only follow from the failure of another rank, or of mpirun.
 _SECONDARY = (
     "HorovodInternal",
     "Horovod has been shut down",
     "horovod_spark_runner.errors.LaunchError",
 )
-# How the names of exceptions begin that may follow from what happened to another one.
+# Prefixes of exceptions' names that may follow from the failure of another rank.
 _MAY_FOLLOW = (
     "horovod.",
     "mpi4py.",
-    *(prefix for known in FRAMEWORKS.values() for prefix in known.may_follow),
+    *(prefix for framework in FRAMEWORKS.values() for prefix in framework.may_follow),
 )
 
 LOG_TAIL_LINES = 20
-# Ranks besides the first to fail whose end an error tells.
-MAX_OTHERS = 16
-# Characters of an exception's message and traceback that are kept.
+# Ranks besides the first failed one that an error lists.
+_MAX_OTHERS = 16
+# Characters to which an exception's message and traceback are shortened.
 MAX_MESSAGE, MAX_TRACEBACK = 8 * 1024, 64 * 1024
 
-# Files by which a worker tells its slot what became of it, in the rank's private directory.
+# An outcome travels through Spark in pieces: Spark takes none of 2 GiB.
+PIECE_BYTES = 64 * 1024 * 1024
+# Header of a piece: slot of the outcome, its index there, number of the piece.
+_PIECE_HEADER = struct.Struct("!III")
+
+# Files in the rank's private directory by which a worker reports its outcome to its slot.
 OUTCOME_FILE = "outcome"
 RESULT_FILE = "result"
 STACKS_FILE = "stacks"
-# Where Python's stacks are written when a worker crashes, and the signals on which they are.
+# File for Python's stacks when a worker crashes, and the signals on which they are written.
 CRASH_FILE = "crash"
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # The signal on which a worker writes its Python stacks.
@@ -89,17 +96,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How one rank ended.
+    """Outcome of one rank: a result or a failure.
 
     Attributes:
         slot: Spark barrier task.
-        host: where it ran.
-        placement: its rank and devices; ``None`` if the slot never learnt them.
+        host: its machine or container.
+        placement: its rank and devices; ``None`` if the slot never received them.
         result: pickled return value, if the function returned.
         result_bytes: size of a result that was sent to the driver directly, else 0.
-        failure: why not, otherwise.
+        failure: why there is no result, otherwise.
         timings: seconds spent per phase of the start.
-        ready_bytes: memory of the ready process that the rank's is a copy of; 0 where none is.
+        ready_bytes: memory of the prefork process that forked the worker; 0 where there is none.
     """
 
     slot: int
@@ -113,18 +120,38 @@ class RankOutcome:
 
     @property
     def rank(self) -> int:
-        """Place in the world; ``-1`` if it was never learnt."""
+        """Number in the world; ``-1`` if the slot never received it."""
         return -1 if self.placement is None else self.placement.rank
 
 
-def kind_of(error: Exception) -> str:
-    """Return the kind of failure that an error of a slot itself is."""
+def encode_outcome(outcome: RankOutcome, index: int) -> Iterator[bytes]:
+    """Yield the outcome of a slot's rank at ``index`` in pieces."""
+    data = pickle.dumps(outcome, protocol=5)
+    for number, begin in enumerate(range(0, len(data), PIECE_BYTES)):
+        header = _PIECE_HEADER.pack(outcome.slot, index, number)
+        yield header + data[begin : begin + PIECE_BYTES]
+
+
+def decode_outcomes(pieces: Iterable[bytes]) -> list[RankOutcome]:
+    """Return the outcomes made of pieces, in any order, by slot and index."""
+    outcomes: dict[tuple[int, int], dict[int, memoryview]] = {}
+    for piece in pieces:
+        slot, index, number = _PIECE_HEADER.unpack_from(piece)
+        outcomes.setdefault((slot, index), {})[number] = memoryview(piece)[_PIECE_HEADER.size :]
+    return [
+        pickle.loads(b"".join(parts[number] for number in sorted(parts)))
+        for _, parts in sorted(outcomes.items())
+    ]
+
+
+def failure_kind(error: Exception) -> str:
+    """Return the kind of failure for a slot's own error."""
     return ENVIRONMENT if isinstance(error, EnvironmentProblem) else LAUNCH
 
 
-def in_short(error: Exception) -> str:
-    """Return an error of a slot itself as one line."""
-    # Of other errors (a full disk, no descriptors) the kind says as much as the text.
+def summarize_error(error: Exception) -> str:
+    """Return a slot's own error as one line."""
+    # For other errors (a full disk, no descriptors) the class says as much as the text.
     kind = "" if isinstance(error, HorovodSparkError) else f"{type(error).__name__}: "
     return f"{kind}{error}"
 
@@ -150,16 +177,16 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _without_internals(
-    told: traceback.TracebackException,
+    trace: traceback.TracebackException,
 ) -> traceback.TracebackException:
     """Drop the frames of this package before the user's, also in the causes of an exception."""
-    own = f"{Path(__file__).parents[2]}{os.sep}"
-    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(own), told.stack))
-    if frames:
-        told.stack = traceback.StackSummary.from_list(frames)
-    for other in filter(None, (told.__cause__, told.__context__)):
+    package = f"{Path(__file__).parents[2]}{os.sep}"
+    frames = itertools.dropwhile(lambda frame: frame.filename.startswith(package), trace.stack)
+    if remaining := list(frames):
+        trace.stack = traceback.StackSummary.from_list(remaining)
+    for other in filter(None, (trace.__cause__, trace.__context__)):
         _without_internals(other)
-    return told
+    return trace
 
 
 def shortened(text: str, limit: int) -> str:
@@ -176,20 +203,20 @@ def root_cause(
     """Return the failed rank that explains the run.
 
     An exception explains more than the death of a process, unless it is a framework's, which may
-    follow from that; and either more than what Horovod says to the ranks that are left. Among
-    equals it is the first.
+    follow from that. Both explain more than Horovod's errors on the remaining ranks. Among equals,
+    the first one counts.
 
     Args:
-        outcomes: what became of the ranks.
-        arrived: slots and ranks in the order in which the driver heard of their failures; clocks of
-            different hosts do not tell it.
+        outcomes: outcomes of the ranks.
+        arrived: slots and ranks in the order in which their failures reached the driver; clocks of
+            different hosts do not show it.
     """
     order = {index: number for number, index in reversed([*enumerate(arrived)])}
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
-    return min(failed, key=lambda outcome: _telling(outcome, order), default=None)
+    return min(failed, key=lambda outcome: _cause_order(outcome, order), default=None)
 
 
-def _telling(
+def _cause_order(
     outcome: RankOutcome, order: Mapping[tuple[int, int], int]
 ) -> tuple[int, bool, bool, int, float, int]:
     failure = outcome.failure
@@ -207,8 +234,8 @@ def _telling(
     )
 
 
-def is_telling(outcomes: Iterable[RankOutcome]) -> bool:
-    """Tell whether ``outcomes`` name a cause, rather than only what followed from one."""
+def has_root_cause(outcomes: Iterable[RankOutcome]) -> bool:
+    """Tell whether ``outcomes`` name a cause, not only its consequences."""
     return any(o.failure is not None and o.failure.kind not in _FOLLOWING for o in outcomes)
 
 
@@ -219,14 +246,14 @@ def failure_error(
 
     Args:
         cause: the outcome found by `root_cause`.
-        outcomes: all outcomes known.
+        outcomes: all outcomes.
         exception: the remote exception, unpickled, if there is one.
     """
     failure = cause.failure
     assert failure is not None
     if isinstance(exception, (InvalidInputError, CheckpointError, RanksDivergedError)):
-        # Not one rank's: the caller's input, which took the built model to judge, the storage's,
-        # or what all ranks found together.
+        # Not a failure of one rank: invalid input that only the built model shows, the storage, or
+        # a difference between ranks.
         return exception
     if isinstance(exception, EnvironmentProblem):
         problem = EnvironmentProblem(f"{_who(cause)} on {cause.host}: {exception}")
@@ -262,9 +289,9 @@ def _stalled_error(outcomes: Sequence[RankOutcome]) -> StalledError:
     parts = [
         f"Python stacks of rank {rank} on {hosts[rank]}:\n{text}" for rank, text in stacks.items()
     ]
-    # All say the same, but one that also knows why.
-    told = [o.failure.message for o in ordered if o.failure and o.failure.kind == STALLED]
-    return StalledError("\n\n".join([max(told, key=len), *parts]), stacks=stacks)
+    # All messages are equal, except a longer one that also names the reason.
+    messages = [o.failure.message for o in ordered if o.failure and o.failure.kind == STALLED]
+    return StalledError("\n\n".join([max(messages, key=len), *parts]), stacks=stacks)
 
 
 def _log_lines(failure: Failure) -> list[str]:
@@ -282,8 +309,8 @@ def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> li
         if other.failure is not None and other.failure.kind in (DIED, LAUNCH, ENVIRONMENT, LOST):
             state += " after that"
         lines.append(f"  {_who(other)} on {other.host}: {state}")
-    if len(lines) > MAX_OTHERS:
-        lines = [*lines[:MAX_OTHERS], f"  and {len(lines) - MAX_OTHERS:,} more"]
+    if len(lines) > _MAX_OTHERS:
+        lines = [*lines[:_MAX_OTHERS], f"  and {len(lines) - _MAX_OTHERS:,} more"]
     return ["", "The other ranks:", *lines] if lines else []
 
 

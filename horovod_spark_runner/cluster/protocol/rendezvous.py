@@ -1,8 +1,8 @@
 """Assign ranks to slots: the slots report to the driver, which answers each. Pure.
 
-Spark's own way, ``allGather``, takes a second at least, because Spark looks once a second, and
-carries what every slot says to every slot. It is left for runs in which some slots do not reach the
-driver in time: then all exchange there what they know, or why they cannot take part.
+Spark's ``allGather`` takes at least a second, because Spark polls once a second, and sends every
+slot's report to every slot. It is the fallback for runs in which some slots do not reach the driver
+in time: then all slots exchange their reports there, or why they cannot take part.
 """
 
 from __future__ import annotations
@@ -15,25 +15,33 @@ from .messages import (
     Answer,
     Assigned,
     CannotJoin,
+    Envelope,
     Gather,
-    Joining,
+    JoinReport,
     Placed,
     Refused,
-    Told,
 )
 from .topology import SlotInfo, World, arrange, format_placement
 
-# Seconds without a further slot after which it is looked for through Spark: all start at once.
+# Seconds without a further report after which the slots fall back to Spark: all start at once.
 GATHER_AFTER = 10.0
+# Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
+# they may not exceed spark.driver.maxResultSize (1 GiB unless set).
+_RESULT_BYTES = 8 * 1024 * 1024
+_ALL_RESULTS_BYTES = 256 * 1024 * 1024
+# Seconds between a slot's heartbeats.
+HEARTBEAT_SECONDS = 5.0
+# How long ranks may run, to save their state, after their executor has ended.
+ORPHAN_GRACE = 30.0
 
 
 class Rendezvous:
-    """Collects what the slots tell of themselves, and says what to answer them.
+    """Collects the slots' reports and computes the answers to them.
 
-    A slot that asks again, because it has lost its connection, gets the same answer again.
+    A slot that reports again, because it has lost its connection, gets the same answer again.
 
     Args:
-        slots: how many take part.
+        slots: number of slots.
         share_gpus: allow several ranks of a host on one device.
     """
 
@@ -41,51 +49,51 @@ class Rendezvous:
         self._slots = slots
         self._share_gpus = share_gpus
         self._infos: dict[int, SlotInfo] = {}
-        self._asked: set[int] = set()
+        self._reported: set[int] = set()
         self._since: float | None = None
         self._parts: dict[int, Answer] = {}
         self._verdict: Answer | None = None  # for all
         self.placed: Placed | None = None
 
-    def take(self, told: Told, now: float) -> dict[int, Answer]:
-        """Take a message of a slot; return what to tell which slots because of it."""
-        if not isinstance(told.message, Joining):
+    def take(self, envelope: Envelope, now: float) -> dict[int, Answer]:
+        """Take a message of a slot; return the answers that it causes, by slot."""
+        if not isinstance(envelope.message, JoinReport):
             return {}
-        slot = told.slot
-        self._asked.add(slot)
+        slot = envelope.slot
+        self._reported.add(slot)
         self._since = now
         if slot in self._parts:
             return {slot: self._parts[slot]}
         if self._verdict is not None:
             return {slot: self._verdict}
         try:
-            self._infos[slot] = info_of(told.message)
+            self._infos[slot] = read_slot_info(envelope.message)
             if len(self._infos) < self._slots:
                 return {}
             self._arrange()
         except LaunchError as error:
-            return self._tell_all(Refused(str(error)))
+            return self._answer_all(Refused(str(error)))
         return self._parts
 
-    def look(self, now: float) -> dict[int, Answer]:
-        """Return what to tell which slots because of the time."""
+    def check_timeout(self, now: float) -> dict[int, Answer]:
+        """Return the answers if reports are missing for too long, by slot; else none."""
         decided = self._parts or self._verdict is not None
         if decided or self._since is None or now - self._since < GATHER_AFTER:
             return {}
-        return self._tell_all(Gather())
+        return self._answer_all(Gather())
 
     def _arrange(self) -> None:
         world = arrange([*self._infos.values()], share_gpus=self._share_gpus)
         self._parts = {part.slot: Assigned(part) for part in world.parts()}
-        self.placed = placed(world)
+        self.placed = placement_message(world)
 
-    def _tell_all(self, verdict: Answer) -> dict[int, Answer]:
+    def _answer_all(self, verdict: Answer) -> dict[int, Answer]:
         self._verdict = verdict
-        return dict.fromkeys(self._asked, verdict)
+        return dict.fromkeys(self._reported, verdict)
 
 
-def info_of(message: Joining) -> SlotInfo:
-    """Return what a slot told of itself.
+def read_slot_info(message: JoinReport) -> SlotInfo:
+    """Return the location that a slot reported.
 
     Raises:
         LaunchError: it cannot take part.
@@ -95,25 +103,14 @@ def info_of(message: Joining) -> SlotInfo:
     return message.info
 
 
-def placed(world: World) -> Placed:
-    """Return the message that tells people where the ranks are."""
+def placement_message(world: World) -> Placed:
+    """Return the message on the placement of the ranks."""
     return Placed(world.size, format_placement(world.placements))
-
-
-# Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
-# they may not exceed spark.driver.maxResultSize (1 GiB unless set).
-RESULT_BYTES = 8 * 1024 * 1024
-ALL_RESULTS_BYTES = 256 * 1024 * 1024
-
-# Seconds between a slot's signs of life.
-HEARTBEAT_SECONDS = 5.0
-# How long ranks may go on, to save what they have, after their executor has ended.
-ORPHAN_GRACE = 30.0
 
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """What a slot needs to begin; travels in Spark's description of its task.
+    """Plan of a run for its slots; travels in Spark's description of their task.
 
     Attributes:
         run_id: short name of the run.
@@ -144,6 +141,6 @@ class SlotPlan:
         return self.workers // self.slots
 
     @property
-    def most_result_bytes(self) -> int:
-        """How large a rank's result may be to go through Spark, which holds all of them at once."""
-        return min(RESULT_BYTES, ALL_RESULTS_BYTES // self.workers)
+    def max_result_bytes(self) -> int:
+        """Largest size of a result that goes through Spark, which holds all of them at once."""
+        return min(_RESULT_BYTES, _ALL_RESULTS_BYTES // self.workers)

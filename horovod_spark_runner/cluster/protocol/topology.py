@@ -16,15 +16,20 @@ from pathlib import Path
 
 from ...errors import LaunchError
 
+_SYSTEM = Path("/sys/devices/system/cpu")
+CPUS = "HSR_CPUS"
+# Set where the user controls the placement of threads.
+_DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-def in_words(ranks: int) -> str:
-    """Return "1 rank" or "8 ranks", for people."""
+
+def format_ranks(ranks: int) -> str:
+    """Return "1 rank" or "8 ranks"."""
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 @dataclass(frozen=True)
 class SlotInfo:
-    """What one slot tells the others before ranks are given out.
+    """Report of one slot before ranks are assigned.
 
     Attributes:
         slot: index of the barrier task.
@@ -32,7 +37,7 @@ class SlotInfo:
         node: identity of the machine or container; slots with equal ``node`` share memory.
         address: IP address the other hosts can reach this slot at.
         port: port at ``address`` where the slot takes the command of its host's MPI daemon.
-        folder: its private folder, where slots of the same node find what it has fetched for them.
+        folder: its private folder, where slots of the same node find the call it has fetched.
         doors: paths of the Unix sockets its ranks' shims connect to, one per rank.
         gpus: GPU addresses of each of its ranks; empty ones on CPU.
     """
@@ -49,7 +54,7 @@ class SlotInfo:
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where one rank runs.
+    """Placement of one rank.
 
     Attributes:
         rank: number in the world, from 0.
@@ -75,8 +80,8 @@ class Node:
     """One machine or container of the world and the ranks it holds.
 
     Attributes:
-        name: what MPI's daemons call it. No real name but for the first node: nothing looks it
-            up, and two containers may have equal host names.
+        name: name for MPI's daemons. Not a real one but for the first node: nothing resolves it,
+            and two containers may have equal host names.
         host: its host name.
         address: IP address the other nodes reach it at.
         port: where its leader takes its daemon's command.
@@ -96,10 +101,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Part:
-    """What one slot has to know of the world: it does not grow with the world, but for slot 0.
+    """One slot's part of the world; its size does not grow with the world, except for slot 0.
 
     Attributes:
-        slot: whose part it is.
+        slot: the slot.
         size: ranks of the world.
         hosts: nodes of the world.
         placements: the slot's own ranks, by index.
@@ -116,7 +121,7 @@ class Part:
 
     @property
     def led(self) -> Node | None:
-        """The node whose daemon the slot runs, if it does."""
+        """Node whose daemon the slot runs, if any."""
         return next((node for node in self.nodes if node.leader == self.slot), None)
 
 
@@ -140,11 +145,11 @@ class World:
 
     def parts(self) -> list[Part]:
         """Return every slot's part, by slot."""
-        own: dict[int, list[RankPlacement]] = {}
+        by_slot: dict[int, list[RankPlacement]] = {}
         for placement in self.placements:
-            own.setdefault(placement.slot, []).append(placement)
+            by_slot.setdefault(placement.slot, []).append(placement)
         led: dict[int, tuple[Node, ...]] = {node.leader: (node,) for node in self.nodes}
-        # The sockets of other nodes are of no use here, and there may be thousands.
+        # The sockets of other nodes are not needed here, and there may be thousands.
         first, others = self.nodes[0], self.nodes[1:]
         led[first.leader] = (first, *(replace(node, doors=()) for node in others))
         return [
@@ -152,7 +157,7 @@ class World:
                 slot=slot,
                 size=self.size,
                 hosts=len(self.nodes),
-                placements=tuple(sorted(own[slot], key=lambda placement: placement.index)),
+                placements=tuple(sorted(by_slot[slot], key=lambda placement: placement.index)),
                 nodes=led.get(slot, ()),
                 leader_folder=folder,
             )
@@ -177,7 +182,7 @@ class _Seat:
 
 
 def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
-    """Give every slot its ranks.
+    """Assign ranks to slots.
 
     Nodes are ordered by their lowest slot, so the node of slot 0, which starts ``mpirun``, holds
     rank 0; within a node, ranks are ordered by device, then by slot.
@@ -239,7 +244,7 @@ def split_devices(gpus: Sequence[str], ranks: int) -> tuple[tuple[str, ...], ...
     """Return the devices of each of a slot's ``ranks``, in the order Spark gave them.
 
     Raises:
-        LaunchError: they cannot be dealt out evenly.
+        LaunchError: they cannot be distributed evenly.
     """
     if len(gpus) % ranks:
         raise LaunchError(f"Spark gave {len(gpus)} GPUs ({', '.join(gpus)}) to {ranks} ranks")
@@ -262,9 +267,9 @@ def _check_addresses(leaders: Sequence[SlotInfo]) -> None:
         if other is not info:
             raise LaunchError(
                 f"slots {other.slot} and {info.slot} on host {info.host} share the address "
-                f"{info.address}, but not their files: they are in containers of their own on the "
+                f"{info.address}, but not their files: they are in separate containers on the "
                 "host's network (hostNetwork, or a private /tmp), where Open MPI's ranks do not "
-                "find each other. Give each container a network of its own, or run one executor "
+                "find each other. Give each container its own network, or run one executor "
                 "per host"
             )
 
@@ -298,19 +303,13 @@ def format_placement(placements: Sequence[RankPlacement]) -> str:
     return "\n".join(lines)
 
 
-SYSTEM = Path("/sys/devices/system/cpu")
-CPUS = "HSR_CPUS"
-# Set by whoever decides where threads run.
-_DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-
-
 def share_of_cores(
     allowed: Sequence[int], rank: int, ranks: int, cpus: int, online: int
 ) -> list[int]:
-    """Return the cores of one rank; none if ranks leave some, or cannot all have as many. Pure.
+    """Return the cores of one rank; none if cores would be left over or unevenly shared. Pure.
 
-    Where ranks want more cores than are allowed, but not all of the host's are, others of them may
-    run on other ones: it is not known how many share these.
+    Also none where ranks need more cores than are allowed and these are not all of the host's: then
+    other ranks may run on other cores, and the number that share these is unknown.
 
     Args:
         allowed: the cores that processes of this host may run on, neighbours side by side.
@@ -328,10 +327,10 @@ def share_of_cores(
     return list(allowed[first : first + max(1, cores // ranks)])
 
 
-def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
+def side_by_side(cores: Iterable[int], system: Path = _SYSTEM) -> list[int]:
     """Return ``cores`` in an order in which those of a socket, and threads of a core, are together.
 
-    Numbers do not tell: most systems number the first threads of all cores before the second ones.
+    Their numbers do not show it: most systems number the first threads of all cores first.
     """
 
     def position(core: int) -> tuple[int, int, int]:
@@ -339,7 +338,7 @@ def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
         try:
             package = int((topology / "physical_package_id").read_text())
             return package, int((topology / "core_id").read_text()), core
-        except (OSError, ValueError):  # some virtual machines do not say
+        except (OSError, ValueError):  # some virtual machines have no such files
             return 0, core, core
 
     return sorted(cores, key=position)
@@ -349,7 +348,7 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
     """Keep this process, all its threads, to its share of the host's cores, if it has one.
 
     Args:
-        environment: with mpirun's part, from which the number on this host is known.
+        environment: variables, with those of mpirun that name the rank's number on this host.
     """
     if any(name in environment for name in _DECIDED):
         return
@@ -360,12 +359,12 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
         online = os.cpu_count() or len(allowed)
         cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]), online)
         if cores:
-            keep_to(cores)
+            _set_affinity(cores)
     except (AttributeError, KeyError, OSError):
-        pass  # not Linux, or not allowed here: an advantage less
+        pass  # not Linux, or not allowed here: only an optimization
 
 
-def keep_to(cores: Iterable[int]) -> None:
+def _set_affinity(cores: Iterable[int]) -> None:
     """Keep this process, all its threads, to these cores.
 
     Raises:

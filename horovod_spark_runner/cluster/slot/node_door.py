@@ -1,4 +1,4 @@
-"""Forward the command of a host's MPI daemon from slot 0 to the slot that leads the host."""
+"""Doors of a slot: the order to start its host's MPI daemon, and local programs of MPI."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..protocol.messages import StartDaemon
 from ..protocol.topology import Node
 
 _INTERFACE = "prte_if_include"
-# The other slot may still wait for Spark, which tells the slots of each other once a second.
+# The other slot may still wait for Spark, which polls once a second.
 SEND_TIMEOUT = 15.0
 # Seconds that slot 0, connected and proven, may take to send its order.
-ORDER_TIMEOUT = 5.0
+_ORDER_TIMEOUT = 5.0
 
 
 class NodeDoor:
     """A TCP port, on the chosen interface only, that takes authenticated messages of slot 0.
 
-    Strangers are dropped and never waited for. What a holder of the run's key sends instead of an
-    order is raised as a `MessageError`.
+    Strangers are dropped and never waited for. An invalid message of a holder of the run's key is
+    raised as a `MessageError`.
 
     Args:
         address: IP address to listen at.
         key: the run's secret.
-        on_order: takes what slot 0 wants.
+        on_order: takes the orders of slot 0.
     """
 
     def __init__(self, address: str, key: bytes, on_order: Callable[[StartDaemon], None]) -> None:
@@ -44,11 +44,11 @@ class NodeDoor:
         self._is_open = True
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         return {self._listener.fileno(): self._listener.handle} if self._is_open else {}
 
-    def look(self) -> None:
-        """Drop who is late."""
+    def drop_late(self) -> None:
+        """Drop peers whose handshake is late."""
         if self._is_open:
             self._listener.handle()
 
@@ -58,7 +58,7 @@ class NodeDoor:
 
     def _on_peer(self, connection: socket.socket, handshake: Handshake) -> None:
         channel = handshake.channel(StartDaemon)
-        connection.settimeout(ORDER_TIMEOUT)
+        connection.settimeout(_ORDER_TIMEOUT)
         with connection, contextlib.suppress(OSError):
             while data := connection.recv(65536):
                 for order in channel.feed(data):
@@ -72,12 +72,12 @@ def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
     Raises:
         LaunchError: it cannot be reached.
     """
-    channel: Channel[Message]  # of no kind: nothing is answered
+    channel: Channel[Message]  # of no kind: there is no answer
     try:
         connection, channel = connect((node.address, node.port), SEND_TIMEOUT, key)
         with connection:
             connection.sendall(channel.encode(order))
-            # The peer closes when it has read everything, or drops what it does not believe.
+            # The peer closes when it has read everything, or drops an unauthenticated message.
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)
     except OSError as error:
@@ -91,8 +91,8 @@ def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
 def daemon_arguments(command: str) -> list[str]:
     """Return the arguments in the shell command that mpirun wants run on another host. Pure.
 
-    The program itself is left out, and so is the network interface: each host has its own,
-    perhaps at another path or by another name.
+    Without the program and the network interface: each host has its own, perhaps at another path or
+    by another name.
     """
     words = shlex.split(command)
     programs = [i for i, word in enumerate(words) if os.path.basename(word) == "prted"]
@@ -110,14 +110,14 @@ def daemon_arguments(command: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MpiIdentity:
-    """The environment that MPI gave a rank; its shim brings it."""
+    """Environment that MPI gave a rank; its shim sends it."""
 
     environment: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteLaunch:
-    """What mpirun wants to run elsewhere; the program brings it that it calls in place of ssh.
+    """Command that mpirun wants to run elsewhere; sent by its substitute for ssh.
 
     Attributes:
         host: the node's name.
@@ -132,11 +132,11 @@ T = TypeVar("T")
 
 
 class Caller:
-    """A program that came to the door.
+    """A program that has connected.
 
     Args:
         connection: its connection.
-        on_text: takes the JSON that it brings.
+        on_text: takes the JSON that it sends.
     """
 
     def __init__(self, connection: socket.socket, on_text: Callable[[Caller, bytes], None]) -> None:
@@ -158,7 +158,7 @@ class Caller:
         self._connection.close()
 
     def read(self) -> None:
-        """Take what has arrived."""
+        """Read arrived data."""
         try:
             data = self._connection.recv(65536)
         except ConnectionError:
@@ -172,17 +172,17 @@ class Caller:
 
 
 class JsonDoor(Generic[T]):
-    """Waits for the programs that call at one Unix socket.
+    """Unix socket for local programs, each of which sends one JSON object.
 
     Args:
         path: of the socket, in a private directory.
-        brings: what they bring.
-        on_call: takes each caller with what it brings.
+        kind: class of the object.
+        on_call: takes each caller with its object.
     """
 
-    def __init__(self, path: Path, brings: type[T], on_call: Callable[[Caller, T], None]) -> None:
+    def __init__(self, path: Path, kind: type[T], on_call: Callable[[Caller, T], None]) -> None:
         self.path = str(path)
-        self._brings = brings
+        self._kind = kind
         self._on_call = on_call
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
@@ -190,7 +190,7 @@ class JsonDoor(Generic[T]):
         self.callers: list[Caller] = []
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers: dict[int, Callable[[], None]] = {self._listener.fileno(): self._on_connect}
         handlers.update((c.fileno(), c.read) for c in self.callers if not c.ended)
         return handlers
@@ -205,4 +205,4 @@ class JsonDoor(Generic[T]):
         self.callers.append(Caller(connection, self._on_text))
 
     def _on_text(self, caller: Caller, text: bytes) -> None:
-        self._on_call(caller, parse_plain(text, self._brings))
+        self._on_call(caller, parse_plain(text, self._kind))

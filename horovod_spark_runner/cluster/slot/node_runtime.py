@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from ...config.launch import MpiOptions
+from ...machine import environment_at_start, is_stopped
+from ..protocol.command import daemon_environment, mpirun_command
 from ..protocol.messages import StartDaemon
-from ..protocol.network import Interface, mpi_network
-from ..protocol.topology import Part
-from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
+from ..protocol.network import Interface, daemon_network, mpi_network
+from ..protocol.outcome import LOG_TAIL_LINES
+from ..protocol.processes import (
+    ChildOutput,
+    describe_exit,
+    end_descriptors,
+    end_group,
+    find_mpirun,
+    remote_launch_script,
+    shim_environment,
+    start_tethered,
+)
+from ..protocol.topology import Node, Part
 from .node_door import Caller, JsonDoor, NodeDoor, RemoteLaunch, daemon_arguments, send_to_node
 from .workspace import Workspace
 
-# Seconds between looks at whether it has been stopped.
-LOOK_SECONDS = 2.0
+# How long it gets to take its processes and files away when it is ended.
+_END_GRACE = 2.0
+_AGENT_SOCKET = "agent"
+# Seconds between checks for a stopped process.
+CHECK_SECONDS = 2.0
 BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
 
 
@@ -29,14 +47,14 @@ class NodeRuntime:
 
     Attributes:
         problem: why a daemon on another host cannot be started; ``""`` if nothing is wrong.
-        stopped: that it has been stopped, when last looked at; ``""`` if it has not.
+        stopped: text for people if it was stopped at the last check; ``""`` if it was not.
     """
 
     def __init__(self, interface: Interface, key: bytes, workspace: Workspace) -> None:
         self.interface = interface
         self.problem = ""
         self.stopped = ""
-        self._looked = 0.0
+        self._last_check = 0.0
         self._key = key
         self._workspace = workspace
         self._part: Part | None = None
@@ -44,7 +62,7 @@ class NodeRuntime:
         self._closing = contextlib.ExitStack()
         self._door = NodeDoor(interface.address, key, self._on_order)
         self._closing.callback(self._door.close)
-        self._agent = JsonDoor(workspace.path / AGENT_SOCKET, RemoteLaunch, self._on_remote_launch)
+        self._agent = JsonDoor(workspace.path / _AGENT_SOCKET, RemoteLaunch, self._on_remote_launch)
         self._closing.callback(self._agent.close)
 
     @property
@@ -54,17 +72,17 @@ class NodeRuntime:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs here, or nothing any more."""
+        """True if no daemon runs here, any more or at all."""
         return self._daemon is None or self._daemon.ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether something ran here and has ended."""
+        """True if a daemon ran here and has ended."""
         return self._daemon is not None and self._daemon.ended
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it; it ends by itself when a rank has failed."""
+        """True if a signal ended it; it ends by itself when a rank has failed."""
         return self._daemon is not None and self._daemon.was_killed
 
     @property
@@ -72,7 +90,7 @@ class NodeRuntime:
         return () if self._daemon is None else self._daemon.log_tail
 
     def join(self, part: Part, options: MpiOptions) -> None:
-        """Do what falls to the slot of ``part``; start mpirun if it is slot 0.
+        """Prepare the host's daemon for ``part``; start mpirun if it is slot 0.
 
         Raises:
             EnvironmentProblem: mpirun was not found.
@@ -81,37 +99,37 @@ class NodeRuntime:
         if part.slot == 0 or part.led is None:
             self._door.close()
         if part.slot == 0:
-            daemon = start_mpirun(part, options, self.interface, self._workspace)
+            daemon = _start_mpirun(part, options, self.interface, self._workspace)
             self._take(daemon)
 
     def rank_environment(self) -> dict[str, str]:
-        """Return what keeps ranks on the chosen interface, and says where they share memory."""
+        """Return the variables for ranks: the chosen interface, the folder for shared memory."""
         assert self._part is not None
         network = mpi_network(self.interface) if self._part.hosts > 1 else {}
         folder = self._workspace.shared_memory
         return network if folder is None else {**network, BACKING_DIRECTORY: str(folder)}
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers = {**self._door.handlers(), **self._agent.handlers()}
         if self._daemon is not None:
             handlers.update(self._daemon.handlers())
         return handlers
 
-    def look(self, now: float) -> str:
-        """Look now and then whether it has been stopped; return what is to be told of that."""
-        self._door.look()
-        if self.is_over or now - self._looked < LOOK_SECONDS:
+    def check_stopped(self, now: float) -> str:
+        """Check, now and then, for a stopped process; return a warning when it has been stopped."""
+        self._door.drop_late()
+        if self.is_over or now - self._last_check < CHECK_SECONDS:
             return ""
         assert self._daemon is not None
-        self._looked, before = now, self.stopped
+        self._last_check, before = now, self.stopped
         self.stopped = self._daemon.describe_stop()
         if not self.stopped or before:
             return ""
-        return f"{self.stopped}: until it goes on, ranks can neither end nor join"
+        return f"{self.stopped}: until it continues, ranks can neither end nor join"
 
     def describe_end(self) -> str:
-        """Say how it ended; all of its output is then in `log_tail`."""
+        """Return how it ended, as text; all of its output is then in `log_tail`."""
         assert self._daemon is not None
         return self._daemon.describe_end()
 
@@ -128,13 +146,14 @@ class NodeRuntime:
         self._closing.callback(daemon.close)
 
     def _on_remote_launch(self, caller: Caller, request: RemoteLaunch) -> None:
-        """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
+        """Send mpirun's order for a daemon on another host to the slot that leads that host."""
         # On a thread: one host that does not answer must not keep the others waiting.
-        asked = (caller, request)
-        asking = threading.Thread(target=self._ask_node, args=asked, name="hsr-node", daemon=True)
-        asking.start()
+        arguments = (caller, request)
+        threading.Thread(
+            target=self._order_daemon, args=arguments, name="hsr-node", daemon=True
+        ).start()
 
-    def _ask_node(self, caller: Caller, request: RemoteLaunch) -> None:
+    def _order_daemon(self, caller: Caller, request: RemoteLaunch) -> None:
         assert self._part is not None
         try:
             arguments = daemon_arguments(request.command)
@@ -147,11 +166,136 @@ class NodeRuntime:
             caller.release(0)
 
     def _on_order(self, order: StartDaemon) -> None:
-        """Start this host's daemon as slot 0 was told by mpirun."""
+        """Start this host's daemon, as mpirun on slot 0 ordered."""
         self._door.close()
         part = self._part
         if part is None or part.led is None or self._daemon is not None:
             return
         self._take(
-            start_prted(order.arguments, part.led, part.hosts, self.interface, self._workspace)
+            _start_prted(order.arguments, part.led, part.hosts, self.interface, self._workspace)
         )
+
+
+class Daemon:
+    """A running mpirun or prted; the end of its output explains its failure.
+
+    Args:
+        command: its argv.
+        environment: its environment.
+        workspace: of its slot.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], workspace: Workspace
+    ) -> None:
+        self._name = Path(command[0]).name
+        self._workspace = workspace
+        self._process = start_tethered(command, environment, directory=str(workspace.path))
+        assert self._process.stdout is not None
+        self._output = ChildOutput(self._process.stdout, LOG_TAIL_LINES, None)
+        workspace.watch(self._process.pid)
+        # Its output ends a moment before it does.
+        self._watched = end_descriptors(self._process.pid)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """True if a signal ended it; it ends by itself when a rank has failed."""
+        code = self._process.poll()
+        return code is not None and code < 0
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return self._output.tail
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return the handlers to call, by readable descriptor."""
+        handlers = self._output.handlers()
+        if not self.ended:
+            handlers.update(dict.fromkeys(self._watched, _wake_up))
+        return handlers
+
+    def describe_stop(self) -> str:
+        """Return a text for people if it has been stopped, else ``""``."""
+        if not is_stopped(self._process.pid):
+            return ""
+        return f"{self._name} (process {self._process.pid}) is stopped (by SIGSTOP or a debugger)"
+
+    def describe_end(self) -> str:
+        """Return how it ended, as text; all of its output is then in `log_tail`."""
+        code = self._process.wait()
+        self._output.drain()
+        end = f"{self._name} {describe_exit(code)}"
+        # PMIx maps a file there, whose pages are taken when they are written.
+        lacking = self._workspace.lacking_room() if code == -signal.SIGBUS else ""
+        return f"{end}: {lacking} (TMPDIR)" if lacking else end
+
+    def end(self) -> None:
+        """End it and with it all shims of its host; safe to call again."""
+        end_group(self._process, grace=_END_GRACE)
+        self._workspace.forget(self._process.pid)
+
+    def close(self) -> None:
+        self.end()
+        self._output.close()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched = ()
+
+
+def _wake_up() -> None:
+    """Do nothing: after any event, the slot checks whether its daemon has ended."""
+
+
+def _start_mpirun(
+    part: Part, options: MpiOptions, interface: Interface, workspace: Workspace
+) -> Daemon:
+    """Start mpirun; it orders the daemons of other hosts at `_AGENT_SOCKET`.
+
+    Raises:
+        EnvironmentProblem: mpirun was not found.
+    """
+    agent = _write_agent(workspace.path) if part.hosts > 1 else None
+    as_root = os.geteuid() == 0
+    command = mpirun_command(find_mpirun(), part.nodes, options, agent=agent, as_root=as_root)
+    environment = _environment(part.nodes[0], part.hosts, interface, workspace)
+    environment["HSR_AGENT"] = str(workspace.path / _AGENT_SOCKET)
+    return Daemon(command, environment, workspace)
+
+
+def _start_prted(
+    arguments: Sequence[str], node: Node, hosts: int, interface: Interface, workspace: Workspace
+) -> Daemon:
+    """Start the daemon of ``node``, this host, as mpirun ordered.
+
+    Raises:
+        EnvironmentProblem: it was not found.
+    """
+    program = str(Path(find_mpirun()).with_name("prted"))
+    environment = _environment(node, hosts, interface, workspace)
+    return Daemon([program, *arguments], environment, workspace)
+
+
+def _environment(
+    node: Node, hosts: int, interface: Interface, workspace: Workspace
+) -> dict[str, str]:
+    network = daemon_network(interface) if hosts > 1 else {}
+    environment = daemon_environment(
+        environment_at_start(), node.doors, str(workspace.path), network
+    )
+    libraries = Path(find_mpirun()).parents[1] / "lib"
+    if others := environment.get("LD_LIBRARY_PATH"):  # perhaps those of another Open MPI
+        environment["LD_LIBRARY_PATH"] = f"{libraries}:{libraries}/openmpi:{others}"
+    return {**environment, **shim_environment()}
+
+
+def _write_agent(directory: Path) -> str:
+    # mpirun splits an agent's command at blanks, and the paths in it may hold some.
+    path = directory / "agent.sh"
+    path.write_text(remote_launch_script())
+    path.chmod(0o700)
+    # By way of the shell also where nothing in a temporary folder may be executed (noexec).
+    return str(path) if " " in str(path) else f"/bin/sh {path}"

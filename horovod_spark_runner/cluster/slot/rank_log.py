@@ -1,4 +1,4 @@
-"""The full log of one rank, in shared storage."""
+"""Full log of one rank, in shared storage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 # Pieces of output that may wait for storage. Above it they are dropped, and counted: the run does
 # not wait.
-MAX_WAITING = 20_000
+_MAX_WAITING = 20_000
 # Seconds that storage may take for the last lines when the rank has ended.
-CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 
 
 def _location(folder: str | os.PathLike[str]) -> Location:
@@ -28,20 +28,20 @@ def _location(folder: str | os.PathLike[str]) -> Location:
 
 
 class RankLog:
-    """Appends a rank's output to ``FOLDER/rank-00000.log``, on a thread of its own.
+    """Appends a rank's output to ``FOLDER/rank-00000.log``, on its own thread.
 
-    On a file system the lines are there as they come; object stores take whole objects only, so
-    there the log is put when the rank has ended. A log that cannot be written, or storage that
-    hangs, never harms the run.
+    On a file system lines appear at once; object stores take whole objects only, so there the log
+    is written when the rank has ended. A log that cannot be written, or storage that hangs, never
+    harms the run.
 
     Args:
-        folder: where the logs of the run go; ``None`` to keep none.
+        folder: folder of the run's logs; ``None`` for no logs.
         spool: private folder, for logs bound for an object store.
-        most: pieces of output that may wait for storage.
-        patience: seconds that storage may take for the last lines when the rank has ended.
+        max_waiting: pieces of output that may wait for storage.
+        close_seconds: seconds that storage may take for the last lines when the rank has ended.
 
     Attributes:
-        problem: why the log, or the rest of it, is not kept; ``""`` if nothing is wrong.
+        problem: why the log, or the rest of it, is lost; ``""`` if nothing is wrong.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class RankLog:
         folder: str | os.PathLike[str] | None,
         spool: Path,
         *,
-        most: int = MAX_WAITING,
-        patience: float = CLOSE_SECONDS,
+        max_waiting: int = _MAX_WAITING,
+        close_seconds: float = _CLOSE_SECONDS,
     ) -> None:
         self._folder = None if folder is None else _location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []
-        self._waiting: queue.Queue[list[str] | None] = queue.Queue(most)
-        self._patience = patience
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue(max_waiting)
+        self._close_seconds = close_seconds
         self._dropped = 0
         self.problem = ""
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def open(self, rank: int, title: str) -> None:
-        """Start writing, now that the rank is known; ``title`` goes before what was said so far."""
+        """Start writing, once the rank is known: ``title``, then the output so far."""
         if self._folder is None:
             return
         moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -88,21 +88,21 @@ class RankLog:
             self._dropped += len(lines)
 
     def close(self) -> None:
-        """Let what waits be written, if storage takes it in time."""
+        """Write the lines that wait, if storage takes them in time."""
         if self._thread is None:
             return
         self._closed = True
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=self._patience)
-            self._thread.join(self._patience)
+            self._waiting.put(None, timeout=self._close_seconds)
+            self._thread.join(self._close_seconds)
         if self._thread.is_alive():
             self._give_up(TimeoutError("the storage does not answer"))
 
     def _write_all(self, target: Location) -> None:
-        stream, told = self._open(target), 0
+        stream, reported = self._open(target), 0
         while (lines := self._next()) is not None:
-            if self._dropped > told:
-                dropped, told = self._dropped - told, self._dropped
+            if self._dropped > reported:
+                dropped, reported = self._dropped - reported, self._dropped
                 lines = [f"--- {dropped:,} lines were dropped: the storage was too slow", *lines]
             if stream is not None and not self._append(stream, lines):
                 with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ class RankLog:
         try:
             stream.write("".join(f"{line}\n" for line in lines))
             stream.flush()
-        except OSError as error:  # a full disk, say
+        except OSError as error:  # a full disk, for example
             self._give_up(error)
             return False
         return True

@@ -58,30 +58,45 @@ from ..protocol.processes import (
 )
 from ..protocol.topology import RankPlacement
 from .node_door import Caller
-from .worker_pool import Asked, ask_for_worker, retire_all
+from .worker_pool import PendingWorker, request_worker, retire_all
 from .workspace import Workspace
 
-WORKER_MODULE = "horovod_spark_runner.cluster.worker.main"
-# How long after a worker's end its exit code may take to come: the ready process may be busy.
+_WORKER_MODULE = "horovod_spark_runner.cluster.worker.main"
+# How long after a worker's end its exit code may take to arrive: the prefork process may be busy.
 _CODE_SECONDS = 30.0
-# After which the kernel is asked: the ready process may have been stopped.
-_OWN_LOOK_SECONDS = 2.0
+# After which the kernel is queried: the prefork process may have been stopped.
+_KERNEL_CHECK_SECONDS = 2.0
 # How long a process that has closed its connection may take to end.
-_END_SECONDS = 1.0
-# After which a ready process that has been stopped is not waited for any longer.
+_EXIT_SECONDS = 1.0
+# How long to wait for a prefork process that has been stopped.
 STOPPED_SECONDS = 2.0
+# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
+_MPI_LOST_EXIT = 195
+# How long a prefork process may take to fork a worker, imports included.
+FORK_SECONDS = 60.0
+# How long a worker that has closed its connection may still run: without it, and without those of
+# MPI, which it has closed, too, it would wait for ever.
+_HUNG_UP_SECONDS = 10.0
+# Exit code of a process that MPI cannot bring into its world.
+_MPI_START_EXIT = 14
+# How long a rank may run after the world ended, to report its own failure first.
+_ABORT_GRACE = 2.0
+# How long a rank that has reported its failure may take to end: MPI's abort hangs without mpirun.
+END_SECONDS = 5.0
+# How long the Python stacks of a process take to be written.
+STACKS_GRACE = 0.5
 
 
-class Worker(abc.ABC):
+class _Worker(abc.ABC):
     """A worker process.
 
     Attributes:
-        connection: its reports come and its start message goes this way.
-        output: what it prints.
+        connection: socket of its reports and of its start message.
+        output: its output and errors.
         watched: further descriptors that can be read once it has ended.
-        pid: its number and that of its process group, once it is known.
-        guessed: whether its exit code is not known, and only taken for that of SIGKILL.
-        ready_bytes: memory of the ready process that it is a copy of; 0 where there is none.
+        pid: its number and that of its process group, once it has one.
+        guessed: whether its exit code is unknown, and assumed to be that of SIGKILL.
+        ready_bytes: memory of the prefork process that it was forked from; 0 where there is none.
     """
 
     connection: socket.socket
@@ -93,11 +108,11 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def take(self, report: ProcessReport) -> None:
-        """Take what the ready process reports of it."""
+        """Take a report of the prefork process about it."""
 
     @abc.abstractmethod
     def hang_up(self) -> None:
-        """Take note that nothing more comes by the connection."""
+        """Take the end of the connection: no more reports come."""
 
     @abc.abstractmethod
     def poll(self) -> int | None:
@@ -109,18 +124,18 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def end(self) -> None:
-        """End it and what it started; safe to call again."""
+        """End it and its children; safe to call again."""
 
-    def will_not_come(self) -> bool:
-        """Tell whether it is not there yet, and what is to fork it has been stopped."""
+    def is_stuck(self) -> bool:
+        """Tell whether it is not forked yet, and its prefork process has been stopped."""
         return False
 
-    def ready_that_ended(self) -> int | None:
-        """Return the number of the process it was forked from, if that has ended before it."""
+    def ended_prefork(self) -> int | None:
+        """Return the number of its prefork process, if that ended before it."""
         return None
 
     def read_rest(self) -> bytes:
-        """Return what an ended worker has left in the connection."""
+        """Return the unread reports of an ended worker."""
         rest = b""
         self.connection.setblocking(False)
         with contextlib.suppress(OSError):
@@ -129,7 +144,7 @@ class Worker(abc.ABC):
         return rest
 
     def unwatch(self) -> None:
-        """Close what tells of its end."""
+        """Close the descriptors that watch for its end."""
         for descriptor in self.watched:
             os.close(descriptor)
         self.watched = ()
@@ -140,7 +155,7 @@ class Worker(abc.ABC):
         self.unwatch()
 
 
-class StartedWorker(Worker):
+class _StartedWorker(_Worker):
     """A child process of this one.
 
     Args:
@@ -152,7 +167,7 @@ class StartedWorker(Worker):
         self.connection, other = socket.socketpair()
         with other:
             self._process = start_tethered(
-                [sys.executable, "-m", WORKER_MODULE, str(other.fileno()), *arguments],
+                [sys.executable, "-m", _WORKER_MODULE, str(other.fileno()), *arguments],
                 environment,
                 directory=os.getcwd(),
                 inherit=(other.fileno(),),
@@ -163,12 +178,12 @@ class StartedWorker(Worker):
         self.watched = end_descriptors(self._process.pid)
 
     def take(self, report: ProcessReport) -> None:
-        """There is nobody to report of it."""
+        """Ignore the report: no prefork process is involved."""
 
     def hang_up(self) -> None:
-        # The process may have closed it; whether it has ended is seen by itself.
+        # The process may have closed it and still run: `poll` shows its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -180,20 +195,20 @@ class StartedWorker(Worker):
         end_group(self._process, grace=0)
 
 
-class ForkedWorker(Worker):
-    """A child of this executor's ready process, which tells its number and its exit code.
+class _ForkedWorker(_Worker):
+    """A child of this executor's prefork process, which reports its number and exit code.
 
     Args:
-        asked: the connection to the ready process and, later, to the worker.
-        output: what the worker prints.
+        pending: the connection to the prefork process and, later, to the worker.
+        output: the worker's output and errors.
     """
 
-    def __init__(self, asked: Asked, output: IO[bytes]) -> None:
-        self.connection, self._ready = asked.connection, asked.ready
+    def __init__(self, pending: PendingWorker, output: IO[bytes]) -> None:
+        self.connection, self._prefork = pending.connection, pending.prefork
         self.output = output
         self._stopped_since: float | None = None
         self._code: int | None = None
-        self._gone_since: float | None = None
+        self._ended_since: float | None = None
 
     def take(self, report: ProcessReport) -> None:
         if isinstance(report, Forked):
@@ -204,32 +219,32 @@ class ForkedWorker(Worker):
 
     def hang_up(self) -> None:
         if self.pid is not None and self._code is None:
-            # The ready process has died, and its workers with it.
+            # The prefork process has died, and its workers with it.
             self._code, self.guessed = -signal.SIGKILL, True
 
-    def will_not_come(self) -> bool:
-        if self.pid is not None or self._ready is None or not self._ready.is_stopped:
+    def is_stuck(self) -> bool:
+        if self.pid is not None or self._prefork is None or not self._prefork.is_stopped:
             self._stopped_since = None
             return False
         now = time.monotonic()
         self._stopped_since = self._stopped_since or now
         if now - self._stopped_since < STOPPED_SECONDS:
             return False
-        self._ready.send_away()
+        self._prefork.retire()
         return True
 
-    def ready_that_ended(self) -> int | None:
-        return self._ready.pid if self._ready is not None and self._ready.has_ended else None
+    def ended_prefork(self) -> int | None:
+        return self._prefork.pid if self._prefork is not None and self._prefork.has_ended else None
 
     def poll(self) -> int | None:
         if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
-            self._gone_since = time.monotonic()
+            self._ended_since = time.monotonic()
             self.unwatch()
-        gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
-        if self._code is None and gone > _OWN_LOOK_SECONDS and self.pid is not None:
+        waited = 0.0 if self._ended_since is None else time.monotonic() - self._ended_since
+        if self._code is None and waited > _KERNEL_CHECK_SECONDS and self.pid is not None:
             self._code = exit_code_of(self.pid)
-        if self._code is None and gone > _CODE_SECONDS:
-            # Without a code for so long, the ready process has died as well, or hangs.
+        if self._code is None and waited > _CODE_SECONDS:
+            # Without a code for so long, the prefork process has died as well, or hangs.
             self._code, self.guessed = -signal.SIGKILL, True
         return self._code
 
@@ -243,38 +258,27 @@ class ForkedWorker(Worker):
             signal_group(self.pid, signal.SIGKILL)
             if self._code is None:
                 self._code = -signal.SIGKILL
-        # Where it has no number yet, the ready process ends it once the connection is closed.
+        # Where it has no number yet, the prefork process ends it once the connection is closed.
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def fork_worker(wanted: ForkWorker) -> ForkedWorker | None:
-    """Return a worker forked by this executor's ready process; ``None`` if none can be had."""
+def _fork_worker(request: ForkWorker) -> _ForkedWorker | None:
+    """Return a worker forked by this executor's prefork process; ``None`` if there can be none."""
     reading, writing = os.pipe()
     try:
-        asked = ask_for_worker(wanted, writing)
+        pending = request_worker(request, writing)
     finally:
         os.close(writing)
     output = os.fdopen(reading, "rb", buffering=0)
-    if asked is None:
+    if pending is None:
         output.close()
         return None
-    return ForkedWorker(asked, output)
-
-
-# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
-MPI_LOST_EXIT = 195
-# How long a ready process may take to fork a worker, imports included.
-FORK_SECONDS = 60.0
-# How long a worker that has closed its connection may go on: without it, and without those of MPI,
-# which it has closed, too, it would wait for ever.
-HUNG_UP_SECONDS = 10.0
-# With which MPI ends a process that it cannot bring into its world.
-MPI_START_EXIT = 14
+    return _ForkedWorker(pending, output)
 
 
 @dataclass(frozen=True)
-class LargeResult:
+class _LargeResult:
     """A result too large for the outcome: the file it is in and its size in bytes."""
 
     path: Path
@@ -283,18 +287,18 @@ class LargeResult:
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """What became of a worker that has ended by itself.
+    """Outcome of a worker that has ended by itself.
 
     Attributes:
         failure: why there is no result; ``None`` if there is one.
         result: the pickled result, unless it is large.
-        large: where it is, if it is large.
+        large: the large result.
         timings: seconds spent per phase of the start.
     """
 
     failure: Failure | None = None
     result: bytes | None = None
-    large: LargeResult | None = None
+    large: _LargeResult | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -308,7 +312,7 @@ class RankProcess:
         directory: private directory of the rank.
         workspace: of the slot.
         most_result_bytes: a larger result stays in its file.
-        idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
+        idle_timeout: seconds a prefork process waits for further ranks; 0 for none.
         on_report: takes the reports of the code that the worker runs.
         on_lines: takes its output lines.
     """
@@ -321,7 +325,7 @@ class RankProcess:
         directory: Path,
         workspace: Workspace,
         *,
-        most_result_bytes: int,
+        max_result_bytes: int,
         idle_timeout: float,
         on_report: Callable[[RankReport], None],
         on_lines: Callable[[list[str]], None],
@@ -330,21 +334,21 @@ class RankProcess:
         self._modules = tuple(modules)
         self._environment = dict(environment)
         self._directory = directory
-        self._most_result_bytes = most_result_bytes
+        self._most_result_bytes = max_result_bytes
         self._on_report = on_report
         self._on_lines = on_lines
         self._workspace = workspace
         self._begin: Begin | None = None
-        self._asked: signal.Signals | None = None
+        self._end_signal: signal.Signals | None = None
         self.ended = False
         self._take(self._fork(idle_timeout) or self._start())
 
-    def _fork(self, idle_timeout: float) -> Worker | None:
+    def _fork(self, idle_timeout: float) -> _Worker | None:
         if not idle_timeout:
             retire_all()
         if not idle_timeout or not self._modules:
             return None
-        return fork_worker(
+        return _fork_worker(
             ForkWorker(
                 directory=str(self._directory),
                 payload=str(self._payload),
@@ -354,22 +358,22 @@ class RankProcess:
             )
         )
 
-    def _start(self) -> Worker:
+    def _start(self) -> _Worker:
         arguments = [str(self._directory), str(self._payload), *self._modules]
-        return StartedWorker(arguments, self._environment)
+        return _StartedWorker(arguments, self._environment)
 
-    def _take(self, worker: Worker) -> None:
+    def _take(self, worker: _Worker) -> None:
         self._worker = worker
         self._since = time.monotonic()
         self._hung_up: float | None = None  # since when
-        self._given_up = False  # as it had hung up, and went on
+        self._given_up = False  # since it had hung up, but did not end
         self._called = False  # whether it has called the function
         self._reports = LineSplitter(tail=0)
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
             self._workspace.watch(worker.pid)
         if self._begin is not None:
-            self._say(self._begin)
+            self._send(self._begin)
 
     @property
     def log_tail(self) -> tuple[str, ...]:
@@ -377,11 +381,11 @@ class RankProcess:
 
     @property
     def ready_bytes(self) -> int:
-        """Memory of the ready process that lent the worker; 0 where there is none."""
+        """Memory of the prefork process that forked the worker; 0 where there is none."""
         return self._worker.ready_bytes
 
     def handlers(self) -> dict[int, Callable[[], None]]:
-        """Return what to call when which descriptor can be read."""
+        """Return the handlers to call, by readable descriptor."""
         handlers = self._output.handlers()
         if not self.ended:
             if self._hung_up is None:
@@ -390,19 +394,19 @@ class RankProcess:
         return handlers
 
     def check(self) -> None:
-        """Notice an end that no descriptor has told of, or a ready process that does nothing."""
+        """Notice an end that no descriptor has shown, or a prefork process that does nothing."""
         if self.ended:
             return
         late = self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS
-        if late or self._worker.will_not_come():
+        if late or self._worker.is_stuck():
             self._start_instead()
-        if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
+        if self._hung_up is not None and time.monotonic() - self._hung_up > _HUNG_UP_SECONDS:
             self._given_up = True
             self._worker.end()
         self._look()
 
     def _start_instead(self) -> None:
-        """Start the worker that the ready process does not fork the plain way."""
+        """Start the worker directly, as the prefork process does not fork it."""
         self._output.close()
         self._worker.close()
         self._take(self._start())
@@ -410,23 +414,23 @@ class RankProcess:
     def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
         """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
         self._begin = Begin(dict(environment), rank, size)
-        self._say(self._begin)
+        self._send(self._begin)
 
     def kill(self) -> None:
-        """End the worker and what it started; safe to call again."""
+        """End the worker and its children; safe to call again."""
         self._worker.end()
         if self._worker.pid is not None:
             self._workspace.forget(self._worker.pid)
         self._output.drain()
         self.ended = True
 
-    def ask_to_end(self, why: signal.Signals) -> None:
-        """Pass on that this host is to be left soon; a training saves and ends by itself.
+    def request_end(self, number: signal.Signals) -> None:
+        """Pass on that this host shuts down; a training saves and ends by itself.
 
         Args:
-            why: the signal that told the slot.
+            number: the signal that the slot received.
         """
-        self._asked = why
+        self._end_signal = number
         self._worker.send_signal(signal.SIGTERM)
 
     def dump_stacks(self) -> None:
@@ -435,7 +439,7 @@ class RankProcess:
             self._worker.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """Return the stacks the worker has written, if it was asked to, or why it has not."""
+        """Return the stacks the worker has written on request, or why it has not."""
         if (pid := self._worker.pid) is not None and is_stopped(pid):
             return f"none: process {pid} is stopped (by SIGSTOP or a debugger), and runs nothing"
         path = self._directory / STACKS_FILE
@@ -454,27 +458,27 @@ class RankProcess:
         self._output.close()
         self._worker.close()
 
-    def told_failure(self) -> Failure | None:
-        """Return what the worker says it failed of; it may not have ended yet."""
+    def reported_failure(self) -> Failure | None:
+        """Return the failure that the worker has reported; it may not have ended yet."""
         return self._read_outcome()[0] if (self._directory / OUTCOME_FILE).exists() else None
 
     def _read_outcome(self) -> tuple[Failure | None, dict[str, float]]:
         with (self._directory / OUTCOME_FILE).open("rb") as stream:
-            told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
-        return told
+            outcome: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
+        return outcome
 
     def outcome(self) -> WorkerEnd:
-        """Return what became of a worker that has ended by itself."""
+        """Return the outcome of a worker that has ended by itself."""
         code = self._worker.poll()
         assert code is not None
         path = self._directory / OUTCOME_FILE
-        if not path.exists() and code == MPI_LOST_EXIT:
-            message = "MPI ended it, because another rank or mpirun was gone"
+        if not path.exists() and code == _MPI_LOST_EXIT:
+            message = "MPI ended it, because another rank or mpirun had ended"
             return WorkerEnd(Failure(ABORTED, time.time(), message))
-        if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
+        if not path.exists() and code == -signal.SIGTERM and self._end_signal is not None:
             message = (
                 f"its Spark task was killed or lost: its executor was asked to end, or has ended "
-                f"({self._asked.name})"
+                f"({self._end_signal.name})"
             )
             return WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
         if not path.exists():
@@ -489,23 +493,23 @@ class RankProcess:
         result = self._directory / RESULT_FILE
         size = result.stat().st_size
         if size > self._most_result_bytes:
-            return WorkerEnd(large=LargeResult(result, size), timings=timings)
+            return WorkerEnd(large=_LargeResult(result, size), timings=timings)
         return WorkerEnd(result=result.read_bytes(), timings=timings)
 
     def _hint(self, code: int) -> str:
         killed = code == -signal.SIGKILL
-        ready = self._worker.ready_that_ended() if killed else None
-        if ready is not None:
+        prefork = self._worker.ended_prefork() if killed else None
+        if prefork is not None:
             return (
-                f", as the process it was forked from has ended ({READY_NAME}, {ready}): something "
-                "has killed that, or the system has run out of memory; the ranks of this executor "
-                "end with it, and a restart or the next run starts another one"
+                f", as the process it was forked from has ended ({READY_NAME}, {prefork}): "
+                "something has killed that, or the system has run out of memory; the ranks of this "
+                "executor end with it, and a restart or the next run starts another one"
             )
         if self._given_up:
             return "; it had closed its connection to its slot (all file descriptors?)"
-        if code == MPI_START_EXIT and not self._called:
+        if code == _MPI_START_EXIT and not self._called:
             lacking = self._workspace.lacking_shared_memory()
-            return f"; MPI could not start, or mpirun was gone{lacking and ': '}{lacking}"
+            return f"; MPI could not start, or mpirun had ended{lacking and ': '}{lacking}"
         return "; the system may have run out of memory" if killed else ""
 
     def _died(self, message: str, stacks: str = "") -> Failure:
@@ -517,12 +521,12 @@ class RankProcess:
         if -code not in CRASH_SIGNALS or not path.exists():
             return ""
         lines = path.read_text(errors="replace").splitlines()
-        told = [line for line in lines if not line.startswith("Extension modules:")]
-        self._on_lines(told)  # so that they are in the rank's log, too
-        return shortened("\n".join(told).strip(), MAX_TRACEBACK)
+        stacks = [line for line in lines if not line.startswith("Extension modules:")]
+        self._on_lines(stacks)  # so that they are in the rank's log, too
+        return shortened("\n".join(stacks).strip(), MAX_TRACEBACK)
 
-    def _say(self, begin: Begin) -> None:
-        with contextlib.suppress(OSError):  # it has just died, which the loop notices
+    def _send(self, begin: Begin) -> None:
+        with contextlib.suppress(OSError):  # it has just died; the loop will notice
             self._worker.connection.sendall(to_json(begin).encode() + b"\n")
 
     def _on_connection(self) -> None:
@@ -555,11 +559,11 @@ class RankProcess:
         self._worker.take(report)
         if isinstance(report, Forked):
             self._workspace.watch(report.pid)
-            if self._asked is not None:  # meanwhile
+            if self._end_signal is not None:  # meanwhile
                 self._worker.send_signal(signal.SIGTERM)
 
     def _look(self) -> None:
-        """Notice the end of the process itself: what it forked may keep everything else open."""
+        """Notice the end of the process itself: its forks may keep its pipes and socket open."""
         if self._worker.poll() is None:
             return
         self._read(self._worker.read_rest())
@@ -567,20 +571,12 @@ class RankProcess:
         self.ended = True
 
 
-# How long a rank may go on after the world ended, to tell of its own failure first.
-ABORT_GRACE = 2.0
-# How long a rank that has told why it failed may take to end: MPI's abort hangs without mpirun.
-END_SECONDS = 5.0
-# How long the Python stacks of a process take to be written.
-STACKS_GRACE = 0.5
-
-
 class Rank:
     """Brings one rank's process from start to outcome.
 
     Args:
         process: its worker process.
-        on_failure: is told once if the rank fails.
+        on_failure: is called once if the rank fails.
     """
 
     def __init__(
@@ -589,19 +585,20 @@ class Rank:
         self.process = process
         self.placement: RankPlacement | None = None
         self.timings: dict[str, float] = {}
-        self.large: LargeResult | None = None
+        self.large: _LargeResult | None = None
         self.settled = False
-        self.begun = False
+        self.is_running = False
         self._on_failure = on_failure
         self._result: bytes | None = None
         self._failure: Failure | None = None
         self._shim: Caller | None = None
         self._world_ended: float | None = None
-        self._told: tuple[float, Failure] | None = None  # since when it says that it failed
+        # The failure that the worker has reported, and when.
+        self._reported: tuple[float, Failure] | None = None
 
     @property
     def started(self) -> bool:
-        """Whether mpirun has started this rank."""
+        """True once mpirun has started this rank."""
         return self._shim is not None
 
     @property
@@ -621,7 +618,7 @@ class Rank:
         )
 
     def begin(self, shim: Caller, environment: Mapping[str, str], size: int) -> None:
-        """Join the world of ``size`` ranks with the identity that ``shim`` brought."""
+        """Join the world of ``size`` ranks with the MPI identity that ``shim`` brought."""
         assert self.placement is not None
         self._shim = shim
         if self.settled:  # it died before mpirun came to it
@@ -630,22 +627,22 @@ class Rank:
             self.process.begin(environment, self.placement.rank, size)
 
     def check(self, now: float) -> None:
-        """Notice what happened since the last call."""
+        """Check the process and the deadlines."""
         self.process.check()
         if self.process.ended and not self.settled:
             end = self.process.outcome()
             self.timings.update(end.timings)
             self.large = end.large
             self.settle(end.result, end.failure)
-        if self._told is None and not self.settled:
-            told = self.process.told_failure()
-            self._told = None if told is None else (now, told)
-        elif self._told is not None and now - self._told[0] > END_SECONDS:
-            self.settle(None, self._told[1])
+        if self._reported is None and not self.settled:
+            failure = self.process.reported_failure()
+            self._reported = None if failure is None else (now, failure)
+        elif self._reported is not None and now - self._reported[0] > END_SECONDS:
+            self.settle(None, self._reported[1])
         if self._shim is not None and self._shim.ended and not self.settled:
             # mpirun ended it, because another rank failed or because it died itself.
             self._world_ended = self._world_ended or now
-            if now - self._world_ended > ABORT_GRACE:
+            if now - self._world_ended > _ABORT_GRACE:
                 self.abort(ABORTED, "ended because another rank failed")
 
     def dump_stacks(self) -> None:
@@ -654,12 +651,12 @@ class Rank:
             self.process.dump_stacks()
 
     def abort(self, kind: str, message: str, log_tail: tuple[str, ...] = ()) -> None:
-        """End the rank now, for the reason given, unless it has told of a failure of its own."""
+        """End the rank now, for this reason, unless it has reported its own failure."""
         if self.settled:
             return
-        told = self.process.told_failure()
-        if told is not None:  # and could not end: a thread hangs in the kernel, say
-            self.settle(None, told)
+        failure = self.process.reported_failure()
+        if failure is not None:  # and could not end: a thread may hang in the kernel
+            self.settle(None, failure)
         else:
             stacks = self.process.stacks()
             self.settle(None, Failure(kind, time.time(), message, None, stacks, None, log_tail))
@@ -678,7 +675,7 @@ class Rank:
             self._on_failure(self.placement, failure)
 
     def explain_abort(self, why: str, log_tail: tuple[str, ...]) -> None:
-        """Say what else is known where the rank was ended and did not fail itself."""
+        """Add the reason ``why`` to the outcome of a rank that was aborted."""
         failure = self._failure
         if failure is not None and failure.kind == ABORTED:
             message = f"{failure.message}: {why}"

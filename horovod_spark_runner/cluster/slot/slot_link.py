@@ -1,4 +1,4 @@
-"""The slot's connection to the driver: messages sent and received."""
+"""A slot's connection to the driver."""
 
 from __future__ import annotations
 
@@ -22,41 +22,49 @@ from ..protocol.messages import (
     CallWanted,
     Dropped,
     Ended,
+    Envelope,
     Gather,
     Heartbeat,
     Instruction,
-    Joining,
+    JoinReport,
     Log,
     RankReport,
     ResultFollows,
     SlotReport,
     Stop,
-    Told,
 )
 from ..protocol.rendezvous import HEARTBEAT_SECONDS, SlotPlan
 
 CONNECT_TIMEOUT = 5.0
-RECONNECT_TIMEOUT = 1.0
-# How long a large call or result may make no headway at all.
-TRANSFER_TIMEOUT = 60.0
-# What may wait to be sent. Above it log lines are dropped: a slow driver must not slow training.
-MAX_PENDING_BYTES = 1024 * 1024
+_RECONNECT_TIMEOUT = 1.0
+# How long the transfer of a large call or result may stand still.
+_TRANSFER_TIMEOUT = 60.0
+# Bytes that may wait to be sent. Above it log lines are dropped: a slow driver must not slow
+# training.
+_MAX_PENDING_BYTES = 1024 * 1024
+# Seconds between checks that no descriptor triggers.
+POLL_SECONDS = 0.2
+# Characters of output that all slots together may send to the driver per second, and at once after
+# a pause: it has to read their other messages, too.
+_LOG_RATE = 4 * 1024 * 1024
+_LOG_BURST = 32 * 1024 * 1024
+EXECUTOR_ENDED = "its executor has ended"
 
 
 class DriverLink:
-    """Sends what it can to the driver; everything is dropped quietly once the link is lost.
+    """Connection to the driver that never blocks; without it, messages are dropped quietly.
 
     Args:
         address: the driver's host and port.
         key: the run's secret.
-        pauses: seconds between tries to connect at the start.
+        pauses: seconds between attempts to connect at the start.
     """
 
     def __init__(
         self, address: tuple[str, int], key: bytes, pauses: Sequence[float] = RETRY_PAUSES
     ) -> None:
         self._socket: socket.socket | None = None
-        self._channel: Channel[Instruction]  # of each connection anew
+        self._channel: Channel[Instruction]  # a new one for each connection
         self._pending = bytearray()
         self._early: list[Instruction] = []
         self._address = address
@@ -80,10 +88,10 @@ class DriverLink:
             )
 
     def reconnect(self) -> bool:
-        """Try once to mend a lost connection; return whether it was lost and is there again."""
+        """Try once to restore a lost connection; return whether it was lost and is restored."""
         if self._socket is not None:
             return False
-        self._connect(RECONNECT_TIMEOUT, ())
+        self._connect(_RECONNECT_TIMEOUT, ())
         return self._socket is not None
 
     def _connect(self, timeout: float, pauses: Sequence[float]) -> None:
@@ -105,19 +113,19 @@ class DriverLink:
         """The address of this host on the route to the driver."""
         return None if self._socket is None else self._socket.getsockname()[0]
 
-    def send(self, told: Told, *, droppable: bool = False) -> bool:
-        """Queue a message; return whether it was.
+    def send(self, envelope: Envelope, *, droppable: bool = False) -> bool:
+        """Queue a message; return whether it was queued.
 
-        A droppable one is left out while too much is waiting.
+        A droppable one is dropped while too much is waiting.
         """
-        if self._socket is None or (droppable and len(self._pending) > MAX_PENDING_BYTES):
+        if self._socket is None or (droppable and len(self._pending) > _MAX_PENDING_BYTES):
             return False
-        self._pending += self._channel.encode(told)
+        self._pending += self._channel.encode(envelope)
         self.flush()
         return True
 
     def flush(self) -> None:
-        """Send what can be sent without waiting."""
+        """Send as much as possible without waiting."""
         while self._socket is not None and self._pending:
             try:
                 sent = self._socket.send(self._pending)
@@ -132,7 +140,7 @@ class DriverLink:
         """Return the messages that have arrived, without waiting.
 
         Raises:
-            MessageError: the driver said what no slot expects.
+            MessageError: the driver sent a message that no slot expects.
         """
         early, self._early = self._early, []
         if self._socket is None:
@@ -148,13 +156,13 @@ class DriverLink:
         self.close()
         return early
 
-    def fetch(self, wanted: Told, path: Path, size: int) -> None:
-        """Ask for the run's call and write it, ``size`` bytes, to ``path``; waits for it.
+    def fetch(self, request: Envelope, path: Path, size: int) -> None:
+        """Request the run's call and write it, ``size`` bytes, to ``path``; waits for it.
 
         Raises:
-            LaunchError: it cannot be had.
+            LaunchError: it cannot be fetched.
         """
-        self.send(wanted)
+        self.send(request)
         try:
             with path.open("wb") as stream:
                 while stream.tell() < size:
@@ -172,7 +180,7 @@ class DriverLink:
     def _wait(self) -> list[Instruction | bytes]:
         if self._socket is None:
             raise ConnectionError("no connection to the driver")
-        self._socket.settimeout(TRANSFER_TIMEOUT)
+        self._socket.settimeout(_TRANSFER_TIMEOUT)
         self._socket.sendall(self._pending)
         self._pending.clear()
         data = self._socket.recv(MAX_DATA_BYTES)
@@ -181,11 +189,11 @@ class DriverLink:
             raise ConnectionError("the driver closed the connection")
         return self._channel.feed(data)
 
-    def send_file(self, header: Told, path: Path) -> bool:
+    def send_file(self, header: Envelope, path: Path) -> bool:
         """Send ``header``, then the contents of ``path``; waits. Return whether it was sent."""
         if self._socket is None:
             return False
-        self._socket.settimeout(TRANSFER_TIMEOUT)
+        self._socket.settimeout(_TRANSFER_TIMEOUT)
         try:
             self._socket.sendall(self._pending + self._channel.encode(header))
             self._pending.clear()
@@ -199,7 +207,7 @@ class DriverLink:
         return True
 
     def drain(self, timeout: float) -> None:
-        """Send what is waiting, for at most about ``timeout`` seconds, then close."""
+        """Send the queued messages, for at most about ``timeout`` seconds, then close."""
         if self._socket is not None:
             self._socket.settimeout(timeout)
             with contextlib.suppress(OSError):
@@ -214,15 +222,15 @@ class DriverLink:
 
 
 @contextlib.contextmanager
-def meanwhile(action: Callable[[], object], *, every: float) -> Iterator[None]:
-    """Call ``action`` every so many seconds while the calling thread waits for something else."""
+def _repeat_in_thread(action: Callable[[], object], *, every: float) -> Iterator[None]:
+    """Call ``action`` every so many seconds while the calling thread is blocked inside."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(every):
             action()
 
-    thread = threading.Thread(target=repeat, name="hsr-meanwhile", daemon=True)
+    thread = threading.Thread(target=repeat, name="hsr-heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -231,25 +239,16 @@ def meanwhile(action: Callable[[], object], *, every: float) -> Iterator[None]:
         thread.join()  # messages carry their number: one sender at a time
 
 
-# Between looks at what no descriptor tells.
-POLL_SECONDS = 0.2
-# Characters of output that all slots together may send to the driver per second, and at once after
-# a pause: it has to read what else they say, too.
-LOG_RATE = 4 * 1024 * 1024
-LOG_BURST = 32 * 1024 * 1024
-EXECUTOR_ENDED = "its executor has ended"
-
-
 class StoppedError(Exception):
     """The driver has ended the run, or the executor has ended, while a slot waited."""
 
 
-class Allowance:
-    """So much of something per second, on average.
+class _RateLimit:
+    """Rate limit with bursts (a token bucket).
 
     Args:
-        rate: how much.
-        burst: how much at once after a pause.
+        rate: amount per second, on average.
+        burst: amount at once after a pause.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
@@ -258,7 +257,7 @@ class Allowance:
         self._since = time.monotonic()
 
     def take(self, amount: float) -> bool:
-        """Take so much, if there is anything left; return whether there was."""
+        """Take ``amount`` if anything is left; return whether it was taken."""
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._since) * self._rate)
         self._since = now
@@ -269,11 +268,11 @@ class Allowance:
 
 
 class SlotLink(DriverLink):
-    """Speaks for one slot: its messages say which, and a lost connection is mended.
+    """Connection of one slot: wraps its messages in envelopes and restores a lost connection.
 
     Args:
-        plan: what the driver asked for.
-        slot: index of the slot.
+        plan: the driver's plan.
+        slot: number of the slot.
     """
 
     def __init__(self, plan: SlotPlan, slot: int) -> None:
@@ -282,60 +281,60 @@ class SlotLink(DriverLink):
         self._slot = slot
         self._parent = os.getppid()
         self._last_beat = 0.0
-        self._left_out = 0  # lines
-        self._allowance = Allowance(LOG_RATE / plan.slots, LOG_BURST / plan.slots)
+        self._dropped_lines = 0
+        self._log_limit = _RateLimit(_LOG_RATE / plan.slots, _LOG_BURST / plan.slots)
         super().__init__(plan.driver, plan.key)
 
     @property
     def executor_has_ended(self) -> bool:
         return os.getppid() != self._parent
 
-    def tell(self, message: SlotReport | RankReport, rank: int = -1) -> None:
-        """Send ``message`` of a rank, or of the slot."""
-        self.send(self._told(message, rank))
+    def report(self, message: SlotReport | RankReport, rank: int = -1) -> None:
+        """Send a message of a rank, or of the slot."""
+        self.send(self._envelope(message, rank))
 
-    def tell_lines(self, lines: Sequence[str], rank: int) -> None:
-        """Send what a rank has printed, or leave it out where the driver has more than enough."""
+    def report_lines(self, lines: Sequence[str], rank: int) -> None:
+        """Send a rank's output, or drop it while the driver is busy."""
         size = sum(map(len, lines))
-        if self._allowance.take(size) and self.send(
-            self._told(Log(tuple(lines)), rank), droppable=True
+        if self._log_limit.take(size) and self.send(
+            self._envelope(Log(tuple(lines)), rank), droppable=True
         ):
-            if self._left_out:
-                self.tell(Dropped(self._left_out), rank)
-                self._left_out = 0
+            if self._dropped_lines:
+                self.report(Dropped(self._dropped_lines), rank)
+                self._dropped_lines = 0
         else:
-            self._left_out += len(lines)
+            self._dropped_lines += len(lines)
 
     def send_result(self, rank: int, path: Path, size: int) -> bool:
         """Send a rank's pickled result, ``size`` bytes in a file; return whether it was sent."""
-        return self.send_file(self._told(ResultFollows(size), rank), path)
+        return self.send_file(self._envelope(ResultFollows(size), rank), path)
 
-    def _told(self, message: SlotReport | RankReport, rank: int = -1) -> Told:
-        return Told(self._slot, rank, self.host, message)
+    def _envelope(self, message: SlotReport | RankReport, rank: int = -1) -> Envelope:
+        return Envelope(self._slot, rank, self.host, message)
 
     def leave(self) -> None:
-        """Say good-bye; safe to call again."""
-        self.tell(Ended())
+        """Report the end and close; safe to call again."""
+        self.report(Ended())
         self.drain(timeout=1.0)
 
     def beat(self) -> bool:
-        """Tell at times that the slot lives; return whether it had to connect again."""
+        """Send a heartbeat when it is due; return whether the slot had to reconnect."""
         self.flush()
         now = time.monotonic()
         if now - self._last_beat < HEARTBEAT_SECONDS:
             return False
         self._last_beat = now
-        return self._show_life()
+        return self._send_heartbeat()
 
-    def living(self) -> AbstractContextManager[None]:
-        """Tell that the slot lives while the calling thread waits for something else."""
-        return meanwhile(self._show_life, every=HEARTBEAT_SECONDS)
+    def keep_alive(self) -> AbstractContextManager[None]:
+        """Send heartbeats while the calling thread is blocked inside."""
+        return _repeat_in_thread(self._send_heartbeat, every=HEARTBEAT_SECONDS)
 
-    def ask(self, joining: Joining) -> Answer:
-        """Tell of this slot and return what the driver answers.
+    def await_answer(self, joining: JoinReport) -> Answer:
+        """Send this slot's report and return the driver's answer.
 
         Args:
-            joining: where the slot is, or why it cannot take part.
+            joining: the slot's location, or why it cannot take part.
 
         Returns:
             The answer; `Gather` also if the driver was never reached.
@@ -345,23 +344,23 @@ class SlotLink(DriverLink):
         """
         if self.fileno() is None:
             return Gather()
-        self.tell(joining)
+        self.report(joining)
         while True:
             for message in self._await():
                 if isinstance(message, Answer):
                     return message
             if self.beat():
-                self.tell(joining)
+                self.report(joining)
 
-    def take_call(self, path: Path, leader_folder: Path) -> None:
-        """Put the pickled call at ``path``; a large one leaves the driver once per host.
+    def fetch_call(self, path: Path, leader_folder: Path) -> None:
+        """Write the pickled call to ``path``; a large one is fetched once per host.
 
         Args:
-            path: where the ranks read it, in this slot's folder.
-            leader_folder: that of the slot which fetches it for all of its host.
+            path: file for the ranks, in this slot's folder.
+            leader_folder: folder of the slot that fetches it for its host.
 
         Raises:
-            LaunchError: it cannot be had.
+            LaunchError: it cannot be fetched.
             StoppedError: the run has ended meanwhile.
         """
         if self._plan.payload is not None:
@@ -376,11 +375,11 @@ class SlotLink(DriverLink):
                 self.beat()
                 self._await()
         partial = path.with_suffix(".part")
-        self.fetch(self._told(CallWanted()), partial, self._plan.payload_bytes)
+        self.fetch(self._envelope(CallWanted()), partial, self._plan.payload_bytes)
         partial.rename(path)
 
     def _await(self) -> list[Instruction]:
-        """Wait a moment and return the messages that have come."""
+        """Wait a moment and return the messages that have arrived."""
         link = self.fileno()
         select.select([] if link is None else [link], [], [], POLL_SECONDS)
         messages = self.receive()
@@ -391,13 +390,13 @@ class SlotLink(DriverLink):
             raise StoppedError(EXECUTOR_ENDED)
         return messages
 
-    def _show_life(self) -> bool:
-        again = self.reconnect()
-        if again:
-            self.tell(Back())
-        self.tell(Heartbeat())
+    def _send_heartbeat(self) -> bool:
+        reconnected = self.reconnect()
+        if reconnected:
+            self.report(Back())
+        self.report(Heartbeat())
         self.flush()
-        return again
+        return reconnected
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

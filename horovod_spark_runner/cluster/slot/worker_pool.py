@@ -1,16 +1,16 @@
-"""Processes that have imported a framework already and lend every rank a copy of themselves.
+"""Worker pool of an executor: prefork processes, from which ranks' workers are forked.
 
-Importing TensorFlow takes seconds; a forked copy of a process that has done so takes milliseconds.
-Each executor keeps one such process for each environment its ranks are started with: the first
-slot that needs one starts it, the slots and runs that follow find it at a Unix socket in a
-directory of this user's. It ends with its executor, and when nobody has asked for a while
-(``worker_idle_timeout``). It imports installed packages only and never runs a user's code, so a
-rank finds what it would find in a new process.
+Importing TensorFlow takes seconds; forking a process that has done so takes milliseconds. Each
+executor has one prefork process for each environment its ranks are started with: the first slot
+that needs one starts it, the slots and runs that follow find it at a Unix socket in a directory of
+this user's. It ends with its executor, and after ``worker_idle_timeout`` seconds without a request.
+It imports installed packages only and never runs a user's code, so each worker is like a new
+process.
 
 A slot connects, sends one request with the pipe for the rank's output, and keeps the connection:
-the rank talks over it as a worker that was started talks over its socket, and the ready process
-adds the rank's exit code. Where there is no such process and none can be started, or it has been
-stopped, a rank's worker is started the plain way.
+the worker reports over it as a worker that was started directly does over its socket, and the
+prefork process adds the exit code. Where there is no prefork process and none can be started, or it
+has been stopped, a rank's worker is started directly.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from ...machine import is_stopped, numbering, process_start
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
 from ..protocol.command import SPARK_FILES
-from ..protocol.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, PreforkRequest
 from ..protocol.processes import RANK_NAME
 from .workspace import is_private, short_temporary
 
 MODULE = "horovod_spark_runner.cluster.worker.prefork"
-# What differs from rank to rank or run to run, and is read by no import.
-PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
+# Variables that differ between ranks or runs, and that no import reads.
+_PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
 _LENGTH = struct.Struct("!I")
 _MAX_REQUEST = 16 * 1024 * 1024
-# Those that this process has started: their exits are collected here.
+# Prefork processes that this process has started, to collect their exit codes.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
-class Known:
-    """The process behind a socket.
+class PreforkProcess:
+    """Prefork process, as recorded beside its socket.
 
     Attributes:
         path: of the socket.
         pid: number of the process.
-        start: when it started, which a later process of that number did not.
+        start: when it started; distinguishes it from a later process of that number.
     """
 
     path: Path
@@ -72,16 +72,16 @@ class Known:
     def is_stopped(self) -> bool:
         return is_stopped(self.pid) and not self.has_ended
 
-    def send_away(self) -> None:
-        """Have nobody ask it any more, and end it, unless ranks of other runs are its copies."""
+    def retire(self) -> None:
+        """Take its socket away, and end it unless it has workers of other runs."""
         with contextlib.suppress(OSError), _locked(self.path.parent):
-            if known_at(self.path) == self:
+            if recorded_process(self.path) == self:
                 self.path.unlink(missing_ok=True)
                 _record(self.path).unlink()
             self.end()
 
     def end(self) -> None:
-        """End it, which ends its workers, unless it has some."""
+        """End it, unless it has workers, which would end with it."""
         import psutil
 
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -93,84 +93,87 @@ def _is_worker(process: Any) -> bool:
     return bool(process.name() == RANK_NAME and process.status() != "zombie")
 
 
-def known_at(path: Path) -> Known | None:
-    """Return the process that listens, or has listened, at a socket, as it was noted."""
+def recorded_process(path: Path) -> PreforkProcess | None:
+    """Return the process recorded for a socket; it may have ended."""
     try:
         pid, start = _record(path).read_text().split()
-        return Known(path, int(pid), start)
+        return PreforkProcess(path, int(pid), start)
     except (OSError, ValueError):
         return None
 
 
 def _record(path: Path) -> Path:
-    """Return the file that says which process listens at a socket."""
+    """Return the file that names the process at a socket."""
     return path.with_suffix(".process")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A worker that was asked for: the connection to it, and the process it will be a copy of."""
+class PendingWorker:
+    """Requested worker: its connection, and the prefork process that will fork it."""
 
     connection: socket.socket
-    ready: Known | None
+    prefork: PreforkProcess | None
 
 
-def ask_for_worker(wanted: ForkWorker, output: int) -> Asked | None:
-    """Ask this executor's ready process for a worker; start that process if there is none.
+def request_worker(request: ForkWorker, output: int) -> PendingWorker | None:
+    """Request a worker from this executor's prefork process; start that process if needed.
 
     Args:
-        wanted: the worker, with all of its environment.
+        request: the worker, with all of its environment.
         output: descriptor that takes the worker's output.
 
     Returns:
-        The worker to be; ``None`` if a ready process cannot be had here.
+        The worker to be; ``None`` if a prefork process cannot be started here.
     """
-    environment = wanted.environment
-    own = {name: environment[name] for name in PER_RANK if name in environment}
+    environment = request.environment
+    per_rank = {name: environment[name] for name in _PER_RANK if name in environment}
     try:
-        asked = _reach(environment, wanted.modules, wanted.idle_timeout)
-        write_request(asked.connection, replace(wanted, environment=own), output)
+        worker = _reach(environment, request.modules, request.idle_timeout)
+        _write_request(worker.connection, replace(request, environment=per_rank), output)
     except OSError:
         return None
-    return asked
+    return worker
 
 
-def ask_to_import(
+def request_import(
     environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
 ) -> None:
-    """Have this executor's ready process import ``modules``, if it can be had; does not wait.
+    """Have this executor's prefork process import ``modules``, if possible; does not wait.
 
     Args:
         environment: of the workers to be.
-        modules: what they will need.
-        idle_timeout: seconds a ready process waits for the next request.
+        modules: modules that they will need.
+        idle_timeout: seconds a prefork process waits for the next request.
     """
+    request = ImportModules(tuple(modules), idle_timeout)
     with contextlib.suppress(OSError):
-        asked = _reach(environment, modules, idle_timeout)
-        with asked.connection as connection:
-            write_request(connection, ImportModules(tuple(modules), idle_timeout))
+        worker = _reach(environment, modules, idle_timeout)
+        with worker.connection as connection:
+            _write_request(connection, request)
 
 
 def retire_all() -> None:
-    """Ask all ready processes of this executor to end when their ranks have."""
+    """Ask all prefork processes of this executor to end after their workers."""
     directory = _directory()
     if directory.exists():
         with contextlib.suppress(OSError), _locked(directory):
             _retire(directory.glob("*.socket"))
 
 
-def _reach(environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float) -> Asked:
-    """Return a connection to this executor's ready process; start that if there is none."""
-    shared = {name: text for name, text in environment.items() if name not in PER_RANK}
+def _reach(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> PendingWorker:
+    """Connect to this executor's prefork process for the environment; start it if needed."""
+    shared = {name: text for name, text in environment.items() if name not in _PER_RANK}
     _started[:] = [process for process in _started if process.poll() is None]
     directory = _directory()
     with _locked(directory):
         path = directory / f"{_key(shared, modules)}.socket"
         connection = _connect(path) or _start(path, shared, idle_timeout)
-        return Asked(connection, known_at(path))
+        return PendingWorker(connection, recorded_process(path))
 
 
-def write_request(connection: socket.socket, request: ReadyRequest, *files: int) -> None:
+def _write_request(connection: socket.socket, request: PreforkRequest, *files: int) -> None:
     """Send ``request`` and descriptors."""
     data = to_json(request).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
@@ -178,18 +181,18 @@ def write_request(connection: socket.socket, request: ReadyRequest, *files: int)
     connection.sendall(data)
 
 
-def read_request(connection: socket.socket) -> tuple[ReadyRequest, list[int]]:
-    """Return a request and its descriptors; what follows it stays unread.
+def read_request(connection: socket.socket) -> tuple[PreforkRequest, list[int]]:
+    """Return a request and its descriptors; the data after it stay unread.
 
     Raises:
-        OSError: the connection has ended or brought something else.
+        OSError: the connection has ended, or this is not a request.
     """
     head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 4)
     try:
         size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
         if size > _MAX_REQUEST:
             raise OSError(f"a request of {size} bytes")
-        request = parse(receive_exactly(connection, size), *READY_REQUESTS)
+        request = parse(receive_exactly(connection, size), *PREFORK_REQUESTS)
         if len(files) != isinstance(request, ForkWorker):
             raise OSError(f"{type(request).__name__} with {len(files)} descriptors")
     except (OSError, MessageError) as error:
@@ -204,7 +207,7 @@ def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
 
     Args:
         path: of the socket; another process's may be there by now.
-        is_over: is asked once no slot can be about to connect.
+        is_over: is called once no slot can be about to connect.
 
     Returns:
         Whether it was done; not while a slot looks for it.
@@ -213,15 +216,15 @@ def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
         with _locked(path.parent, fcntl.LOCK_NB):
             if not is_over():
                 return False
-            known = known_at(path)
-            if known is None or known.pid == os.getpid():
+            process = recorded_process(path)
+            if process is None or process.pid == os.getpid():
                 path.unlink(missing_ok=True)
                 _record(path).unlink(missing_ok=True)
             if not any(path.parent.glob("*.socket")):
                 shutil.rmtree(path.parent, ignore_errors=True)
     except BlockingIOError:
         return False
-    except OSError:  # the directory is gone already
+    except OSError:  # the directory has been removed already
         pass
     return True
 
@@ -240,7 +243,7 @@ def _locked(directory: Path, how: int = 0) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | how)
                 if os.fstat(file.fileno()).st_ino != lock.stat().st_ino:
                     continue
-            except FileNotFoundError:  # whoever was last took it away just now
+            except FileNotFoundError:  # the last user has just removed it
                 continue
             yield
             return
@@ -248,7 +251,7 @@ def _locked(directory: Path, how: int = 0) -> Iterator[None]:
 
 def _check_private(directory: Path) -> None:
     if not is_private(directory):
-        raise PermissionError(f"{directory} is not this user's own")
+        raise PermissionError(f"{directory} is not a private directory of this user")
 
 
 def _owner() -> int:
@@ -263,26 +266,26 @@ def _prefix() -> str:
 
 
 def _directory() -> Path:
-    """Return where the ready processes of this executor are found."""
+    """Return the directory of this executor's prefork processes."""
     owner = _owner()
     return Path(short_temporary(32)) / f"{_prefix()}{owner}-{process_start(owner)}"
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what executors left behind that were killed together with all they had started."""
+    """Remove the directories of executors that were killed together with all their processes."""
     for other in directory.parent.glob(f"{_prefix()}*"):
         owner, _, began = other.name.removeprefix(_prefix()).partition("-")
         with contextlib.suppress(OSError, ValueError):
             if process_start(int(owner)) != began:
                 _check_private(other)
                 for path in other.glob("*.socket"):
-                    if (known := known_at(path)) is not None:  # stopped, with all of its kind
-                        known.end()
+                    if (process := recorded_process(path)) is not None:  # it may be stopped
+                        process.end()
                 shutil.rmtree(other)
 
 
 def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:
-    """Return a short name of everything that an import may depend on."""
+    """Return a hash of everything that an import may depend on."""
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     facts = {
         "environment": dict(environment),
@@ -306,7 +309,7 @@ def _connect(path: Path) -> socket.socket | None:
 
 
 def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> socket.socket:
-    """Start the ready process that listens at ``path`` and return a connection to it."""
+    """Start the prefork process that listens at ``path`` and return a connection to it."""
     _sweep(path.parent)
     _retire(other for other in path.parent.glob("*.socket") if other != path)
     path.unlink(missing_ok=True)
@@ -333,9 +336,9 @@ def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> s
 
 
 def _retire(paths: Iterable[Path]) -> None:
-    """Ask the ready processes at these sockets to end when their ranks have."""
+    """Ask the prefork processes at these sockets to end after their workers."""
     for path in paths:
         connection = _connect(path)
         if connection is not None:
             with connection, contextlib.suppress(OSError):
-                write_request(connection, ImportModules((), 0.0))
+                _write_request(connection, ImportModules((), 0.0))

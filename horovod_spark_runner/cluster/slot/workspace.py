@@ -1,7 +1,7 @@
-"""A slot's private directory, and the process that clears up after the slot.
+"""A slot's private directory, and the process that cleans up after the slot.
 
-Where that process was killed, the slot does it, and where both were, the next slot on that host:
-each directory names the slots that use it.
+If that process was killed, the slot does it, and if both were, the next slot on that host: each
+directory names the slots that use it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SMALL_MEMORY = 32 * 2**20
 class Workspace:
     """A directory for one slot, readable by its user only.
 
-    Its sweeper, a process of its own, removes it and kills the process groups named by `watch`
-    when the slot closes the workspace or is killed.
+    Its sweeper process removes it and kills the process groups named by `watch` when the slot
+    closes the workspace or is killed.
 
     Args:
         run_id: the run's, whose slots on one host share a directory in shared memory.
@@ -68,11 +68,11 @@ class Workspace:
 
     @staticmethod
     def lacking_shared_memory() -> str:
-        """Return what shared memory lacks for MPI to start; empty if nothing."""
+        """Return a problem of shared memory that keeps MPI from starting; empty if none."""
         return _lacking(_SHARED_MEMORY)
 
     def lacking_room(self) -> str:
-        """Return what the slot's own folder lacks for MPI to start; empty if nothing."""
+        """Return a problem of the slot's folder that keeps MPI from starting; empty if none."""
         return _lacking(self.path)
 
     def folder(self, name: str) -> Path:
@@ -84,15 +84,15 @@ class Workspace:
     def watch(self, group: int) -> None:
         """Have a process group killed with the slot."""
         self._groups.add(group)
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Have a group left alone that has ended: its number may come to name another one."""
+        """Stop watching a group that has ended: its number may be reused."""
         self._groups.discard(group)
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Clear up; safe to call again."""
+        """Clean up; safe to call again."""
         assert self._sweeper.stdin is not None
         with contextlib.suppress(OSError):
             self._sweeper.stdin.close()
@@ -103,7 +103,7 @@ class Workspace:
             sweeper.clear(self._groups, self._directories)
             self._groups.clear()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._sweeper.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._sweeper.stdin.write(line.encode())
@@ -111,10 +111,10 @@ class Workspace:
 
 
 def _sign(directory: Path) -> None:
-    """Note that this process uses a directory; where that fails, remove it if no other one does.
+    """Record that this process uses a directory; on failure, remove it if no other one does.
 
     Raises:
-        OSError: there is no room, say.
+        OSError: there is no room, for example.
     """
     pid = os.getpid()
     owner = directory / f"{_OWNER}{pid}"
@@ -129,7 +129,7 @@ def _sign(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _needing_room(place: Path) -> Iterator[None]:
-    """Raise an `EnvironmentProblem` where ``place`` has no room for what is written."""
+    """Raise an `EnvironmentProblem` if ``place`` has no room for files written inside."""
     try:
         yield
     except OSError as error:
@@ -142,16 +142,16 @@ def _needing_room(place: Path) -> Iterator[None]:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what slots of this user left here that were killed together with their sweeper."""
+    """Remove directories of this user's slots that were killed together with their sweeper."""
     for directory in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             owners = list(directory.glob(f"{_OWNER}*")) if is_private(directory) else []
-            if owners and all(map(_is_gone, owners)):
+            if owners and all(map(_has_ended, owners)):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _is_gone(owner: Path) -> bool:
-    """Tell whether a directory's owner is known to have ended; not of another machine's."""
+def _has_ended(owner: Path) -> bool:
+    """Tell whether a directory's owner has ended; of another machine's owner, assume it has not."""
     try:
         where, pid, start = owner.read_text().split()
         return where == numbering() and process_start(int(pid)) != start
@@ -160,9 +160,9 @@ def _is_gone(owner: Path) -> bool:
 
 
 def _shared_memory(name: str) -> Path | None:
-    """Return a directory of this user's in shared memory, made by the first slot that wants it.
+    """Return this user's directory in shared memory for the run, created by its first slot.
 
-    MPI's segments lie there: those of ranks that were killed would stay for ever.
+    It holds MPI's segments: those of ranks that were killed would stay for ever.
 
     Raises:
         OSError: there is no room.
@@ -183,12 +183,12 @@ def _shared_memory(name: str) -> Path | None:
 
 def _lacking(place: Path) -> str:
     try:
-        found = os.statvfs(place)
+        usage = os.statvfs(place)
     except OSError:
         return ""
-    if found.f_files and not found.f_favail:
+    if usage.f_files and not usage.f_favail:
         return f"{place} has no inodes left: remove files there"
-    room = found.f_bavail * found.f_frsize
+    room = usage.f_bavail * usage.f_frsize
     return f"{place} has {room / 2**20:.0f} MiB left" if room < _SMALL_MEMORY else ""
 
 
@@ -196,20 +196,20 @@ def is_private(path: Path) -> bool:
     """Tell whether ``path`` is a directory that this user alone can enter.
 
     Raises:
-        OSError: there is nothing.
+        OSError: it does not exist.
     """
-    found = path.lstat()
-    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    return private and found.st_uid == os.getuid()
+    status = path.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return private and status.st_uid == os.getuid()
 
 
 def short_temporary(below: int) -> str:
-    """Return the temporary folder, or ``/tmp`` where it is too long for what lies in it.
+    """Return the temporary folder, or ``/tmp`` if its path is too long for sockets inside.
 
     A Unix socket's path holds 107 bytes at most, and some clusters' temporary paths are long.
 
     Args:
-        below: bytes that the folder's own path may have at most, and one.
+        below: the folder's path must have fewer bytes than this.
     """
     base = tempfile.gettempdir()
     return base if len(base.encode()) < below else "/tmp"

@@ -1,4 +1,4 @@
-"""The Spark session: finding it, and the little that differs between its kinds."""
+"""The Spark session, and the differences between classic Spark and Spark Connect."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DESCRIPTION = "spark.job.description"
-# How a DataFrame is made of what is taken for one, by where its class is defined.
+# Conversions to a DataFrame from similar objects, by the module of their class.
 _CONVERSIONS = {
     "pyspark.pandas.": "df.to_spark()",
     "pandas.": "spark.createDataFrame(df)",
     "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
 }
+_MEMORY_LIMIT = "spark.executor.pyspark.memory"
+# Spark's settings that encrypt its network traffic.
+_ENCRYPTION_SETTINGS = (
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
 
 
 def active_session() -> SparkSession:
-    """Return the active Spark session, or make one as ``SparkSession.builder`` would."""
+    """Return the active Spark session, or create one as ``SparkSession.builder`` would."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -38,15 +46,15 @@ def classic_context(spark: SparkSession) -> Any | None:
 
 
 def is_stopped(spark: SparkSession) -> bool:
-    """Tell whether the session was stopped; without a question to the server of Spark Connect."""
+    """Tell whether the session was stopped; does not query the server of Spark Connect."""
     context = classic_context(spark)
     if context is None:
         return False
     java = getattr(context, "_jsc", None)
     try:
-        # Python is told at the end of stop(), the jobs at its beginning.
+        # Python's flag is set at the end of stop(), Java's at its beginning, when jobs end.
         return java is None or bool(java.sc().isStopped())
-    except Exception:  # the JVM is gone, which is worth another message
+    except Exception:  # the JVM has ended, which deserves another message
         return False
 
 
@@ -54,22 +62,22 @@ def check_is_frame(data: Any, wanted: str) -> None:
     """Check that ``data`` is a Spark DataFrame.
 
     Args:
-        data: what was given.
-        wanted: what is wanted, for the message.
+        data: the argument.
+        wanted: requirement, for the message.
 
     Raises:
-        DataError: it is something else; the message says how to make a DataFrame of it.
+        DataError: it is another object; the message says how to convert it.
     """
     if hasattr(data, "sparkSession"):
         return
     kind = f"{type(data).__module__}.{type(data).__qualname__}"
-    found = (way for module, way in _CONVERSIONS.items() if kind.startswith(module))
-    advice = "".join(f"; write {way} in its place" for way in found)
+    conversions = (code for module, code in _CONVERSIONS.items() if kind.startswith(module))
+    advice = "".join(f"; write {code} in its place" for code in conversions)
     raise DataError(f"{wanted}, got an object of type {kind.removeprefix('builtins.')}{advice}")
 
 
 def check_running(spark: SparkSession) -> SparkSession:
-    """Return the session of a DataFrame that is to be computed.
+    """Check that a DataFrame's session is running, and return it.
 
     Raises:
         InvalidInputError: it was stopped.
@@ -84,9 +92,9 @@ def check_running(spark: SparkSession) -> SparkSession:
 
 @contextlib.contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Let the jobs that this thread starts inside say in Spark's UI what they are.
+    """Describe the jobs that this thread starts inside, in Spark's UI.
 
-    What the caller has said of its own jobs comes first. Spark Connect has no descriptions.
+    The caller's own description of its jobs comes first. Spark Connect has no descriptions.
     """
     context = classic_context(spark)
     if context is None:
@@ -97,14 +105,14 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # Spark was stopped, of which what is run here tells
+        with contextlib.suppress(Exception):  # Spark was stopped, which the jobs inside report
             context.setLocalProperty(_DESCRIPTION, before)
 
 
 def inheriting_thread(
     spark: SparkSession, target: Callable[[], object], name: str
 ) -> threading.Thread:
-    """Return a daemon thread that takes the caller's Spark properties (pool, group, tags) along.
+    """Return a daemon thread that inherits the caller's Spark properties (pool, group, tags).
 
     On Spark Connect, these are its tags.
     """
@@ -138,7 +146,7 @@ def connect_host(spark: SparkSession) -> str | None:
 
 
 def application_of(spark: SparkSession) -> str:
-    """Return what tells the Spark application, whose slots its sessions share, from others."""
+    """Return the identity of the Spark application, whose sessions share its slots."""
     context = classic_context(spark)
     return f"connect:{connect_host(spark)}" if context is None else str(context.applicationId)
 
@@ -149,12 +157,12 @@ def runs_on_this_machine(spark: SparkSession) -> bool:
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
-    """Tell whether Spark tells columns apart whose names differ in case only."""
+    """Tell whether Spark distinguishes columns whose names differ in case only."""
     return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
-def use_own_python(spark: SparkSession) -> None:
-    """Let executors on this machine run the driver's Python, unless another one was chosen.
+def use_driver_python(spark: SparkSession) -> None:
+    """Make executors on this machine run the driver's Python, unless the user chose another.
 
     PySpark starts ``python3`` from ``PATH`` otherwise, which is not the driver's when a virtual
     environment was not activated, and then lacks its packages.
@@ -165,54 +173,46 @@ def use_own_python(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
 
 
-SETTING = "spark.executor.pyspark.memory"
-
-
 def check_memory_limit(spark: SparkSession) -> None:
     """Refuse to start ranks under the limit PySpark puts on its workers.
 
     It is a limit of the address space (``RLIMIT_AS``, which cannot be raised again), and every
     process that a worker starts inherits it. TensorFlow reserves several times the addresses of the
     memory it uses, CUDA far more, and both abort in C++ code where they get none, without naming
-    the cause. How much would do cannot be told beforehand.
+    the cause. A sufficient limit is not known beforehand.
 
     Raises:
         EnvironmentProblem: there is such a limit.
     """
-    limit = str(spark.conf.get(SETTING, "") or "")
+    limit = str(spark.conf.get(_MEMORY_LIMIT, "") or "")
     if re.fullmatch(r"0*[a-zA-Z]*", limit):
         return
     raise EnvironmentProblem(
-        f"{SETTING} is {limit}: Spark makes it a limit of the address space of each Python worker, "
-        "which ranks inherit, and under which TensorFlow and CUDA abort, as they reserve far more "
-        "addresses than the memory they use. Leave it out, or set it to 0 where a default sets it, "
-        "when the Spark session is made; what bounds the memory of ranks is "
+        f"{_MEMORY_LIMIT} is {limit}: Spark makes it a limit of the address space of each Python "
+        "worker, which ranks inherit, and under which TensorFlow and CUDA abort, as they reserve "
+        "far more addresses than the memory they use. Leave it out, or set it to 0 where a default "
+        "sets it, when the Spark session is made; what bounds the memory of ranks is "
         "spark.executor.memoryOverhead"
     )
 
 
-# Spark's settings that encrypt what it sends over the network.
-SETTINGS = (
-    "spark.ssl.enabled",
-    "spark.ssl.rpc.enabled",
-    "spark.network.crypto.enabled",
-    "spark.authenticate.enableSaslEncryption",
-)
-
-
 def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
-    """Refuse to send in the clear what Spark is set to encrypt, unless that is allowed.
+    """Refuse unencrypted traffic where Spark is set to encrypt its own, unless it is allowed.
 
     Raises:
         EnvironmentProblem: Spark encrypts its traffic, and ranks may be on several hosts.
     """
     if options.allow_unencrypted or runs_on_this_machine(spark):
         return
-    on = [name for name in SETTINGS if str(spark.conf.get(name, "false")).lower() == "true"]
+    on = [
+        name
+        for name in _ENCRYPTION_SETTINGS
+        if str(spark.conf.get(name, "false")).lower() == "true"
+    ]
     if on:
         raise EnvironmentProblem(
             f"Spark is set to encrypt its traffic ({', '.join(on)}), but gradients and weights "
             "between ranks (MPI) and log lines, large arguments and large results between ranks "
             "and driver are sent unencrypted; use a network that is trusted or encrypts by itself "
-            "(WireGuard, IPsec), and say so with allow_unencrypted=True"
+            "(WireGuard, IPsec), and confirm it with allow_unencrypted=True"
         )

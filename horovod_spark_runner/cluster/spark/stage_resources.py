@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What one task is given.
+    """Resources of one task.
 
     Attributes:
         cpus: cores.
         gpus: GPUs.
-        ranks: ranks it holds.
+        ranks: its ranks.
         profile: Spark's ``ResourceProfile`` if these are not the session's own settings.
     """
 
@@ -33,7 +33,7 @@ class TaskShape:
 
     @property
     def demand(self) -> tuple[tuple[str, float], ...]:
-        """What of Spark's a task takes; tasks of equal demand compete for the same slots."""
+        """Resources that a task takes; tasks of equal demand compete for the same slots."""
         others = {} if self.profile is None else _amounts(self.profile)
         return tuple(sorted({**others, "cpus": float(self.cpus), "gpu": float(self.gpus)}.items()))
 
@@ -43,10 +43,10 @@ class TaskShape:
 
 
 def task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
-    """Return what a task of this training is to hold.
+    """Return the resources of a task of this run.
 
     Raises:
-        InvalidInputError: ``resources`` or the numbers of ranks and GPUs do not go together.
+        InvalidInputError: ``resources`` or the numbers of ranks and GPUs do not fit together.
         EnvironmentProblem: Spark's settings or kind of master rule the GPUs or the resources out.
     """
     master = master_of(spark)
@@ -56,21 +56,21 @@ def task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
             f"master {master} schedules no GPUs (a task that asks for one waits for ever); use a "
             "standalone, YARN or Kubernetes cluster, or local-cluster[...] on one machine"
         )
-    own_cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    own_gpus = float(spark.conf.get("spark.task.resource.gpu.amount", "0") or 0)
+    session_cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
+    session_gpus = float(spark.conf.get("spark.task.resource.gpu.amount", "0") or 0)
     if options.resources is not None:
         wanted = _amounts(options.resources)
-        cpus = int(wanted.get("cpus", own_cpus))
+        cpus = int(wanted.get("cpus", session_cpus))
         gpus = float(wanted.get("gpu", options.gpus_per_worker))
-    elif options.gpus_per_worker and not _divides(options.gpus_per_worker, own_gpus):
-        # The session's tasks hold another share of a GPU (of ETL, say): ours need their own.
+    elif options.gpus_per_worker and not _divides(options.gpus_per_worker, session_gpus):
+        # The session's tasks hold another share of a GPU (for ETL): the ranks need a profile.
         executor = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
         if executor < options.gpus_per_worker or master.startswith("local"):
-            raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, own_gpus, executor))
-        cpus, gpus = own_cpus, float(options.gpus_per_worker)
+            raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, session_gpus, executor))
+        cpus, gpus = session_cpus, float(options.gpus_per_worker)
     else:
-        return TaskShape(own_cpus, int(own_gpus), count_ranks(options, own_gpus))
-    ranks = count_ranks(options, gpus)
+        return TaskShape(session_cpus, int(session_gpus), _count_ranks(options, session_gpus))
+    ranks = _count_ranks(options, gpus)
     _check_profiles_work(spark, master)
     profile = options.resources
     if profile is None or isinstance(profile, Mapping):
@@ -79,11 +79,11 @@ def task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
     return TaskShape(cpus, int(gpus), ranks, profile)
 
 
-def count_ranks(options: LaunchSettings, task_gpus: float) -> int:
+def _count_ranks(options: LaunchSettings, task_gpus: float) -> int:
     """Return how many ranks a task with ``task_gpus`` GPUs holds. Pure.
 
     Raises:
-        InvalidInputError: they do not go together.
+        InvalidInputError: they do not fit together.
     """
     each = options.gpus_per_worker
     if not each:
@@ -159,7 +159,7 @@ def java_profile(spark: SparkSession, profile: Any) -> Any:
     assert context is not None
     if profile is None:
         return context._jsc.sc().resourceProfileManager().defaultResourceProfile()
-    # Known to the scheduler from here on, under the id the stage will use.
+    # Register it with the scheduler, under the id that the stage will use.
     java = profile._java_resource_profile
     context._jsc.sc().resourceProfileManager().addResourceProfile(java)
     return java

@@ -1,4 +1,4 @@
-"""A Spark job on a thread of its own, which can be cancelled by itself."""
+"""A Spark job on its own thread, with its own tag, by which it is cancelled."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CANCEL_GRACE = 10.0
 
 
 class TaggedJob(Generic[T]):
-    """A job that carries a tag, by which it is cancelled and no other one.
+    """A job with a tag, by which it is cancelled and no other one.
 
     It runs in a thread so that the caller's own stays free for messages and Ctrl-C, and keeps the
     caller's group and tags, by which others cancel it.
 
     Args:
         spark: session to run in.
-        tag: of this job alone.
-        description: what Spark's UI shows of it.
+        tag: unique to this job.
+        description: its text in Spark's UI.
         act: runs the job and returns its result.
     """
 
@@ -62,17 +62,17 @@ class TaggedJob(Generic[T]):
 
     @property
     def cancelled_elsewhere(self) -> bool:
-        """Whether someone else, at Spark's UI or through its API, cancelled the job."""
+        """True if the job was cancelled elsewhere: at Spark's UI or through its API."""
         return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether Spark ended the job, for reasons of its own."""
+        """True if Spark ended the job by itself."""
         return self.error is not None and not self._cancelled
 
     @property
     def session_stopped(self) -> bool:
-        """Whether the session, or its connection, was stopped meanwhile."""
+        """True if the session, or its connection, was stopped meanwhile."""
         return self.error is not None and is_stopped(self._spark)
 
     def cancel(self) -> None:
@@ -85,10 +85,10 @@ class TaggedJob(Generic[T]):
             self._spark.interruptTag(self._tag)
 
     def run(self) -> T | None:
-        """Run the job to its end and return its result; what interrupts the wait cancels it.
+        """Run the job to its end and return its result; an interrupted wait cancels it.
 
         Where it fails or is interrupted, its tasks have ended when this raises: on classic Spark,
-        which tells of them, if that takes no longer than ten seconds.
+        which reports them, if that takes no longer than ten seconds.
         """
         self.start()
         try:
@@ -122,7 +122,7 @@ class TaggedJob(Generic[T]):
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
         with contextlib.suppress(Exception):  # older Sparks have none
-            # By which SparkSession.interruptAll finds jobs that are no queries, too.
+            # SparkSession.interruptAll finds jobs that are not queries by this tag.
             context.addJobTag(self._spark._jsparkSession.sessionJobTag())
         context.setInterruptOnCancel(True)
         with described(self._spark, self._description):
@@ -135,9 +135,9 @@ class TaggedJob(Generic[T]):
     def _run(self, act: Callable[[], T]) -> None:
         try:
             self.result = act()
-        except BaseException as error:  # handed to the caller's thread, which raises
+        except BaseException as error:  # the caller's thread raises it
             self.error = error
-        # Told before the thread itself has ended, which it cannot tell of.
+        # Reported before the thread itself has ended, which it cannot report.
         self._ended = True
         self._on_end()
 
@@ -155,7 +155,7 @@ def _is_active(tracker: Any, tag: str) -> bool:
         if facts.get().status().name() == "RUNNING":
             return True
         for stage in facts.get().stageIds():
-            found = tracker.getStageInfo(stage)
-            if found.isDefined() and found.get().numActiveTasks():
+            info = tracker.getStageInfo(stage)
+            if info.isDefined() and info.get().numActiveTasks():
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Python tasks of a job of our own, which computes on none of Spark's data."""
+"""Python tasks of a Spark job that computes on none of Spark's data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...errors import EnvironmentProblem
-from .session import classic_context, described, use_own_python
+from .session import classic_context, described, use_driver_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
 Body = Callable[[], Iterable[bytes]]
+# GPUs with which a framework of this process was, or will be, imported: it uses only these.
+_devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ class _OfBatches:
 def collect_from_tasks(
     spark: SparkSession, tasks: int, body: Body, *, barrier: bool = False, profile: Any = None
 ) -> list[bytes]:
-    """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in their order.
+    """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in task order.
 
-    On classic Spark the job is no query: planning and compiling the first query of a session takes
-    seconds.
+    On classic Spark the job is not a query: planning and compiling the first query of a session
+    takes seconds.
 
     Args:
         spark: session to run in.
@@ -66,16 +68,16 @@ def collect_from_tasks(
         barrier: whether all of them start at once, or none.
         profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
     """
-    use_own_python(spark)
+    use_driver_python(spark)
     context = classic_context(spark)
     if context is None:
         options = {} if profile is None else {"profile": profile}
         frame = spark.range(0, tasks, 1, tasks)
-        found = frame.mapInArrow(_OfBatches(body), "data binary", barrier=barrier, **options)
-        return [bytes(row.data) for row in found.collect()]
+        pieces_frame = frame.mapInArrow(_OfBatches(body), "data binary", barrier=barrier, **options)
+        return [bytes(row.data) for row in pieces_frame.collect()]
     numbers = context.parallelize(range(tasks), tasks)
-    made = (numbers.barrier() if barrier else numbers).mapPartitions(_OfPartition(body))
-    pieces: list[bytes] = (made if profile is None else made.withResources(profile)).collect()
+    rdd = (numbers.barrier() if barrier else numbers).mapPartitions(_OfPartition(body))
+    pieces: list[bytes] = (rdd if profile is None else rdd.withResources(profile)).collect()
     return pieces
 
 
@@ -85,13 +87,9 @@ def raise_task_error(error: Exception) -> None:
     Args:
         error: the error of Spark, which quotes the worker's.
     """
-    found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
-    for name, text in found[-1:]:
+    matches = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
+    for name, text in matches[-1:]:
         raise getattr(errors, name, errors.ModelError)(text) from error
-
-
-# The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
-_devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,12 @@ class _Question:
         import pyarrow as pa
 
         for _ in batches:
-            keep_to_task()
+            apply_task_limits()
             yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
 
 
-def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
-    """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
+def query_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
+    """Return the value of ``ask`` in one of Spark's Python workers, which may load a framework.
 
     Args:
         spark: session to run in.
@@ -117,22 +115,22 @@ def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = Fals
         keep: whether the worker stays for the tasks that follow, with what it has loaded. Where
             executors have several GPUs it ends even so: it would keep to its own.
     """
-    use_own_python(spark)
+    use_driver_python(spark)
     answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
     gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
     with described(spark, "Horovod: asking a Python worker of a model"):
-        # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+        # Spark ends a worker whose output it does not read to the end, as ``first`` does.
         row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
-    assert row is not None  # the question is asked once for the one row there is
+    assert row is not None  # the query runs once, for the only row
     return str(row.text)
 
 
-def keep_to_task() -> None:
-    """Keep a framework to this task's cores and devices; at the beginning of each task.
+def apply_task_limits() -> None:
+    """Limit a framework to this task's cores and devices; at the beginning of each task.
 
     Raises:
         EnvironmentProblem: an earlier task of this process had other GPUs, and a framework keeps to
-            those it has found first.
+            the first ones.
     """
     global _devices
     from pyspark import TaskContext
@@ -151,27 +149,27 @@ def keep_to_task() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(addresses)
     elif _devices != frozenset(addresses):
         raise EnvironmentProblem(
-            f"this task has {_in_words(addresses)}, and this Python worker of Spark's has computed "
-            f"on {_in_words(_devices)} for an earlier one, to which TensorFlow keeps: give each "
-            "executor one GPU (spark.executor.resource.gpu.amount=1), or set "
+            f"this task has {_format_gpus(addresses)}, and this Python worker of Spark's has "
+            f"computed on {_format_gpus(_devices)} for an earlier one, to which TensorFlow keeps: "
+            "give each executor one GPU (spark.executor.resource.gpu.amount=1), or set "
             "spark.python.worker.reuse=false"
         )
 
 
-def _in_words(addresses: Collection[str]) -> str:
+def _format_gpus(addresses: Collection[str]) -> str:
     return f"GPU {', '.join(sorted(addresses))}" if addresses else "no GPU"
 
 
-def spare_from_collection(*, dropped: bool) -> None:
-    """Leave what is alive now, such as a framework and a model, out of garbage collections.
+def exclude_from_gc(*, dropped: bool) -> None:
+    """Exclude all live objects, such as a framework and a model, from garbage collections.
 
-    Spark's worker collects garbage after every task, which looks at every object there is: beside
-    TensorFlow that takes longer than many a task. Looking at all of them once more, for what was
-    left out by an earlier call and is garbage by now, takes as long; and a process that was forked
-    gets a copy of what its parent had frozen by that.
+    Spark's worker collects garbage after every task, which visits every object: with TensorFlow
+    loaded that takes longer than many tasks. Visiting the excluded objects again, to find those
+    that are garbage by now, takes as long, and copies the parent's frozen pages in a forked
+    process.
 
     Args:
-        dropped: whether something was given up that an earlier call has left out.
+        dropped: whether objects that an earlier call excluded have become garbage.
     """
     if dropped:
         gc.unfreeze()

@@ -1,9 +1,9 @@
-"""The process of one rank, started by its Spark task or forked by a ready process.
+"""Worker: the process of one rank, started by its slot or forked by a prefork process.
 
-It imports the frameworks at once, while Spark's tasks and mpirun still find each other; then it is
-lent the environment mpirun made for its rank, joins MPI, runs the function and leaves its outcome
-in the slot's private directory. It talks with its slot over a Unix socket, one JSON object per
-line.
+It imports the frameworks at once, while Spark's tasks still find each other and mpirun starts. Then
+it takes the environment that mpirun made for its rank, joins MPI, runs the function and writes its
+outcome to the rank's private directory. It talks to its slot over a Unix socket, one JSON object
+per line.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from . import reporting
 _MODULE = "pyspark.core.files"
 
 
-def set_spark_files(folder: str) -> None:
-    """Have ``pyspark.SparkFiles`` find files in ``folder``, where Spark has put them.
+def _set_spark_files(folder: str) -> None:
+    """Make ``pyspark.SparkFiles`` find files in ``folder``, where Spark has put them.
 
     PySpark is not imported for that, which takes half a second.
     """
@@ -110,30 +110,30 @@ def prepare(directory: Path) -> None:
 
 
 def _show_crashes(directory: Path) -> None:
-    """Have Python's stacks written if this process crashes; C's alone do not tell the line."""
+    """Write Python's stacks if this process crashes; C's alone do not show the line."""
     faulthandler.enable((directory / CRASH_FILE).open("a"), all_threads=True)
 
 
 def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: float) -> int:
-    """Be one rank, from the word of the slot to the outcome.
+    """Run one rank, from the slot's start message to the outcome.
 
     Args:
         slot: connection to the slot.
         directory: private directory of the rank.
         payload: file with the pickled call.
-        import_seconds: how long it took to import the frameworks.
+        import_seconds: seconds of the frameworks' import.
 
     Returns:
         The code to exit with, at once: frameworks' and Horovod's threads make an orderly
         interpreter exit slow and fragile.
     """
     line = slot.makefile("r", encoding="utf-8").readline()
-    if not line:  # the slot is gone
+    if not line:  # the slot has ended
         return 1
     begin = parse(line, Begin)
     os.environ.update(begin.environment)
     if SPARK_FILES in os.environ:
-        set_spark_files(os.environ[SPARK_FILES])
+        _set_spark_files(os.environ[SPARK_FILES])
     bind_to_cores(os.environ)
     slot.settimeout(1.0)  # reports are advice: none is waited for
     reporting.connect(slot)
@@ -143,22 +143,22 @@ def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: fl
 
 
 def import_ahead(modules: Iterable[str]) -> None:
-    """Import what a rank will need, without joining MPI."""
+    """Import the modules that a rank will need, without joining MPI."""
     import mpi4py
 
     # Importing mpi4py.MPI must not join the world: its environment is not known yet, and a process
-    # that joins without one is a world of its own.
+    # that joins without one becomes a world of one rank.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     with quiet_imports():
         # MPI first: Horovod then uses the library that is loaded, that of this environment, and
         # not the one at the path it was built with, which another host may have or may not have.
         for module in ("mpi4py.MPI", *modules):
-            # Only a head start: what is missing or broken is reported when the function imports it.
+            # Only to save time: a missing or broken module is reported by the function's import.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
-    # What lives for ever needs no look by the collector, which would copy its pages in every worker
-    # that is forked.
+    # The garbage collector need not visit modules, which live for ever: visiting them would copy
+    # their pages in every forked worker.
     gc.freeze()
 
 
@@ -175,12 +175,12 @@ def _join_world(rank: int, size: int) -> None:
         raise EnvironmentProblem(
             f"MPI cannot be loaded: {on_one_line(error)}{others if path else ''}"
         ) from error
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)  # Horovod calls MPI from a thread of its own
-    found = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-    if found != (rank, size):
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)  # Horovod calls MPI from its own thread
+    actual = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if actual != (rank, size):
         raise LaunchError(
-            f"this process was to be rank {rank} of {size}, but MPI made it rank {found[0]} of "
-            f"{found[1]}; was MPI initialised by an import, or had mpirun ended?"
+            f"this process was to be rank {rank} of {size}, but MPI made it rank {actual[0]} of "
+            f"{actual[1]}; was MPI initialised by an import, or had mpirun ended?"
         )
 
 
@@ -189,17 +189,17 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
     timings = {"import": import_seconds}
     try:
         began = time.monotonic()
-        # Open MPI shows C's stack where no one else handles a crash; so both are shown.
+        # Without Python's handler during MPI_Init, Open MPI shows C's stack of a crash as well.
         faulthandler.disable()
         _join_world(rank, size)
         _show_crashes(directory)
         timings["mpi_init"] = time.monotonic() - began
-        # The caller's script is another one: what is looked for in that must not be found in ours.
+        # The caller's script is another one: lookups in __main__ must not find this module.
         sys.modules["__main__"] = ModuleType("__main__")
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
         reporting.send(Started())
-        with _only_here():
+        with _end_forks():
             result = function(*args, **kwargs)
         reporting.send(Finished())
         _write_result(directory / RESULT_FILE, result)
@@ -214,25 +214,25 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
 
 
 @contextlib.contextmanager
-def _only_here() -> Iterator[None]:
-    """End a process that the function forked where it leaves the function, as Python would.
+def _end_forks() -> Iterator[None]:
+    """End a process that the function forked when it leaves the function, as Python would.
 
-    It is no rank: it must neither leave an outcome nor take part in the end of the MPI world.
+    It is not a rank: it must neither write an outcome nor take part in the end of the MPI world.
     """
-    own = os.getpid()
+    rank_pid = os.getpid()
     code = 0
     try:
         yield
     except SystemExit as error:
-        if os.getpid() == own:
+        if os.getpid() == rank_pid:
             raise
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
-        if os.getpid() == own:
+        if os.getpid() == rank_pid:
             raise
         sys.excepthook(*sys.exc_info())
         code = 1
-    if os.getpid() != own:
+    if os.getpid() != rank_pid:
         _flush()
         os._exit(code)
 
@@ -248,7 +248,7 @@ def _write_result(path: Path, value: object) -> None:
         try:
             Pickler(stream).dump(value)
         except OSError:
-            raise  # the disk is full, say
+            raise  # the disk is full, for example
         except Exception as error:
             raise TypeError(
                 f"the function returned a {type(value).__qualname__} that cannot be pickled, so "
@@ -268,7 +268,7 @@ def describe_failure(error: BaseException) -> Failure:
 
 
 def _write_outcome(directory: Path, failure: Failure | None, timings: dict[str, float]) -> None:
-    # Written aside and renamed: the slot never sees half an outcome of a rank that was killed.
+    # Written to another file and renamed: the slot never sees half an outcome of a killed rank.
     partial = directory / f"{OUTCOME_FILE}.partial"
     with partial.open("wb") as stream:
         pickle.dump((failure, timings), stream, protocol=5)
@@ -293,7 +293,7 @@ def _abort_world() -> None:
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         with contextlib.suppress(Exception):
             sys.stderr.flush()
-            # Open MPI prints lines about the abort, of which the driver tells the reason.
+            # Open MPI prints lines about the abort; the driver reports the reason.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         mpi.COMM_WORLD.Abort(1)
 

@@ -1,8 +1,9 @@
-"""A process that has imported a framework and forks a worker for every request; see `worker_pool`.
+"""Prefork process: it has imported a framework and forks a worker for every request.
 
-It has one thread of Python's and runs no code but its own, so a fork copies nothing half-done.
-A worker dies with it, and it ends a worker whose slot has gone. Should it be stopped, by SIGSTOP,
-it would not see that its executor has ended: a guard, forked before anything is imported, wakes it.
+See `worker_pool` for the slots' side. It has one Python thread and runs no user code, so a fork
+copies nothing half-done. A worker dies with it, and it ends a worker whose slot has ended. If it
+were stopped, by SIGSTOP, it would not see that its executor has ended: a guard, forked before
+anything is imported, wakes it.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from ..protocol.processes import (
 from ..slot.worker_pool import read_request, remove_if_over
 from .main import import_ahead, prepare, work
 
-# Milliseconds between looks at the clock, and at the executor where the kernel cannot tell.
+# Milliseconds between checks of the clock, and of the executor where the kernel has no pidfd.
 _TICK = 1000
 _REQUEST_SECONDS = 5.0
 _IMPORT_SECONDS = 300.0
-# A container that is to end tells all its processes. Ranks use the time they are given, and this
-# one is there for as long as they are.
-_NOT_FOR_IT = (signal.SIGTERM, signal.SIGHUP)
+# A container that shuts down signals all its processes. Ranks use the time to save, and this
+# process has to live as long as they do.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class ReadyProcess:
-    """Serves requests until its executor has ended or nobody asks any more.
+class _PreforkServer:
+    """Serves requests until its executor has ended or no request comes for a while.
 
     Args:
-        listener: where slots connect.
+        listener: socket that slots connect to.
         path: of the listener.
-        owner: process whose end is this one's end, too.
+        owner: process with which this one ends, too.
         owner_start: when that process started.
         idle_timeout: seconds to wait for the next request.
     """
@@ -60,7 +61,7 @@ class ReadyProcess:
         self._owner = owner
         self._owner_start = owner_start
         self._idle_timeout = idle_timeout
-        self._asked = time.monotonic()
+        self._last_used = time.monotonic()
         # The connections of workers to their slots, by process.
         self._workers: dict[int, socket.socket] = {}
         self._modules: set[str] = set()
@@ -92,7 +93,7 @@ class ReadyProcess:
         if self._owner_watch is not None and self._listener.fileno() >= 0:
             poll.register(self._owner_watch, select.POLLIN)
         for pid, slot in self._workers.items():
-            # Only whether the slot is gone: what it sends is for the worker.
+            # Only the slot's end is watched: its messages are for the worker.
             poll.register(slot, select.POLLRDHUP)
             calls[slot.fileno()] = functools.partial(_kill, pid)
         return [calls[number] for number, _ in poll.poll(_TICK) if number in calls]
@@ -101,11 +102,11 @@ class ReadyProcess:
         return process_start(self._owner) == self._owner_start
 
     def _is_over(self) -> bool:
-        if self._workers or time.monotonic() - self._asked < self._idle_timeout:
+        if self._workers or time.monotonic() - self._last_used < self._idle_timeout:
             return False
-        return remove_if_over(self._path, self._nobody_asks)
+        return remove_if_over(self._path, self._has_no_request)
 
-    def _nobody_asks(self) -> bool:
+    def _has_no_request(self) -> bool:
         waiting, _, _ = select.select([self._listener], [], [], 0)
         return not waiting
 
@@ -117,8 +118,8 @@ class ReadyProcess:
         except OSError:
             connection.close()
             return
-        self._idle_timeout, self._asked = request.idle_timeout, time.monotonic()
-        if not isinstance(request, ForkWorker):  # no worker is asked for yet, or any more
+        self._idle_timeout, self._last_used = request.idle_timeout, time.monotonic()
+        if not isinstance(request, ForkWorker):  # no worker is requested yet, or any more
             connection.close()
             self._import(request.modules)
             return
@@ -130,7 +131,7 @@ class ReadyProcess:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError:  # no memory, say: the slot starts a worker itself, or tells why it cannot
+        except OSError:  # no memory, perhaps: the slot starts a worker itself, or reports why not
             connection.close()
         else:
             if pid == 0:
@@ -141,7 +142,7 @@ class ReadyProcess:
     def _import(self, modules: Iterable[str]) -> None:
         missing = [module for module in modules if module not in self._modules]
         if missing:
-            # An import that hangs is ended by the kernel: nothing else could, from within.
+            # The kernel ends an import that hangs: Python code could not.
             signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
             import_ahead(missing)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -159,12 +160,12 @@ class ReadyProcess:
             slot = self._workers.pop(pid, None)
             if slot is None:
                 continue
-            # A line of its own, also after one that the worker did not end.
+            # On a new line, also after a line that the worker did not end.
             report = Exited(os.waitstatus_to_exitcode(status))
             with slot, contextlib.suppress(OSError):
                 slot.setblocking(False)
                 slot.sendall(b"\n" + to_json(report).encode() + b"\n")
-            self._asked = time.monotonic()
+            self._last_used = time.monotonic()
 
     def _become_worker(
         self,
@@ -178,7 +179,7 @@ class ReadyProcess:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *_NOT_FOR_IT):
+            for number in (signal.SIGCHLD, *_IGNORED_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             die_with_parent(parent)
@@ -193,7 +194,7 @@ class ReadyProcess:
                     os.close(descriptor)
             os.environ.update(request.environment)
             tempfile.tempdir = None
-            _seed_anew()
+            _reseed_numpy()
             directory = Path(request.directory)
             prepare(directory)
             forked = Forked(os.getpid(), resident_bytes(parent))
@@ -219,7 +220,7 @@ def _start_guard(owner: int, owner_start: str, listener: socket.socket) -> None:
     if os.fork() != 0:
         return
     try:
-        os.setsid()  # what stops a whole group does not stop it
+        os.setsid()  # a signal that stops the whole group does not stop it
         name_process(GUARD_NAME)
         die_with_parent(parent)
         listener.close()
@@ -233,17 +234,17 @@ def _start_guard(owner: int, owner_start: str, listener: socket.socket) -> None:
         os._exit(0)
 
 
-def _seed_anew() -> None:
-    """Give NumPy's global generator other numbers than in the next worker; Python's has them."""
+def _reseed_numpy() -> None:
+    """Seed NumPy's global generator differently in each worker; Python's does so by itself."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
 
 
 def _kill(pid: int) -> None:
-    """End a worker and what it started."""
+    """End a worker and its children."""
     signal_group(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):  # it may have no group of its own yet
+    with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
         os.kill(pid, signal.SIGKILL)
 
 
@@ -251,12 +252,12 @@ def main() -> None:
     """Serve: ``python -m …cluster.worker.prefork FD PATH OWNER OWNER_START IDLE``."""
     descriptor, path, owner, owner_start, idle = sys.argv[1:]
     name_process(READY_NAME)
-    for number in (signal.SIGINT, *_NOT_FOR_IT):
+    for number in (signal.SIGINT, *_IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
     _start_guard(int(owner), owner_start, listener)
-    ReadyProcess(listener, Path(path), int(owner), owner_start, float(idle)).serve()
+    _PreforkServer(listener, Path(path), int(owner), owner_start, float(idle)).serve()
 
 
 if __name__ == "__main__":

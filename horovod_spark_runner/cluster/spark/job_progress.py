@@ -1,4 +1,4 @@
-"""Spark jobs that are told of while they last."""
+"""Progress of Spark jobs, reported while they run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .session import classic_context
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Seconds from one word to the next.
-EVERY = 5.0
+# Seconds between reports.
+_REPORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class StageProgress:
-    """How far the rows are that a thread's jobs write.
+class _StageProgress:
+    """Progress of a thread's jobs that write rows.
 
     Attributes:
         done: tasks of the newest stage that have ended.
-        tasks: of that stage.
-        rows: that tasks have told to be written, of all stages; Spark hears of it when a task ends,
-            and every ten seconds.
-        expected: how many rows there will be; ``None`` if that is not known.
+        tasks: tasks of that stage.
+        rows: rows written so far, by all stages; tasks report them to Spark when they end, and
+            every ten seconds.
+        expected: how many rows there will be; ``None`` if that is unknown.
     """
 
     done: int
@@ -37,7 +37,7 @@ class StageProgress:
     expected: int | None = None
 
     def describe(self) -> str:
-        """Say it for people."""
+        """Return it as text for people."""
         of = f" of {self.expected:,}" if self.expected and self.rows <= self.expected else ""
         tasks = f"{self.done:,} of {self.tasks:,} tasks done"
         if not self.rows:
@@ -46,41 +46,41 @@ class StageProgress:
 
 
 @contextlib.contextmanager
-def told_of(
+def report_job_progress(
     spark: SparkSession,
     say: Callable[[str], None],
     expected: int | None = None,
-    every: float = EVERY,
+    every: float = _REPORT_SECONDS,
 ) -> Iterator[None]:
-    """Tell how far the jobs are that this thread starts inside, and that it still goes on.
+    """Report the progress of the jobs that this thread starts inside.
 
-    Spark Connect tells nothing of jobs: there only the time is said.
+    Spark Connect has no such information: there only the elapsed time is reported.
 
     Args:
         spark: session of the jobs.
-        say: is told, in a thread of its own, a line every so many seconds.
+        say: takes a line of text every so many seconds, on its own thread.
         expected: how many rows these jobs will write, if that is known.
-        every: the seconds; the first line comes after half of them.
+        every: seconds between lines; the first one comes after half of them.
     """
     context = classic_context(spark)
-    tag, ended = f"horovod-told-{uuid.uuid4().hex[:8]}", threading.Event()
+    tag, ended = f"horovod-progress-{uuid.uuid4().hex[:8]}", threading.Event()
     scala = None if context is None else context._jsc.sc()
     began = time.monotonic()
 
-    def tell() -> None:
+    def report() -> None:
         wait = every / 2
         while not ended.wait(wait):
-            wait, found = every, None
+            wait, progress = every, None
             # Spark may be stopped meanwhile, and forgets old stages.
             with contextlib.suppress(Exception):
-                found = None if scala is None else _progress(scala, tag, expected)
+                progress = None if scala is None else _progress(scala, tag, expected)
             if not ended.is_set():
-                passed = f"preparing the data, {time.monotonic() - began:.0f} s so far"
-                say(passed if found is None else found.describe())
+                elapsed = f"preparing the data, {time.monotonic() - began:.0f} s so far"
+                say(elapsed if progress is None else progress.describe())
 
     if context is not None:
         context.addJobTag(tag)
-    thread = threading.Thread(target=tell, name="hsr-told", daemon=True)
+    thread = threading.Thread(target=report, name="hsr-job-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -92,8 +92,8 @@ def told_of(
                 context.removeJobTag(tag)
 
 
-def _progress(scala: Any, tag: str, expected: int | None) -> StageProgress | None:
-    """Return how far the jobs with a tag are; ``None`` if no stage of them is running."""
+def _progress(scala: Any, tag: str, expected: int | None) -> _StageProgress | None:
+    """Return the progress of the jobs with a tag; ``None`` if no stage of them is running."""
     tracker = scala.statusTracker()
     infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
     jobs = [info.get() for info in infos if info.isDefined()]
@@ -101,19 +101,19 @@ def _progress(scala: Any, tag: str, expected: int | None) -> StageProgress | Non
     ended = {s for job in jobs if job.status().toString() == "SUCCEEDED" for s in job.stageIds()}
     active = []
     for stage in running:
-        with contextlib.suppress(Exception):  # one that has not begun
+        with contextlib.suppress(Exception):  # it has not begun
             data = scala.statusStore().lastStageAttempt(stage)
             if data.status().toString() == "ACTIVE":
                 active.append((stage, data))
     if not active:
         return None
-    _, newest = max(active, key=lambda one: one[0])
+    _, newest = max(active, key=lambda entry: entry[0])
     rows = newest.outputRecords() + sum(_written(scala, stage) for stage in ended - running)
-    return StageProgress(newest.numCompleteTasks(), newest.numTasks(), rows, expected)
+    return _StageProgress(newest.numCompleteTasks(), newest.numTasks(), rows, expected)
 
 
 def _written(scala: Any, stage: int) -> int:
-    """Return the rows that a stage has written; of one that was skipped, none."""
+    """Return the rows that a stage has written; a skipped stage has written none."""
     with contextlib.suppress(Exception):
         return int(scala.statusStore().lastStageAttempt(stage).outputRecords())
     return 0

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from horovod_spark_runner.cluster.driver import talk
+from horovod_spark_runner.cluster.driver import coordinator
 from horovod_spark_runner.cluster.driver.console import Console
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
-from horovod_spark_runner.cluster.driver.talk import Talk
+from horovod_spark_runner.cluster.driver.coordinator import Coordinator
 from horovod_spark_runner.cluster.driver.watch import Verdict
 from horovod_spark_runner.cluster.protocol import rendezvous
 from horovod_spark_runner.cluster.protocol.messages import (
@@ -45,12 +45,12 @@ class World:
         options = LaunchSettings(slots)
         self.plan = SlotPlan("unit", KEY, server.address, options, slots, slots, b"", 0)
         self.console = Console("run 1", quiet=quiet)
-        self.talk = Talk(self.plan, server, self.console)
+        self.coordinator = Coordinator(self.plan, server, self.console)
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
         self.made.append(self)
 
     def say(self, slot: int, message: SlotReport | RankReport) -> None:
-        self.links[slot].tell(message)
+        self.links[slot].report(message)
 
     def place(self, slot: int) -> None:
         info = SlotInfo(slot, "h", "n", "10.0.0.1", 7000, "/t", (f"/t/{slot}",), ((),))
@@ -60,7 +60,7 @@ class World:
         """Return the next message to a slot; the driver goes on meanwhile."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            assert self.talk.go_on() is Verdict.GO_ON
+            assert self.coordinator.step() is Verdict.CONTINUE
             for message in self.links[slot].receive():
                 return message
         raise AssertionError("nothing was heard")
@@ -98,7 +98,7 @@ def test_slots_that_wait_in_vain_are_sent_to_spark(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "GATHER_AFTER", 0.2)
-    monkeypatch.setattr(talk, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "CHECK_SECONDS", 0.1)
     world = World(server, 3)
     world.place(0)
     assert world.hear(0) == Gather()
@@ -121,7 +121,7 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
     world.say(1, Dropped(1200))
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
-        world.talk.go_on()
+        world.coordinator.step()
     assert caplog.messages == ["the rate is kept"]  # also without progress and logs
     shown = capsys.readouterr().err.splitlines()
     if quiet:
@@ -135,35 +135,35 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
 def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> None:
     world = World(server, 2)
     world.say(1, Leaving("SIGTERM"))
-    while not world.talk.watch.leaving:
-        world.talk.go_on()
+    while not world.coordinator.watch.leaving:
+        world.coordinator.step()
     began = time.monotonic()
     threading.Timer(0.5, world.links[1].close).start()
-    world.talk.see_off(10)
+    world.coordinator.await_leaving_slots(10)
     assert 0.4 < time.monotonic() - began < 5
-    world.talk.close()
-    (lost,) = world.talk.watch.failures
+    world.coordinator.close()
+    (lost,) = world.coordinator.watch.failures
     assert lost.failure is not None
     assert "SIGTERM" in lost.failure.message
-    world.talk.see_off(10)  # nobody is left to wait for
+    world.coordinator.await_leaving_slots(10)  # nobody is left to wait for
 
 
 def test_slots_that_spark_missed_first_are_told_of(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(talk, "UNHEARD", 0.2)
+    monkeypatch.setattr(coordinator, "LOST_SECONDS", 0.2)
     world = World(server, 2)
     for slot in (0, 1):
         world.say(slot, Hello())
-    while world.talk.watch.missing_slots:
-        world.talk.go_on()
+    while world.coordinator.watch.missing_slots:
+        world.coordinator.step()
     time.sleep(0.3)
     world.say(0, Notice("it goes on", warn=True))
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and not caplog.messages:
-        world.talk.go_on()
-    world.talk.see_off(10)
-    (lost,) = world.talk.watch.failures
+        world.coordinator.step()
+    world.coordinator.await_leaving_slots(10)
+    (lost,) = world.coordinator.watch.failures
     assert lost.slot == 1
     assert lost.failure is not None
     assert "0.2 s" in lost.failure.message
@@ -171,18 +171,18 @@ def test_slots_that_spark_missed_first_are_told_of(
 
 def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
     world = World(server, 2)
-    said = [Notice(f"last words {number}", warn=False) for number in range(200)]
-    for message in said:
+    sent = [Notice(f"last words {number}", warn=False) for number in range(200)]
+    for message in sent:
         world.say(1, message)
     while not server.has_any([1]):  # as of all slots long before they end
         time.sleep(0.001)
     for link in world.links:
         link.close()
     began = time.monotonic()
-    world.talk.hear_out(10.0)
+    world.coordinator.await_disconnects(10.0)
     assert time.monotonic() - began < 5
-    heard = [told.message for told in server.events.drain()]
-    assert [message for message in heard if isinstance(message, Notice)] == said
+    heard = [envelope.message for envelope in server.events.drain()]
+    assert [message for message in heard if isinstance(message, Notice)] == sent
 
 
 def test_a_slot_that_stays_is_waited_for_no_longer_than_asked(server: ControlServer) -> None:
@@ -191,7 +191,7 @@ def test_a_slot_that_stays_is_waited_for_no_longer_than_asked(server: ControlSer
     while not server.has_any([0]):
         time.sleep(0.01)
     began = time.monotonic()
-    world.talk.hear_out(0.05)
+    world.coordinator.await_disconnects(0.05)
     assert 0.05 <= time.monotonic() - began < 5
 
 
@@ -201,9 +201,9 @@ def test_a_result_on_its_way_is_progress(
     world = World(server, 1)
     (tmp_path / "result").write_bytes(bytes(8 << 20))
     heard: list[float] = []
-    monkeypatch.setattr(world.talk.watch, "hear_anew", heard.append)
+    monkeypatch.setattr(world.coordinator.watch, "note_activity", heard.append)
     assert world.links[0].send_result(0, tmp_path / "result", 8 << 20)
     deadline = time.monotonic() + 60
     while not heard and time.monotonic() < deadline:
-        world.talk.go_on()
+        world.coordinator.step()
     assert heard

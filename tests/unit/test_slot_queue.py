@@ -8,53 +8,55 @@ from collections.abc import Callable
 
 import pytest
 
-from horovod_spark_runner.cluster.driver.slot_queue import Claim, Turns, fits
+from horovod_spark_runner.cluster.driver.slot_queue import SlotDemand, SlotQueue, fits
 
 
-def claim(slots: int, total: int | None = 4, demand: str = "1 core", where: str = "app") -> Claim:
-    return Claim(where, demand, slots, total)
+def demand(
+    slots: int, total: int | None = 4, shape: str = "1 core", where: str = "app"
+) -> SlotDemand:
+    return SlotDemand(where, shape, slots, total)
 
 
 @pytest.mark.parametrize(
-    ("asked", "running", "may"),
+    ("requested", "running", "may"),
     [
-        (claim(4), [], True),
-        (claim(2), [claim(2)], True),
-        (claim(1), [claim(2), claim(1)], True),
-        (claim(3), [claim(2)], False),
-        (claim(1), [claim(2), claim(2)], False),
-        (claim(4), [claim(4, where="other")], True),
+        (demand(4), [], True),
+        (demand(2), [demand(2)], True),
+        (demand(1), [demand(2), demand(1)], True),
+        (demand(3), [demand(2)], False),
+        (demand(1), [demand(2), demand(2)], False),
+        (demand(4), [demand(4, where="other")], True),
         # Slots of different tasks are not to be counted together, nor unknown ones.
-        (claim(1), [claim(1, demand="2 cores")], False),
-        (claim(1, total=None), [claim(1)], False),
-        (claim(1), [claim(1, total=None)], False),
-        (claim(9, total=None), [], True),
+        (demand(1), [demand(1, shape="2 cores")], False),
+        (demand(1, total=None), [demand(1)], False),
+        (demand(1), [demand(1, total=None)], False),
+        (demand(9, total=None), [], True),
     ],
 )
-def test_what_fits(asked: Claim, running: list[Claim], may: bool) -> None:
-    assert fits(asked, running) is may
+def test_what_fits(requested: SlotDemand, running: list[SlotDemand], may: bool) -> None:
+    assert fits(requested, running) is may
 
 
 class Runs:
     """Runs on threads of their own, which end when told to."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = SlotQueue()
         self.started: list[str] = []
-        self.told: list[str] = []
+        self.queued: list[str] = []
         self.ends: dict[str, threading.Event] = {}
         self.threads: list[threading.Thread] = []
 
-    def start(self, name: str, asked: Claim) -> None:
+    def start(self, name: str, requested: SlotDemand) -> None:
         self.ends[name] = threading.Event()
-        thread = threading.Thread(target=self._run, args=(name, asked))
+        thread = threading.Thread(target=self._run, args=(name, requested))
         self.threads.append(thread)
         thread.start()
-        self.until(lambda: name in self.started + self.told)
+        self.until(lambda: name in self.started + self.queued)
 
-    def _run(self, name: str, asked: Claim) -> None:
-        with self.turns.turn(asked, lambda: self.told.append(name), lambda: None) as waited:
-            assert waited is (name in self.told)
+    def _run(self, name: str, requested: SlotDemand) -> None:
+        with self.turns.hold(requested, lambda: self.queued.append(name), lambda: None) as waited:
+            assert waited is (name in self.queued)
             self.started.append(name)
             self.ends[name].wait(120)
 
@@ -74,13 +76,13 @@ class Runs:
 
 def test_a_large_run_is_not_overtaken() -> None:
     runs = Runs()
-    runs.start("first", claim(3))
-    runs.start("large", claim(4))
-    runs.start("small", claim(1))  # for which there would be room
-    runs.start("elsewhere", claim(4, where="other"))
+    runs.start("first", demand(3))
+    runs.start("large", demand(4))
+    runs.start("small", demand(1))  # for which there would be room
+    runs.start("elsewhere", demand(4, where="other"))
     time.sleep(0.5)
     assert runs.started == ["first", "elsewhere"]
-    assert runs.told == ["large", "small"]
+    assert runs.queued == ["large", "small"]
     runs.ends["first"].set()
     runs.until(lambda: "large" in runs.started)
     time.sleep(0.5)
@@ -91,23 +93,23 @@ def test_a_large_run_is_not_overtaken() -> None:
 
 def test_one_that_gives_up_waiting_holds_up_nobody() -> None:
     runs = Runs()
-    runs.start("first", claim(3))
+    runs.start("first", demand(3))
 
     def give_up() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), give_up, lambda: None):
+    with pytest.raises(KeyboardInterrupt), runs.turns.hold(demand(4), give_up, lambda: None):
         pass
-    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), lambda: None, give_up):
+    with pytest.raises(KeyboardInterrupt), runs.turns.hold(demand(4), lambda: None, give_up):
         pass
-    runs.start("second", claim(1))
+    runs.start("second", demand(1))
     runs.until(lambda: "second" in runs.started)
     runs.end()
 
 
 def test_one_that_waits_keeps_no_other_from_starting_and_ending() -> None:
     runs = Runs()
-    runs.start("first", claim(4))
+    runs.start("first", demand(4))
     looks, goes_on = threading.Event(), threading.Event()
 
     def look() -> None:
@@ -115,13 +117,13 @@ def test_one_that_waits_keeps_no_other_from_starting_and_ending() -> None:
         assert goes_on.wait(20)
 
     def wait() -> None:
-        with runs.turns.turn(claim(4), lambda: None, look):
+        with runs.turns.hold(demand(4), lambda: None, look):
             pass
 
     runs.threads.append(threading.Thread(target=wait))
     runs.threads[-1].start()
     assert looks.wait(60)
-    runs.start("elsewhere", claim(4, where="other"))
+    runs.start("elsewhere", demand(4, where="other"))
     runs.ends["elsewhere"].set()
     runs.threads[-1].join(10)
     assert not runs.threads[-1].is_alive()
