@@ -53,8 +53,8 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
             return mask
     if valid is None:
         return None
-    given = _to_numpy(valid)
-    return None if bool(np.all(given)) else given
+    valid_mask = _to_numpy(valid)
+    return None if bool(np.all(valid_mask)) else valid_mask
 
 
 def valid_in_all(
@@ -373,10 +373,10 @@ class Predictor:
         rows = batch.rows if valid is None else int(np.count_nonzero(valid))
         outputs = [_nothing(output) for output in self.outputs]
         if prepared is not None:
-            given = model.compute(prepared)
-            for value, output in zip(given, self.outputs, strict=True):
+            results = model.compute(prepared)
+            for value, output in zip(results, self.outputs, strict=True):
                 _check_rows(value, output, rows)
-            outputs = [array_of(v, output) for v, output in zip(given, self.outputs, strict=True)]
+            outputs = [array_of(v, output) for v, output in zip(results, self.outputs, strict=True)]
         single = len(outputs) == 1
         names = field_names(len(outputs))
         array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
@@ -444,10 +444,10 @@ def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
 
     def describe() -> str:
         try:
-            told: list[Any] = [*describe_outputs(load()), ""]
+            answer: list[Any] = [*describe_outputs(load()), ""]
         except ModelError as error:
-            told = [[], "", str(error)]
-        return json.dumps(told)
+            answer = [[], "", str(error)]
+        return json.dumps(answer)
 
     return describe
 

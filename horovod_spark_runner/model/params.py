@@ -71,8 +71,8 @@ class Converter:
 
 def converted(one: Param[Any], value: Any) -> Any:
     """Return a value as a stage keeps it; that of another stage's Param as it is."""
-    own = isinstance(one.typeConverter, Converter) and value is not None
-    return one.typeConverter.checked(value) if own else value
+    convertible = isinstance(one.typeConverter, Converter) and value is not None
+    return one.typeConverter.checked(value) if convertible else value
 
 
 def param(settings: type[Settings], name: str) -> Param[Any]:
@@ -82,11 +82,11 @@ def param(settings: type[Settings], name: str) -> Param[Any]:
         settings: the class that has the setting.
         name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
     """
-    text = said_of_param(text_of(_field(settings, name)))
+    text = param_text(text_of(_field(settings, name)))
     return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
 
 
-def said_of_param(text: str) -> str:
+def param_text(text: str) -> str:
     """Return what a setting does, with the names that Params have for other settings."""
     return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 
@@ -129,22 +129,22 @@ def prediction_settings(stage: PredictionParams) -> PredictionSettings:
     Raises:
         InvalidInputError: they contradict each other.
     """
-    given = {
+    values = {
         one.name: stage.getOrDefault(camel_case(one.name)) for one in fields(PredictionSettings)
     }
     # Spark ML's default for it, which a stage may have, is no wish.
     if not stage.isSet("featuresCol"):
-        given["features_col"] = None
-    return PredictionSettings(**given)
+        values["features_col"] = None
+    return PredictionSettings(**values)
 
 
-def check_params(given: Mapping[Any, Any]) -> None:
+def check_params(param_map: Mapping[Any, Any]) -> None:
     """Check that a map goes from Params of stages to values.
 
     Raises:
         InvalidInputError: a key is something else, and would have no effect.
     """
-    for key in given:
+    for key in param_map:
         if not isinstance(key, Param):
             raise InvalidInputError(
                 f"{brief(key)} is no Param; a map goes from Params to values, such as "
@@ -157,7 +157,7 @@ def check_params(given: Mapping[Any, Any]) -> None:
             )
 
 
-def check_own_params(stage: Params, given: Any) -> None:
+def check_stage_params(stage: Params, param_map: Any) -> None:
     """Check that a map holds Params of ``stage`` only: others would have no effect.
 
     A model has its estimator's uid, and searches give it the estimator's maps, too.
@@ -165,10 +165,10 @@ def check_own_params(stage: Params, given: Any) -> None:
     Raises:
         InvalidInputError: it does not, or is no map.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidInputError(f"a map from Params to values is needed, got {brief(given)}")
-    check_params(given)
-    for key in given:
+    if not isinstance(param_map, Mapping):
+        raise InvalidInputError(f"a map from Params to values is needed, got {brief(param_map)}")
+    check_params(param_map)
+    for key in param_map:
         if key.parent != stage.uid:
             raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
 
@@ -226,8 +226,8 @@ class PredictionParams(FeatureParams):
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
         check_params(extra or {})
-        given = {one: converted(one, value) for one, value in (extra or {}).items()}
-        copied: P = super().copy(given)  # type: ignore[misc]
+        values = {one: converted(one, value) for one, value in (extra or {}).items()}
+        copied: P = super().copy(values)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {one: as_given(value, value) for one, value in copied._defaultParamMap.items()}
         copied._defaultParamMap = defaults

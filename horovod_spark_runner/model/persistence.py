@@ -32,7 +32,7 @@ from ..storage.filesystem import Location
 from ..storage.folders import saving, write_aside
 from ..storage.sums import sum_of
 from ..typed_json import load_json, read_fields
-from .load import ServedModel, read_finished_run
+from .load import ModelHandle, read_finished_run
 from .summary import TrainingSummary
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Loc
 R = TypeVar("R", bound="StageReader")
 
 FORMAT = 1
-_OWN = "horovod_spark_runner"
+_PACKAGE_KEY = "horovod_spark_runner"
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class _Written:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _PackageFields:
     """Its other fields, but the sum of all metadata."""
 
     signature: str
@@ -185,7 +185,7 @@ class UserCode:
 
 
 # By the name of the class.
-_given: ContextVar[Mapping[str, UserCode] | None] = ContextVar("given", default=None)
+_user_code: ContextVar[Mapping[str, UserCode] | None] = ContextVar("user_code", default=None)
 
 
 @contextlib.contextmanager
@@ -196,11 +196,11 @@ def loading_with(kind: str, code: UserCode) -> Iterator[None]:
         kind: the name of their class.
         code: what they are given.
     """
-    token = _given.set({**(_given.get() or {}), kind: code})
+    token = _user_code.set({**(_user_code.get() or {}), kind: code})
     try:
         yield
     finally:
-        _given.reset(token)
+        _user_code.reset(token)
 
 
 class StageWriter(MLWriter):  # type: ignore[misc]
@@ -212,7 +212,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         summary: what is told of its training.
     """
 
-    def __init__(self, stage: Any, model: ServedModel, summary: TrainingSummary | None) -> None:
+    def __init__(self, stage: Any, model: ModelHandle, summary: TrainingSummary | None) -> None:
         super().__init__()
         self._stage = stage
         self._model = model
@@ -237,23 +237,25 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         location = write_stage(
             spark, path, lambda place: self._write(place, spark), overwrite=self.shouldOverwrite
         )
-        self._tell_needs(location)
+        self._warn_of_needs(location)
 
     def _write(self, location: Location, spark: SparkSession) -> None:
         directory = RunDirectory(location)
         self._model.save(directory)
-        own = {
+        package_fields = {
             "format": FORMAT,
             "version": __version__,
             "signature": sum_of(directory.signature.read_bytes()),
             "summary": None if self._summary is None else self._summary.to_fields(),
         }
-        text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
+        text = DefaultParamsWriter._get_metadata_to_save(
+            self._stage, spark, {_PACKAGE_KEY: package_fields}
+        )
         metadata = load_json(text)
-        metadata[_OWN]["metadata"] = _sum_of_all(metadata)
+        metadata[_PACKAGE_KEY]["metadata"] = _sum_of_all(metadata)
         write_metadata(location, json.dumps(metadata))
 
-    def _tell_needs(self, location: Location) -> None:
+    def _warn_of_needs(self, location: Location) -> None:
         """Warn of what loading will need besides the files, by loading it."""
         try:
             loaded = read_finished_run(RunDirectory(location), engine=self._stage.engine)
@@ -265,7 +267,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 _advice(type(self._stage), error),
             )
             return
-        if loaded.recipe.outputs != self._model.known.recipe.outputs:
+        if loaded.recipe.outputs != self._model.metadata.recipe.outputs:
             logger.warning(
                 "%s is saved, but what it gives is known from model_fn only: give it, "
                 "%s.read().modelFn(…).load(path)",
@@ -284,16 +286,16 @@ class StageReader(MLReader):  # type: ignore[misc]
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self._kind = kind
-        self._code = vars((_given.get() or {}).get(kind.__name__) or UserCode()).copy()
+        self._code = vars((_user_code.get() or {}).get(kind.__name__) or UserCode()).copy()
 
-    def modelFn(self: R, given: Callable[[], Any]) -> R:
+    def modelFn(self: R, model_fn: Callable[[], Any]) -> R:
         """Give the function that builds the model, which is then given its weights."""
-        self._code["model_fn"] = given
+        self._code["model_fn"] = model_fn
         return self
 
-    def transforms(self: R, given: Mapping[str, Transform]) -> R:
+    def transforms(self: R, transforms: Mapping[str, Transform]) -> R:
         """Give the functions that columns were trained with, by column."""
-        self._code["transforms"] = given
+        self._code["transforms"] = transforms
         return self
 
     def load(self, path: str | os.PathLike[str]) -> Any:
@@ -310,21 +312,23 @@ class StageReader(MLReader):  # type: ignore[misc]
         """
         location = location_of(self.sparkSession, path)
         metadata = _read_metadata(location, f"{self._kind.__module__}.{self._kind.__name__}")
-        own = read_fields(metadata[_OWN], _Own)
+        stage_fields = read_fields(metadata[_PACKAGE_KEY], _PackageFields)
         directory = RunDirectory(location)
         try:
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
-        if sum_of(directory.signature.read_bytes()) != own.signature:
+        if sum_of(directory.signature.read_bytes()) != stage_fields.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
             )
         try:
-            known = own.summary
-            summary = None if known is None else read_fields(known, TrainingSummary)
-            stage = self._kind(ServedModel(model), summary=summary)
+            summary_fields = stage_fields.summary
+            summary = (
+                None if summary_fields is None else read_fields(summary_fields, TrainingSummary)
+            )
+            stage = self._kind(ModelHandle(model), summary=summary)
             stage._resetUid(metadata["uid"])
             DefaultParamsReader.getAndSetParams(stage, metadata)
         except Exception as error:  # Spark's code takes the metadata for its own
@@ -335,9 +339,9 @@ class StageReader(MLReader):  # type: ignore[misc]
 class KerasStageReader(StageReader):
     """Loads a transformer of a Keras model."""
 
-    def customObjects(self, given: Mapping[str, Any]) -> KerasStageReader:
+    def customObjects(self, custom_objects: Mapping[str, Any]) -> KerasStageReader:
         """Give the model's own classes and functions, by name."""
-        self._code["custom_objects"] = given
+        self._code["custom_objects"] = custom_objects
         return self
 
 
@@ -358,17 +362,17 @@ def _read_metadata(location: Location, name: str) -> dict[str, Any]:
     folder, text = location.join("metadata"), read_metadata(location)
     try:
         metadata: dict[str, Any] = load_json(text)
-        found = metadata["class"]
-        if found != name:
-            raise RunDirectoryError(f"{location} holds a stage of class {found}, not {name}")
-        written = read_fields(metadata[_OWN], _Written)
+        class_name = metadata["class"]
+        if class_name != name:
+            raise RunDirectoryError(f"{location} holds a stage of class {class_name}, not {name}")
+        written = read_fields(metadata[_PACKAGE_KEY], _Written)
         if written.format > FORMAT:
             raise RunDirectoryError(
                 f"{location} was saved by horovod_spark_runner {written.version} in format "
                 f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
             )
-        read_fields(metadata[_OWN], _Own)
-        wanted = metadata[_OWN].pop("metadata")
+        read_fields(metadata[_PACKAGE_KEY], _PackageFields)
+        wanted = metadata[_PACKAGE_KEY].pop("metadata")
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RunDirectoryError):
             raise

@@ -45,8 +45,8 @@ class ShippedModel:
         # Only bytes and contents are kept, so that it can be pickled.
         self._recipe, self._contents = dumps_without(recipe, Contents)
         self._sums = [sum_of(one) for one in self._contents]
-        told = [self._recipe, *(one.encode() for one in self._sums)]
-        self.digest = hashlib.sha256(b"".join(told)).hexdigest()
+        digested = [self._recipe, *(one.encode() for one in self._sums)]
+        self.digest = hashlib.sha256(b"".join(digested)).hexdigest()
         self._broadcast: _Broadcast | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile
     """
     name = f"horovod-{digest}"
     with _uploading:
-        known = _files.setdefault(spark, set())
-        if name not in known:
+        uploaded = _files.setdefault(spark, set())
+        if name not in uploaded:
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder, name)
                 contents.write_to(place)
                 spark.addArtifact(str(place), file=True)
-            known.add(name)
+            uploaded.add(name)
     return _SentFile(name, contents.size)
 
 
@@ -229,7 +229,7 @@ def _in_batches_of(size: int, model: Model) -> Model:
         return parts
 
     def compute(parts: list[tuple[Any, int]]) -> list[np.ndarray]:
-        given = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
-        return [np.concatenate(output) for output in zip(*given, strict=True)]
+        part_outputs = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
+        return [np.concatenate(output) for output in zip(*part_outputs, strict=True)]
 
     return Model(prepare, compute, slow=model.slow)

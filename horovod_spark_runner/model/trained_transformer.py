@@ -12,7 +12,7 @@ from ..config.prediction import PredictionSettings
 from ..errors import InvalidInputError
 from ..formatting import quote_all
 from ..storage.filesystem import Location
-from .load import ServedModel, read_finished_run
+from .load import ModelHandle, read_finished_run
 from .persistence import StageWriter
 from .predictions import PredictionModel
 from .summary import TrainingSummary
@@ -38,7 +38,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     def __init__(
         self,
-        model: ServedModel,
+        model: ModelHandle,
         *,
         summary: TrainingSummary | None = None,
         settings: PredictionSettings | None = None,
@@ -63,12 +63,12 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
                 "was trained without a transform of: leave it out, or change the DataFrame's column"
             )
         summary = TrainingSummary(str(directory.location), directory.read_metrics())
-        return cls(ServedModel(model), summary=summary, settings=settings)
+        return cls(ModelHandle(model), summary=summary, settings=settings)
 
     @property
     def output_names(self) -> list[str]:
         """The names of the model's outputs, in its order."""
-        return [output.name for output in self._model.known.recipe.outputs]
+        return [output.name for output in self._model.metadata.recipe.outputs]
 
     @property
     def summary(self) -> TrainingSummary:

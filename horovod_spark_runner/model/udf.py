@@ -69,9 +69,9 @@ def pandas_udf_of(
         # inside an array they stay what they are. Real numbers are told where they are null, for
         # which pandas has nothing but NaN.
         pairs = list(zip(arguments, columns, strict=True))
-        given = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
+        inputs = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
         nulls = [_has_null(*pairs[number]) for number in reals]
-        called: SparkColumn = udf(*given, *nulls)
+        called: SparkColumn = udf(*inputs, *nulls)
         return called
 
     return call
@@ -138,9 +138,9 @@ def _nullable(kind: pa.DataType) -> Any:
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
     """Return the type hints by which PySpark tells the kinds of UDF apart."""
-    given: Any = kind if arguments == 1 else tuple[(kind, ...)]
+    argument_types: Any = kind if arguments == 1 else tuple[(kind, ...)]
     returned: Any = result or kind
-    return {"batches": Iterator[given], "return": Iterator[returned]}
+    return {"batches": Iterator[argument_types], "return": Iterator[returned]}
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .synchroniser import (
-    Alike,
     Collectives,
     Share,
+    SyncedState,
     Tensor,
     Traffic,
     Variables,
@@ -31,7 +31,7 @@ class AllreduceSynchroniser:
     """
 
     meets_in_every_step = in_step = True
-    alike = Alike.EVERYTHING
+    synced_state = SyncedState.EVERYTHING
     lasting = False
 
     def __init__(self, compression: str, collectives: Collectives) -> None:

@@ -18,9 +18,9 @@ from ..config.sync import AsyncServer
 from ..errors import ModelError
 from .board import Board, Memory, Seen
 from .synchroniser import (
-    Alike,
     Collectives,
     Share,
+    SyncedState,
     Tensor,
     Traffic,
     Variables,
@@ -77,7 +77,7 @@ class AsyncSynchroniser:
 
     meets_in_every_step = False
     in_step = False
-    alike = Alike.WEIGHTS
+    synced_state = SyncedState.WEIGHTS
     lasting = False
 
     def __init__(self, options: AsyncServer, collectives: Collectives, ranks: Ranks) -> None:
@@ -229,10 +229,10 @@ class AsyncSynchroniser:
     def _assign(self, flat: np.ndarray) -> None:
         named, begin = self._variables.named, 0
         for name in self._trained:
-            own = self._value(name)
-            part = flat[begin : begin + own.size].reshape(own.shape)
-            named[name].assign(part.astype(own.dtype))
-            begin += own.size
+            value = self._value(name)
+            part = flat[begin : begin + value.size].reshape(value.shape)
+            named[name].assign(part.astype(value.dtype))
+            begin += value.size
 
     def _rest(self) -> Arrays:
         """Return copies of what is in the model but not trained."""

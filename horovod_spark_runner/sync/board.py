@@ -15,7 +15,7 @@ import numpy as np
 
 # Later than any step.
 _NEVER = 1 << 40
-_BEGUN, _UPDATES = range(2)
+_STARTED, _UPDATES = range(2)
 # What ranks may ask of all; see `agreement`.
 _REQUESTS = slice(2, 5)
 
@@ -101,7 +101,7 @@ class Board:
 
     def begin(self) -> int:
         """Begin a step; return its number."""
-        number = self._memory.add_at(_BEGUN, 1)
+        number = self._memory.add_at(_STARTED, 1)
         self._run(number)
         return number
 
@@ -117,9 +117,9 @@ class Board:
         """Count an update; return how many there were before it."""
         return self._memory.add_at(_UPDATES, 1)
 
-    def ask(self, asked: Sequence[object]) -> None:
+    def ask(self, requests: Sequence[object]) -> None:
         """Ask all ranks for something."""
-        for number, request in enumerate(asked):
+        for number, request in enumerate(requests):
             if request:
                 self._memory.add_at(_REQUESTS.start + number, 1)
 

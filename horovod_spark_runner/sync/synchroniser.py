@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 Tensor = Any
 
 
-class Alike(enum.Enum):
+class SyncedState(enum.Enum):
     """What has the same values on all ranks once they have met."""
 
     EVERYTHING = "weights and optimizers"
@@ -163,7 +163,7 @@ class Synchroniser(Protocol):
             only.
         in_step: whether all ranks make equally many steps. Otherwise each takes batches as it comes
             to them, and nothing within a step may wait for another rank.
-        alike: what is the same on all ranks once they have met.
+        synced_state: what is the same on all ranks once they have met.
         lasting: whether optimizers are given now what the gradients of earlier steps were.
     """
 
@@ -174,7 +174,7 @@ class Synchroniser(Protocol):
     def in_step(self) -> bool: ...
 
     @property
-    def alike(self) -> Alike: ...
+    def synced_state(self) -> SyncedState: ...
 
     @property
     def lasting(self) -> bool: ...

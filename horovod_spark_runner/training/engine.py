@@ -25,7 +25,7 @@ from ..frameworks import KERAS
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
-from .detect_engine import said_engine
+from .detect_engine import detect_engine
 from .onnx import ClassColumn
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
@@ -74,7 +74,7 @@ class Engine(Protocol):
         """
         ...
 
-    def check_callbacks(self, given: object) -> None:
+    def check_callbacks(self, callbacks: object) -> None:
         """Check as much of ``callbacks`` as shows without the framework.
 
         Raises:
@@ -242,7 +242,7 @@ class Engine(Protocol):
 
     # -- its evaluation ------------------------------------------------------------------------
 
-    def portable_metrics(self, given: object) -> object:
+    def portable_metrics(self, metrics: object) -> object:
         """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
 
         On the driver, where the framework is loaded only if it made a metric that was given.
@@ -278,7 +278,7 @@ def engine_of(model: object, default: str = KERAS) -> str:
         function = function.func
         name = getattr(function, "horovod_engine", None)
     if name is None:
-        name = said_engine(model) or default
+        name = detect_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
@@ -293,8 +293,8 @@ def check_format(format: object, formats: Sequence[str]) -> None:
         InvalidInputError: it is not.
     """
     if format not in formats:
-        known = ", ".join(map(repr, formats)) or "none for a model of this engine"
-        raise InvalidInputError(f"there is no format {format!r} to export to; there is {known}")
+        listed = ", ".join(map(repr, formats)) or "none for a model of this engine"
+        raise InvalidInputError(f"there is no format {format!r} to export to; there is {listed}")
 
 
 def engine_named(name: str) -> Engine:

@@ -21,8 +21,8 @@ def modules_for(engine: str) -> tuple[str, ...]:
     Args:
         engine: the dotted name of the engine.
     """
-    own = engine_named(engine).modules
-    return (*own, *_MODULES)
+    engine_modules = engine_named(engine).modules
+    return (*engine_modules, *_MODULES)
 
 
 def train_rank(spec: TrainingSpec) -> TrainingReport:

@@ -138,14 +138,14 @@ class Epochs:
 
     def _at(self, at: int, end: int, part: tuple[int, int]) -> _Reading:
         """Return what is read at a position, going on with what is read where that is there."""
-        known = self._reading
-        if known is None or (known.part, known.at, known.end) != (part, at, end):
+        reading = self._reading
+        if reading is None or (reading.part, reading.at, reading.end) != (part, at, end):
             self.close()
             passed, begin = divmod(at, self._steps_of_pass)
             plans = map(self._plan, range(passed, -(-end // self._steps_of_pass)))
-            known = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
-            self._reading = known
-        return known
+            reading = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
+            self._reading = reading
+        return reading
 
     def _plan(self, passed: int) -> EpochPlan:
         return plan_epoch(

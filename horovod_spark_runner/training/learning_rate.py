@@ -84,9 +84,9 @@ class LearningRate:
         if rates is None:
             return
         now = rates.read()
-        known = state or {"base": now, "last": now, "done": False}
-        self._base, self._last = list(known["base"]), list(known["last"])
-        self._done = bool(known["done"])
+        saved = state or {"base": now, "last": now, "done": False}
+        self._base, self._last = list(saved["base"]), list(saved["last"])
+        self._done = bool(saved["done"])
         if not state and not options.warmup_epochs:
             self._scale(scale_factor(options.lr_scaling, world))  # callbacks find it so
 

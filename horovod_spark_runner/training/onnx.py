@@ -98,11 +98,11 @@ class OnnxSession:
     @property
     def facts(self) -> dict[str, Any]:
         """What this package has written of the file; nothing for another one's."""
-        known = self._session.get_modelmeta().custom_metadata_map
-        facts: dict[str, Any] = load_json(known.get(METADATA, "{}"))
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        facts: dict[str, Any] = load_json(metadata.get(METADATA, "{}"))
         return facts
 
-    def __call__(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs by name.
 
         Raises:
@@ -110,15 +110,15 @@ class OnnxSession:
             ModelError: onnxruntime cannot compute them.
         """
         try:
-            found = self._session.run(self.outputs, dict(given))
+            values = self._session.run(self.outputs, dict(inputs))
         except Exception as error:  # as above
-            if any(said in str(error) for said in _NO_INDEX):
+            if any(phrase in str(error) for phrase in _NO_INDEX):
                 raise DataError(
                     "a row holds an index, as of an embedding, that is below 0 or beyond the "
                     f"model's table: {error!s:.500}"
                 ) from error
             raise ModelError(f"onnxruntime cannot run it: {error!s:.500}") from error
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(self.outputs, values, strict=True))
 
 
 FORMAT = 1
@@ -128,7 +128,7 @@ ROWS = "rows"
 MOST_BYTES = 2**31 - 2**24
 
 
-def tell_facts(
+def write_facts(
     model: Any,
     columns: Sequence[Column],
     outputs: Sequence[OutputSpec],

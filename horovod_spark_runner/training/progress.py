@@ -53,12 +53,12 @@ def beside(logs: Logs, facts: Mapping[str, float]) -> dict[str, float]:
 
     ``run/`` goes before the name of a fact that a log is called like.
     """
-    found = {}
+    renamed = {}
     for name, value in facts.items():
         while name in logs:
             name = f"run/{name}"
-        found[name] = value
-    return found
+        renamed[name] = value
+    return renamed
 
 
 def numbers(logs: Logs) -> dict[str, float]:
@@ -176,9 +176,9 @@ class ProgressReporter:
         late = now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps
         if late and not self._silent:
             rate = self._rows / (now - self._last) if self._spent else None
-            told = numbers(plain(logs))
+            logged = numbers(plain(logs))
             at = progress.epoch_step
-            send(self._report(progress.epoch, progress, at, steps, told, now, rate))
+            send(self._report(progress.epoch, progress, at, steps, logged, now, rate))
 
     def epoch(self, progress: Progress, steps: int, rate: float) -> Callable[[], None]:
         """Return what reports the epoch just completed, at ``rate`` samples per second."""

@@ -37,17 +37,17 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
         )
 
 
-def check_like(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> None:
+def check_like(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> None:
     """Check that a model that was built anew gives what the trained one gave, perhaps elsewhere.
 
     Args:
         expected: the outputs of the trained model.
-        found: those of this one, for the same inputs.
+        actual: those of this one, for the same inputs.
 
     Raises:
         ModelError: it gives something else.
     """
-    for number, (value, other) in enumerate(zip(expected, found, strict=False)):
+    for number, (value, other) in enumerate(zip(expected, actual, strict=False)):
         if value.shape != other.shape or not _is_near(value, other):
             raise ModelError(
                 "model_fn builds another model than was trained, although its weights fit: for "
@@ -180,14 +180,14 @@ def finite_rows(arrays: Mapping[str, np.ndarray], count: int, call: Call) -> Arr
     return {name: array[finite] for name, array in rows.items()}
 
 
-def choose_rows(columns: Sequence[Column], given: Arrays | None, call: Call) -> Arrays:
+def choose_rows(columns: Sequence[Column], real_rows: Arrays | None, call: Call) -> Arrays:
     """Return rows by which models can be told apart: those given, made up where there are none.
 
     If the rows given are all equal, which tell little, made-up ones come first.
 
     Args:
         columns: what the model takes.
-        given: real rows.
+        real_rows: real rows.
         call: the model, which may take some rows only: the first that it gives finite numbers for
             are chosen, else the last that it takes.
 
@@ -195,14 +195,14 @@ def choose_rows(columns: Sequence[Column], given: Arrays | None, call: Call) -> 
         Exception: the model takes none of them; whatever it raised.
     """
     chosen, problem = None, None
-    for rows in _candidates(columns, given):
+    for rows in _candidates(columns, real_rows):
         try:
             outputs = call(rows)
         except Exception as error:  # the user's own call may fail in any way
             problem = error
             continue
         chosen = rows
-        if rows is given or all(map(_is_finite, outputs)):
+        if rows is real_rows or all(map(_is_finite, outputs)):
             return rows
     if chosen is None:
         assert problem is not None
@@ -214,12 +214,12 @@ def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _candidates(columns: Sequence[Column], given: Arrays | None) -> Iterator[Arrays]:
-    if given is None or all((array == array[:1]).all() for array in given.values()):
+def _candidates(columns: Sequence[Column], real_rows: Arrays | None) -> Iterator[Arrays]:
+    if real_rows is None or all((array == array[:1]).all() for array in real_rows.values()):
         yield made_up_rows(columns)
         random = np.random.default_rng(0)
         yield made_up_rows(columns, random.random)
-    yield {c.name: c.blank().repeat(2, 0) for c in columns} if given is None else given
+    yield {c.name: c.blank().repeat(2, 0) for c in columns} if real_rows is None else real_rows
 
 
 def made_up_rows(

@@ -16,7 +16,7 @@ from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
-from .training_steps import TrainingSteps, steps_known
+from .training_steps import TrainingSteps, provide_steps
 
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
@@ -41,24 +41,26 @@ class ModelSource:
     def call_function(self) -> object:
         """Return what `function` returns, also where there is no training."""
         assert self.function is not None
-        with steps_known():
+        with provide_steps():
             return self.function()
 
 
-def check_objects(given: object) -> dict[str, object]:
+def check_objects(custom_objects: object) -> dict[str, object]:
     """Return ``custom_objects`` as a dictionary.
 
     Raises:
         InvalidInputError: it is no dictionary by name.
     """
-    if given is None:
+    if custom_objects is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(custom_objects, Mapping) or not all(
+        isinstance(name, str) for name in custom_objects
+    ):
         raise InvalidInputError(
             "custom_objects must be a dictionary from names to classes and functions, such as "
-            f"{{'MyLayer': MyLayer}}, got {brief(given)}"
+            f"{{'MyLayer': MyLayer}}, got {brief(custom_objects)}"
         )
-    return dict(given)
+    return dict(custom_objects)
 
 
 def check_model_fn(function: Callable[..., Any]) -> None:
@@ -117,8 +119,8 @@ def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
         return Binding(())
     plain = check_columns(title, columns, may_lack=title == "label_cols")
     names = tuple(plain) if isinstance(plain, Mapping) else None
-    given = plain.values() if isinstance(plain, Mapping) else plain
-    slots = tuple(() if one is None else one for one in given)
+    entries = plain.values() if isinstance(plain, Mapping) else plain
+    slots = tuple(() if one is None else one for one in entries)
     binding = Binding(slots, names)
     if title == "feature_cols" and names is None:
         flat = [name for slot in binding.slots for name in slot]

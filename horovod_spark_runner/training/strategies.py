@@ -15,7 +15,7 @@ from ..sync.synchroniser import Collectives, Synchroniser
 from ..sync.wire import MpiWire
 
 # Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Any, Collectives], Synchroniser]
+SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
@@ -32,7 +32,7 @@ def asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser
 
 
 # By the class of the settings.
-SYNCHRONISERS: dict[type, Way] = {
+SYNCHRONISERS: dict[type, SynchroniserFactory] = {
     Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,

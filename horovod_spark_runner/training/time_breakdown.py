@@ -159,8 +159,8 @@ class Accounts:
         """
         now, traffic = self.seconds(), self._traffic()
         sent = np.subtract(traffic, self._traffic_before)
-        own = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
-        table = gather(self._world, own)
+        row = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
+        table = gather(self._world, row)
         self._before, self._traffic_before = now, traffic
         if table is None:
             return 0.0
@@ -189,9 +189,9 @@ def _sums(table: np.ndarray) -> dict[str, int]:
     return {SENT: round(sent), WHOLE: round(whole)}
 
 
-def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:
+def gather(world: MPI.Comm, row: Sequence[float]) -> np.ndarray | None:
     """Return a row of numbers of each rank on rank 0, ``None`` on the others."""
-    sent = np.asarray(own, np.float64)
+    sent = np.asarray(row, np.float64)
     table = np.empty((world.Get_size(), len(sent))) if world.Get_rank() == 0 else None
     world.Gather(sent, table)
     return table
@@ -215,13 +215,13 @@ def record(table: np.ndarray) -> dict[str, Any]:
         extreme = {int(f(table[:, i])) for i, _ in kinds for f in (np.argmin, np.argmax)}
         even = np.linspace(0, size - 1, MOST_RANKS - len(extreme), dtype=int).tolist()
         ranks = sorted({*extreme, *even})
-    found: dict[str, Any] = {
+    breakdown: dict[str, Any] = {
         "ranks": ranks,
         "seconds": {kind: _rounded(table[ranks, i]) for i, kind in kinds},
     }
     if size > MOST_RANKS:
-        found["mean"] = {kind: _rounded(table[:, i].mean()) for i, kind in kinds}
-    return found
+        breakdown["mean"] = {kind: _rounded(table[:, i].mean()) for i, kind in kinds}
+    return breakdown
 
 
 def mean_seconds(account: Account) -> dict[str, float]:

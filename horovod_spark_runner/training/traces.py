@@ -68,15 +68,15 @@ class Traces:
         tracer: Tracer | None,
         say: Callable[[str], None] = notify,
     ) -> None:
-        asked = spec.config.checkpoints
-        if tracer is None and (asked.timeline or asked.profile_steps):
+        options = spec.config.checkpoints
+        if tracer is None and (options.timeline or options.profile_steps):
             raise ModelError(
                 f"timeline and profile_steps: engine {spec.engine!r} records no traces; leave "
                 "them out"
             )
         self._tracer = tracer if rank == 0 else None
-        self._timeline = asked.timeline
-        self._first, self._last = asked.profile_steps or (0, -1)
+        self._timeline = options.timeline
+        self._first, self._last = options.profile_steps or (0, -1)
         self._directory, self._token = RunDirectory(spec.run_dir), spec.attempt.lease_token
         self._say = say
         self._folder: tempfile.TemporaryDirectory[str] | None = None

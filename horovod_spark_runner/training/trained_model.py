@@ -291,15 +291,15 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
             f"checkpoint={step}: {folder} cannot be used: {error}; in {directory.location} there "
             f"are those after these steps: {there}"
         ) from error
-    own = [name for name, *_ in info.variables if name.startswith("model/")]
-    if info.run_id != directory.run_id() or len(own) != len(model.signature.weights):
+    weight_names = [name for name, *_ in info.variables if name.startswith("model/")]
+    if info.run_id != directory.run_id() or len(weight_names) != len(model.signature.weights):
         raise RunDirectoryError(
             f"checkpoint={step}: {folder} is of another run or model than {directory.model}"
         )
     arrays = ArraysFile(data)
     weights = spooled(
         lambda file: write_arrays(
-            file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(own))
+            file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(weight_names))
         )
     )
     signature = replace(model.signature, reweighted=True)
@@ -361,7 +361,7 @@ class Recipe:
     outputs: tuple[OutputSpec, ...]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     batch_size: int | None = None
-    own: Any = field(default=None, repr=False)
+    parts: Any = field(default=None, repr=False)
     targets: Targets | None = None
     sample: Contents | None = field(default=None, repr=False)
 
@@ -412,7 +412,7 @@ class ModelInputs:
         """Return rows that a model which takes this is tried with; see `choose_rows`."""
         return choose_rows(self.columns, self.sample, call)
 
-    def kept_rows(self, call: Call, tried: Arrays) -> SampleRows | None:
+    def saved_rows(self, call: Call, tried: Arrays) -> SampleRows | None:
         """Return the rows that are kept with the model; ``None`` if it takes none that may be.
 
         Args:

@@ -115,7 +115,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def train_step(
-        self, step: Step, asked: Sequence[bool], last: bool
+        self, step: Step, requests: Sequence[bool], last: bool
     ) -> tuple[Logs | None, Sequence[float] | None]:
         """Train on this rank's part of a global batch, together with all other ranks.
 
@@ -124,12 +124,12 @@ class Trainee(ABC):
 
         Args:
             step: the batch, and this rank's part of the global batch's rows.
-            asked: truth values that go along with the gradients.
+            requests: truth values that go along with the gradients.
             last: whether it is the last step of the epoch.
 
         Returns:
             The step's logs by name, ``None`` if it has none, and the sums over the ranks of what
-            was ``asked``; ``None`` where the synchroniser carries nothing.
+            was ``requests``; ``None`` where the synchroniser carries nothing.
         """
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Trainee(ABC):
     # -- what a framework may lack -------------------------------------------------------------
 
     @property
-    def tells_all(self) -> bool:
+    def has_complete_logs(self) -> bool:
         """Whether the logs of the first step have the names of all results."""
         return True
 

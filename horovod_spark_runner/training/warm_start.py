@@ -116,10 +116,10 @@ def _of_checkpoint(
     return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
 
 
-def _check_engine(origin: str, found: str, engine: str) -> None:
-    if found != engine:
+def _check_engine(origin: str, source_engine: str, engine: str) -> None:
+    if source_engine != engine:
         raise ModelError(
-            f"initial_weights={origin!r} holds the weights of a {model_of(found)}, but a "
+            f"initial_weights={origin!r} holds the weights of a {model_of(source_engine)}, but a "
             f"{model_of(engine)} is to be trained, whose weights are arranged otherwise; give "
             "those of such a model"
         )

@@ -73,8 +73,8 @@ def _graph(config: Mapping[str, Any]) -> str | None:
     for operation in operations:
         settings = operation["config"]
         # Settings of layers stand in their own entries; operations (keras.ops) have none.
-        own = {} if "trainable" in settings else _plain({**settings, "name": None})
-        nodes.append([operation["class_name"], own, operation["inbound_nodes"]])
+        arguments = {} if "trainable" in settings else _plain({**settings, "name": None})
+        nodes.append([operation["class_name"], arguments, operation["inbound_nodes"]])
     whole = [nodes, config["input_layers"], config["output_layers"]]
     return _digest(_plain(_by_index(whole, indices)))
 

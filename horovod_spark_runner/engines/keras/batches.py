@@ -128,12 +128,13 @@ def _check_weights_of_steps(weight: Column, outputs: Nest | None) -> None:
     """
     steps = weight.shape
     for output in keras.tree.flatten(outputs) if steps and outputs is not None else ():
-        found = tuple(output.shape[1:])
-        if len(found) < 2 or found[0] not in (None, *steps):
+        output_shape = tuple(output.shape[1:])
+        if len(output_shape) < 2 or output_shape[0] not in (None, *steps):
             raise ModelError(
                 f"sample_weight_col {weight.name!r} holds {steps[0]} weights for each row, which "
                 "are those of the steps of a sequence, but the model gives an output of shape "
-                f"{found} for a row; give one weight per row, or one for each step of the output"
+                f"{output_shape} for a row; give one weight per row, or one for each step of the "
+                "output"
             )
 
 

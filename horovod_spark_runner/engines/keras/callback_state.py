@@ -92,9 +92,11 @@ class CallbackStates:
                 if key == _LOG:
                     continue
                 prefix = f"{name}/{key}/"
-                own = {int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)}
+                value_arrays = {
+                    int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)
+                }
                 try:
-                    self._set(name, key, value, own)
+                    self._set(name, key, value, value_arrays)
                 except KeyError:  # a large array, and rank 0 had none
                     logger.warning("callback %s: attribute %s begins anew", name, key)
 
@@ -124,8 +126,8 @@ class CallbackStates:
         # What was there when the training began, and holds no items, is no state; neither are
         # callables and files, nor what Keras' own callbacks work with.
         same = value is self._objects[name].get(key) and not isinstance(value, Collection)
-        known = type(self._callbacks[name]).__module__.startswith("keras.")
-        if same or known or callable(value) or hasattr(value, "write"):
+        from_keras = type(self._callbacks[name]).__module__.startswith("keras.")
+        if same or from_keras or callable(value) or hasattr(value, "write"):
             return
         if f"{name}.{key}" in self._warned:
             return

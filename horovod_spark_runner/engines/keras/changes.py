@@ -44,8 +44,8 @@ def compare_models(
     )
     if refusal is not None:
         return ModelChanges(refusal)
-    ignored, changed, kept = _optimizer_changes(before, after)
-    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
+    ignored, changed, optimizers = _optimizer_changes(before, after)
+    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": optimizers})
 
 
 def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -65,22 +65,22 @@ def _optimizer_changes(
     """Return warnings of what the checkpoint decides, all changes, and what to record."""
     ignored: list[str] = []
     changed: list[str] = []
-    kept = []
+    records = []
     for before, after in zip(then, now, strict=True):
         old, new = before.get("config"), after.get("config")
-        kept.append(after)
+        records.append(after)
         if old is None or new is None:
             continue
-        told, every, config = optimized_otherwise(
+        messages, every, config = optimized_otherwise(
             f"optimizer {after['class']}", old, new, _is_variable
         )
         ignored += [
             f"{text}. Set another by a callback, or begin a new run with initial_weights"
-            for text in told
+            for text in messages
         ]
         changed += every
-        kept[-1] = {**after, "config": config}
-    return tuple(ignored), tuple(changed), kept
+        records[-1] = {**after, "config": config}
+    return tuple(ignored), tuple(changed), records
 
 
 def _is_variable(path: str, one: object, other: object) -> bool:

@@ -12,28 +12,28 @@ import tensorflow as tf
 
 from ...sync import buckets
 from ...sync.synchroniser import Compression, Traffic
-from .scope import own_variable
+from .scope import runner_variable
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
 
 
 # Sums by the names of the collectives, while a step is tried on one rank.
-_known_sums: list[dict[str, list[tf.Tensor]]] = []
+_replayed_sums: list[dict[str, list[tf.Tensor]]] = []
 
 
 @contextlib.contextmanager
-def use_known_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
+def replay_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
     """Let nothing be sent meanwhile; sums over ranks are those of the same name that are given.
 
     Args:
         sums: those that are not there are added: what this rank alone gives.
     """
-    _known_sums.append(sums)
+    _replayed_sums.append(sums)
     try:
         yield
     finally:
-        _known_sums.pop()
+        _replayed_sums.pop()
 
 
 class Part:
@@ -91,8 +91,8 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         name: the same on all ranks, and different for every call within one step.
     """
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if _known_sums:
-        return _known_sums[-1].setdefault(name, values)
+    if _replayed_sums:
+        return _replayed_sums[-1].setdefault(name, values)
     if hvd.size() == 1:
         return values
     result: list[tf.Tensor] = [None] * len(values)
@@ -147,9 +147,9 @@ def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
         present = part.present(value.dtype)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            own = part.fraction(upstream.dtype)
-            (total,) = sum_over_ranks([upstream * own], f"{name}.gradient")
-            return tf.math.divide_no_nan(total, own) * part.present(upstream.dtype)
+            fraction = part.fraction(upstream.dtype)
+            (total,) = sum_over_ranks([upstream * fraction], f"{name}.gradient")
+            return tf.math.divide_no_nan(total, fraction) * part.present(upstream.dtype)
 
         return sum_over_ranks([value * present], name)[0], gradient
 
@@ -162,7 +162,7 @@ class TensorCollectives:
     def __init__(self) -> None:
         # A variable: only compiled steps know how often they have run.
         with tf.device("CPU"):
-            self._counted = own_variable([0.0, 0.0], tf.float64)
+            self._counted = runner_variable([0.0, 0.0], tf.float64)
 
     @property
     def size(self) -> int:
@@ -175,8 +175,8 @@ class TensorCollectives:
 
     def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        found: Compression = getattr(hvd.Compression, name)
-        return found
+        algorithm: Compression = getattr(hvd.Compression, name)
+        return algorithm
 
     def on_host(
         self,
@@ -184,19 +184,19 @@ class TensorCollectives:
         tensors: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Return what a function of arrays makes of tensors, in each step anew."""
-        given = [_wide(tensor) for tensor in tensors]
-        kinds = [tensor.dtype for tensor in given]
+        widened = [_wide(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in widened]
 
         def called(*arrays: np.ndarray) -> list[np.ndarray]:
             made = function(arrays)
             return [m.astype(a.dtype, copy=False) for m, a in zip(made, arrays, strict=True)]
 
         # Stateful: called in every step, and several in the order of the step.
-        made = tf.numpy_function(called, given, kinds, stateful=True)
+        made = tf.numpy_function(called, widened, kinds, stateful=True)
         result = []
-        for tensor, found in zip(tensors, made, strict=True):
-            found.set_shape(tensor.shape)
-            result.append(tf.cast(found, tensor.dtype))
+        for tensor, output in zip(tensors, made, strict=True):
+            output.set_shape(tensor.shape)
+            result.append(tf.cast(output, tensor.dtype))
         return result
 
     def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:

@@ -27,8 +27,8 @@ def metric_variables(model: keras.Model) -> list[MetricVariable]:
 
 def variables_of(metrics: Iterable[Metric]) -> list[MetricVariable]:
     """Return the variables of some metrics, each once."""
-    found = {id(v): v for metric in metrics for v in metric.variables}
-    return list(found.values())
+    variables = {id(v): v for metric in metrics for v in metric.variables}
+    return list(variables.values())
 
 
 def merge_of(variable: MetricVariable) -> str:
@@ -36,8 +36,8 @@ def merge_of(variable: MetricVariable) -> str:
 
     ``"sum"``, ``"mean"``, or ``"first"`` where one process's stands for all.
     """
-    way = variable.aggregation
-    return way if way in (SUM, MEAN) else FIRST
+    aggregation = variable.aggregation
+    return aggregation if aggregation in (SUM, MEAN) else FIRST
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def check_losses(model: keras.Model) -> None:
             )
 
 
-def has_own_steps(model: keras.Model) -> bool:
+def has_custom_steps(model: keras.Model) -> bool:
     """Tell whether the user's own code is part of the model's steps, besides its call."""
     return any(
         getattr(type(model), name) is not getattr(keras.Model, name)
@@ -148,12 +148,12 @@ def finalize_layers(model: keras.Model) -> bool:
     Returns:
         Whether there are such layers.
     """
-    found = False
+    finalized = False
     for layer in model._flatten_layers(include_self=True, recursive=True):
         finalize = getattr(layer, "finalize_state", None)
         # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
         # loaded model has no longer: finalising them again would empty them.
         if finalize is not None and layer.weights:
             finalize()
-            found = True
-    return found
+            finalized = True
+    return finalized

@@ -11,17 +11,17 @@ import tensorflow as tf
 from .protocols import Method
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-_OWN = "horovod_spark_runner"
+_VARIABLE_NAME = "horovod_spark_runner"
 
 
-def own_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
+def runner_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
     """Return a variable of ours, which steps use besides the model's."""
-    return tf.Variable(value, trainable=False, dtype=dtype, name=_OWN)
+    return tf.Variable(value, trainable=False, dtype=dtype, name=_VARIABLE_NAME)
 
 
-def is_own_variable(variable: tf.Variable) -> bool:
-    """Tell whether `own_variable` has made it."""
-    return bool(variable.name.partition(":")[0] == _OWN)
+def is_runner_variable(variable: tf.Variable) -> bool:
+    """Tell whether `runner_variable` has made it."""
+    return bool(variable.name.partition(":")[0] == _VARIABLE_NAME)
 
 
 class Scope:
@@ -75,15 +75,15 @@ def in_condition(scope: Scope) -> bool:
 
 def classes_with(base: type, method: str) -> list[type]:
     """Return ``base``, its bases and what is derived of it, where they define ``method``."""
-    found = [cls for cls in base.__mro__ if method in vars(cls)]
+    classes = [cls for cls in base.__mro__ if method in vars(cls)]
     pending: list[type] = [base]
     while pending:
         derived: type
         for derived in pending.pop().__subclasses__():
             pending.append(derived)
-            if method in vars(derived) and derived not in found:
-                found.append(derived)
-    return found
+            if method in vars(derived) and derived not in classes:
+                classes.append(derived)
+    return classes
 
 
 @contextlib.contextmanager

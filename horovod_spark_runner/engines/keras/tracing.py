@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ...training.traces import Timeline
-from .scope import own_variable
+from .scope import runner_variable
 
 
 class KerasTracer:
@@ -52,16 +52,16 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._runs = hvd.size() > 1 and not tf.config.list_logical_devices("GPU")
-        self._seconds = own_variable(0.0, tf.float64)
+        self._seconds = runner_variable(0.0, tf.float64)
 
     def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """Return what `end` takes: the moment when all of ``tensors`` are there."""
         return self._moment(tensors) if self._runs else None
 
-    def end(self, begun: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
+    def end(self, start: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
         """Add up the time from a moment until all of ``tensors`` are there."""
-        if begun is not None:
-            self._seconds.assign_add(self._moment(tensors) - begun)
+        if start is not None:
+            self._seconds.assign_add(self._moment(tensors) - start)
 
     @property
     def seconds(self) -> float | None:

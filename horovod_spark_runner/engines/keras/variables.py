@@ -59,13 +59,15 @@ class KerasVariables(TrainingVariables):
 
     def trained_by(self) -> list[list[int] | None]:
         indices = {id(variable): index for index, variable in enumerate(self.weights)}
-        found: list[list[int] | None] = []
+        groups: list[list[int] | None] = []
         for optimizer in self._optimizers:
             # Keras has no public name for what an optimizer was built for.
-            own = [indices.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
-            known = [index for index in own if index is not None]
-            found.append(known if optimizer.built and known and len(known) == len(own) else None)
-        return found
+            positions = [indices.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
+            trained = [index for index in positions if index is not None]
+            groups.append(
+                trained if optimizer.built and trained and len(trained) == len(positions) else None
+            )
+        return groups
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         weights = self.weights

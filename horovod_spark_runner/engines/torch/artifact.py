@@ -101,7 +101,7 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
     program, why = None, ""
     if outputs is not None:
         why = unsteady(called, rows)
-        if sample := inputs.kept_rows(called.outputs, rows):
+        if sample := inputs.saved_rows(called.outputs, rows):
             files.write(SAMPLE_FILE, sample.dump())
         program, problem = _program(called, rows)
     if program is not None:
@@ -166,8 +166,8 @@ def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.nd
     ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
     if [path for path, _ in ours] != [path for path, _ in theirs]:
         raise ModelError("its outputs are in other places")
-    for (_, value), (_, found) in zip(ours, theirs, strict=True):
-        check_close(to_numpy(value), to_numpy(found))
+    for (_, value), (_, other_value) in zip(ours, theirs, strict=True):
+        check_close(to_numpy(value), to_numpy(other_value))
 
 
 def _first_line(error: BaseException) -> str:

@@ -42,8 +42,8 @@ def build_module(source: ModelSource) -> nn.Module:
     return _made(made.module if isinstance(made, TorchModel) else made)
 
 
-def _made(given: object) -> nn.Module:
-    module = given if isinstance(given, nn.Module) or not callable(given) else given()
+def _made(source: object) -> nn.Module:
+    module = source if isinstance(source, nn.Module) or not callable(source) else source()
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"module must be a torch.nn.Module, but the function given returned {brief(module)}"

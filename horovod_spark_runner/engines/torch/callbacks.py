@@ -83,12 +83,12 @@ def check_hooks(callback: TorchCallback) -> None:
     Raises:
         InvalidInputError: one is called as in Keras or Lightning.
     """
-    own = [name for name in vars(TorchCallback) if name.startswith("on_")]
+    hooks = [name for name in vars(TorchCallback) if name.startswith("on_")]
     for name in dir(type(callback)):
-        if _HOOK.fullmatch(name) and name not in own:
+        if _HOOK.fullmatch(name) and name not in hooks:
             raise InvalidInputError(
                 f"{type(callback).__name__} has a hook {name}, which is never called; those of "
-                f"TorchCallback are {', '.join(own)}"
+                f"TorchCallback are {', '.join(hooks)}"
             )
 
 

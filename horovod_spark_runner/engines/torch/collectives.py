@@ -67,16 +67,16 @@ class TensorCollectives:
             tensors: dense tensors, or arrays.
             name: the same on all ranks, and different for every call within one step.
         """
-        given = [torch.as_tensor(tensor).detach() for tensor in tensors]
+        detached = [torch.as_tensor(tensor).detach() for tensor in tensors]
         if hvd.size() == 1:
-            return [tensor.clone() for tensor in given]
+            return [tensor.clone() for tensor in detached]
         groups: dict[torch.dtype, list[int]] = {}
-        for index, tensor in enumerate(given):
+        for index, tensor in enumerate(detached):
             dtype = _summed_as(tensor)
             groups.setdefault(dtype, []).append(index)
-        result: list[Tensor] = list(given)
+        result: list[Tensor] = list(detached)
         for dtype, indices in groups.items():
-            parts = [given[index] for index in indices]
+            parts = [detached[index] for index in indices]
             flat = torch.cat([part.reshape(-1).to(dtype) for part in parts])
             label = f"{name}.{str(dtype).removeprefix('torch.')}"
             flat = hvd.synchronize(hvd.allreduce_async_(flat, name=label, op=hvd.Sum))
@@ -87,8 +87,8 @@ class TensorCollectives:
 
     def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        found: Compression = getattr(hvd.Compression, name)
-        return found
+        algorithm: Compression = getattr(hvd.Compression, name)
+        return algorithm
 
     def on_host(
         self,

@@ -49,14 +49,14 @@ class GradientExchange:
         self._size = size if self._together else 1
         self._device = device
         self._part = Part(self._size)
-        self._asked: Sequence[bool] = ()
+        self._requests: Sequence[bool] = ()
         self._counts: list[float] | None = None
-        self._own_count = self._total_count = 0.0
+        self._divisor = self._total_count = 0.0
         self._calls = [0] * len(optimizers)
         self._optimizers = optimizers
-        self._given = [parameters_of(optimizer) for optimizer in optimizers]
+        self._parameters = [parameters_of(optimizer) for optimizer in optimizers]
         # Those that may be trained later have buckets of their own, which are sent from then on.
-        first = self._given[0]
+        first = self._parameters[0]
         self._buckets = [
             *_buckets_of([p for p in first if p.requires_grad]),
             *_buckets_of([p for p in first if not p.requires_grad and p.is_floating_point()]),
@@ -111,19 +111,21 @@ class GradientExchange:
         Raises:
             ModelError: an optimizer has been given other parameters.
         """
-        for optimizer, given in zip(self._optimizers, self._given, strict=True):
+        for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True):
             now = parameters_of(optimizer)
-            if len(now) != len(given) or any(p is not q for p, q in zip(now, given, strict=True)):
+            if len(now) != len(parameters) or any(
+                p is not q for p, q in zip(now, parameters, strict=True)
+            ):
                 raise ModelError(
                     f"optimizer {type(optimizer).__name__} has {len(now)} parameters now, and had "
-                    f"{len(given)}, or others, when the training began: their gradients would not "
-                    "be exchanged. Give it all parameters in the beginning; those that do not "
+                    f"{len(parameters)}, or others, when the training began: their gradients would "
+                    "not be exchanged. Give it all parameters in the beginning; those that do not "
                     "require gradients are left alone until requires_grad_(True)"
                 )
         new = [
             p
-            for given in self._given
-            for p in given
+            for parameters in self._parameters
+            for p in parameters
             if p.requires_grad and id(p) not in self._trained
         ]
         if not new:
@@ -144,28 +146,28 @@ class GradientExchange:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
 
     @contextlib.contextmanager
-    def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
+    def step(self, fraction: float | None, requests: Sequence[bool]) -> Iterator[None]:
         """Be within a step, in which this rank asks for something.
 
         Args:
             fraction: its part of the rows; ``None`` where all ranks have equally many.
-            asked: what it asks for.
+            requests: what it asks for.
         """
         part = Part(self._size, fraction if self._together else None)
-        self._part, self._asked, self._counts = part, asked, None
+        self._part, self._requests, self._counts = part, requests, None
         self._calls = [0] * len(self._optimizers)
-        self._own_count = self._total_count = 0.0
+        self._divisor = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
             with self.waiting():
                 self._note(TensorCollectives().sum([self._control()], "control")[0])
 
-    def count(self, own: float) -> None:
+    def count(self, divisor: float) -> None:
         """Say what this rank's loss is to be divided by, before the backward pass.
 
         The sum of all ranks' goes along with the gradients: see `total_count`.
         """
-        self._own_count = own
+        self._divisor = divisor
 
     @property
     def size(self) -> int:
@@ -296,19 +298,19 @@ class GradientExchange:
             return gradients, along
         # A parameter that only some ranks have used counts as one without a gradient on the others.
         there = [parameter.grad is not None for parameter in parameters]
-        own = [
+        local = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in parameters
         ]
         used = torch.tensor(there, dtype=torch.float32, device=self._device)
         along = [used, self._control()] if ask else [used]
-        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
+        gradients, summed = self._synchroniser.gradients(local, self._part, name, place, along)
         by_any = (summed[0] if summed else used).tolist()
-        kept = [
+        reduced = [
             g if count or self._has_come(g) else None
             for g, count in zip(gradients, by_any, strict=True)
         ]
-        return kept, summed[1:]
+        return reduced, summed[1:]
 
     def _has_come(self, gradient: Tensor | None) -> bool:
         """Tell whether a gradient of an earlier step has come only now."""
@@ -318,15 +320,15 @@ class GradientExchange:
         self,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
-        asked: Sequence[Tensor],
+        counts: Sequence[Tensor],
     ) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        if asked:
-            self._note(asked[0])
+        if counts:
+            self._note(counts[0])
 
     def _control(self) -> Tensor:
-        numbers = [*map(float, self._asked), self._own_count]
+        numbers = [*map(float, self._requests), self._divisor]
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
 
     def _note(self, control: Tensor) -> None:

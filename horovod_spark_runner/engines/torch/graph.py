@@ -78,29 +78,29 @@ class Graph:
     steps: list[Step]
 
     def __call__(self, *values: Any) -> Any:
-        known = dict(zip(self.inputs, values, strict=True))
+        computed = dict(zip(self.inputs, values, strict=True))
         for step in self.steps:
-            args = [_filled(value, known) for value in step.args]
-            named = {name: _filled(value, known) for name, value in step.named.items()}
-            _store(step.outputs, find_operator(step.target)(*args, **named), known)
+            args = [_filled(value, computed) for value in step.args]
+            named = {name: _filled(value, computed) for name, value in step.named.items()}
+            _store(step.outputs, find_operator(step.target)(*args, **named), computed)
             for name in step.ended:
-                known.pop(name, None)
-        made = tuple(_filled(self.outputs, known))
+                computed.pop(name, None)
+        made = tuple(_filled(self.outputs, computed))
         return made[0] if self.single else made
 
 
-def _filled(value: Any, known: Mapping[str, Any]) -> Any:
+def _filled(value: Any, computed: Mapping[str, Any]) -> Any:
     if isinstance(value, Value):
-        return known[value.name]
-    return [_filled(one, known) for one in value] if isinstance(value, list) else value
+        return computed[value.name]
+    return [_filled(one, computed) for one in value] if isinstance(value, list) else value
 
 
-def _store(names: Any, given: Any, known: dict[str, Any]) -> None:
+def _store(names: Any, results: Any, computed: dict[str, Any]) -> None:
     if isinstance(names, str):
-        known[names] = given
+        computed[names] = results
     elif names is not None:
-        for name, one in zip(names, given, strict=True):
-            _store(name, one, known)
+        for name, one in zip(names, results, strict=True):
+            _store(name, one, computed)
 
 
 @functools.cache
@@ -112,9 +112,9 @@ def find_operator(target: str) -> Callable[..., Any]:
     """
     if target in _OTHERS:
         return _OTHERS[target]
-    found = _OPERATOR.fullmatch(target)
-    if found:
-        space, name, overload = found.groups()
+    match = _OPERATOR.fullmatch(target)
+    if match:
+        space, name, overload = match.groups()
         # PyTorch finds TorchScript's as well, of which one writes files.
         full = f"{space}::{name}" + ("" if overload == "default" else f".{overload}")
         if name != _FILES and full in _operators():
@@ -188,12 +188,12 @@ def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
     target = node["target"]
     find_operator(target)
     args, named = [], {}
-    for given in node["inputs"]:
-        value = _read(given["arg"], device)
-        if given["kind"] == 1 or not given["name"]:
+    for argument in node["inputs"]:
+        value = _read(argument["arg"], device)
+        if argument["kind"] == 1 or not argument["name"]:
             args.append(value)
         else:
-            named[given["name"]] = value
+            named[argument["name"]] = value
     outputs: Any = [_name(one, device) for one in node["outputs"]]
     in_tuple = node["is_hop_single_tensor_return"] is False
     if len(outputs) < 2 and not in_tuple:

@@ -78,14 +78,14 @@ class MetricStates(ByteVariable):
         Args:
             parts: what `numpy` returned on each rank, or in each task.
         """
-        kept = [_held(metric) for metric in self._metrics]
+        saved = [_held(metric) for metric in self._metrics]
         self._set([record for part in parts for record in _records(part)])
         seen = [metric._update_count for metric in self._metrics]
         try:
             yield
         finally:
             for number, (metric, (state, updates)) in enumerate(
-                zip(self._metrics, kept, strict=True)
+                zip(self._metrics, saved, strict=True)
             ):
                 if seen[number] and not metric._update_count:  # somebody has reset it
                     self.forget(number)
@@ -187,8 +187,8 @@ def _reduced(values: Sequence[Tensor], reduce: Any, updates: Sequence[int]) -> T
         joined: Tensor = reduce(list(values))
         return joined
     stacked = torch.stack(list(values))
-    found: Tensor = stacked if reduce is None else reduce(stacked)
-    return found
+    reduced: Tensor = stacked if reduce is None else reduce(stacked)
+    return reduced
 
 
 def _named(reduce: Any) -> str:

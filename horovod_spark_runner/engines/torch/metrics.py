@@ -75,17 +75,17 @@ class Sums(ByteVariable):
         summed.add_(total.detach() if isinstance(total, Tensor) else total)
         counted.add_(count)
 
-    def results(self, *, asked: Collection[str] = ()) -> dict[str, float]:
+    def results(self, *, required: Collection[str] = ()) -> dict[str, float]:
         """Return the means there are.
 
         Args:
-            asked: names that are told also where nothing counted, as no number: PyTorch's mean
+            required: names that are told also where nothing counted, as no number: PyTorch's mean
                 over labels that are all ignored is none.
         """
         return {
             name: total / count if count else math.nan
             for name, (total, count) in self._pairs().items()
-            if count or name in asked
+            if count or name in required
         }
 
     def _pairs(self) -> dict[str, tuple[float, float]]:
@@ -99,7 +99,7 @@ class Metrics:
     """The metrics of a `TorchModel`.
 
     Args:
-        given: `TorchModel.metrics`.
+        metrics: `TorchModel.metrics`.
         device: where outputs are.
         loss: `TorchModel.loss`, by which accuracy is told.
 
@@ -109,40 +109,42 @@ class Metrics:
 
     def __init__(
         self,
-        given: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
+        metrics: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
         device: torch.device,
         loss: Any = None,
     ) -> None:
-        if is_torchmetrics(given):  # a collection of some, or a single one
-            given = (cast("Callable[..., Any]", given),)
-        if isinstance(given, (str, Tensor)) or not isinstance(given or (), (Mapping, Sequence)):
+        if is_torchmetrics(metrics):  # a collection of some, or a single one
+            metrics = (cast("Callable[..., Any]", metrics),)
+        if isinstance(metrics, (str, Tensor)) or not isinstance(metrics or (), (Mapping, Sequence)):
             raise ModelError(
                 "metrics must be a list or a dictionary of functions of outputs and labels, got "
-                f"{brief(given)}"
+                f"{brief(metrics)}"
             )
-        named = given if isinstance(given, Mapping) else {_name(one): one for one in given or ()}
-        if not isinstance(given, Mapping) and len(named) != len(given or ()):
+        named = (
+            metrics if isinstance(metrics, Mapping) else {_name(one): one for one in metrics or ()}
+        )
+        if not isinstance(metrics, Mapping) and len(named) != len(metrics or ()):
             raise ModelError("two metrics have the same name; give metrics as a dictionary")
         if LOSS in named:
             raise ModelError("a metric cannot be called 'loss', which is the loss")
-        self._own = {
+        self._functions = {
             name: _function(name, one, loss)
             for name, one in named.items()
             if not is_torchmetrics(one)
         }
         self._pairings = {
             name: Pairing(f"metric {name!r}", one)
-            for name, one in self._own.items()
+            for name, one in self._functions.items()
             if not isinstance(named[name], str)
         }
         # Copies: what they have seen elsewhere does not count here.
         self._objects = {
             name: copy.deepcopy(one).to(device)
-            for given_name, given_one in named.items()
-            if is_torchmetrics(given_one)
-            for name, one in _each(given_name, given_one, isinstance(given, Mapping))
+            for metric_name, metric in named.items()
+            if is_torchmetrics(metric)
+            for name, one in _each(metric_name, metric, isinstance(metrics, Mapping))
         }
-        twice = [name for name in self._objects if name in self._own]
+        twice = [name for name in self._objects if name in self._functions]
         if twice:
             raise ModelError(f"two metrics have the same name, {twice[0]!r}; give them others")
         self.states = MetricStates(list(self._objects.values()))
@@ -151,7 +153,7 @@ class Metrics:
     @property
     def names(self) -> list[str]:
         """What those are called in the results whose values are means over rows."""
-        return list(self._own)
+        return list(self._functions)
 
     @property
     def of_objects(self) -> list[str]:
@@ -159,11 +161,11 @@ class Metrics:
         return list(self._objects)
 
     def __bool__(self) -> bool:
-        return bool(self._own or self._objects)
+        return bool(self._functions or self._objects)
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
-        return [(name, one) for name, one in self._own.items() if name in self._pairings]
+        return [(name, one) for name, one in self._functions.items() if name in self._pairings]
 
     def update(self, sums: Sums, outputs: Any, target: Any) -> None:
         """Add a batch to the sums.
@@ -172,7 +174,7 @@ class Metrics:
             ModelError: a metric gave something else than it may.
         """
         rows = next(leaves(outputs))[1].shape[0]
-        for name, function in self._own.items():
+        for name, function in self._functions.items():
             value = function(outputs, target)
             if name in self._pairings:
                 self._pairings[name].check(outputs, target, value)
@@ -203,7 +205,7 @@ class Metrics:
         with self.states.merged(parts):
             for name, metric in self._objects.items():
                 if metric._update_count:
-                    results.update(_told(name, metric.compute()))
+                    results.update(_report_values(name, metric.compute()))
         return results
 
     def computed_here(self) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class Metrics:
         for name, metric in self._objects.items():
             if metric._update_count:
                 try:
-                    results.update(_told(name, metric.compute()))
+                    results.update(_report_values(name, metric.compute()))
                 except (ValueError, RuntimeError, IndexError):
                     results[name] = float("nan")
         return results
@@ -283,13 +285,13 @@ BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
 
 
 def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
-    found = list(leaves(outputs))
-    if len(found) != 1 or not isinstance(target, Tensor):
+    tensors = list(leaves(outputs))
+    if len(tensors) != 1 or not isinstance(target, Tensor):
         raise ModelError(
             f"metric {name!r} compares one output with one label; give a function of all outputs "
             "and labels"
         )
-    return found[0][1], target
+    return tensors[0][1], target
 
 
 def _name(metric: Any) -> str:
@@ -338,11 +340,13 @@ def _check_states(name: str, metric: Any) -> None:
         )
 
 
-def _told(name: str, value: Any) -> dict[str, Any]:
+def _report_values(name: str, value: Any) -> dict[str, Any]:
     """Return what a metric computed, by name: numbers, or lists of these."""
     if isinstance(value, Mapping):
         return {
-            f"{name}_{key}": found for k, v in value.items() for key, found in _told(k, v).items()
+            f"{name}_{key}": number
+            for k, v in value.items()
+            for key, number in _report_values(k, v).items()
         }
     if isinstance(value, Tensor):
         return {name: value.detach().cpu().double().tolist()}
@@ -374,12 +378,12 @@ class Accuracy:
             ModelError: nothing tells a class.
         """
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
-            found = output.argmax(1)
+            predicted = output.argmax(1)
             if label.shape == output.shape:
-                return (found == label.argmax(1)).sum(), float(found.numel())
-            label = label.reshape(found.shape)
+                return (predicted == label.argmax(1)).sum(), float(predicted.numel())
+            label = label.reshape(predicted.shape)
             counted = label != self._ignored
-            right = (found == label) & counted
+            right = (predicted == label) & counted
             return right.sum(), counted.sum()
         if self._least is None or output.numel() != label.numel():
             raise ModelError(

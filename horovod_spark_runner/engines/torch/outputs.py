@@ -47,8 +47,8 @@ def pick(value: Any, path: Path) -> Tensor:
     """Return the tensor at ``path`` of what a module gave."""
     for key in path:
         value = value[key]
-    found: Tensor = value
-    return found
+    tensor: Tensor = value
+    return tensor
 
 
 def one_number(value: Any) -> Tensor | float | None:
@@ -70,14 +70,14 @@ def output_name(path: Path) -> str:
     return "_".join(map(str, path))
 
 
-def output_specs(module: nn.Module, given: Any, rows: int) -> tuple[OutputSpec, ...]:
-    """Return the outputs of a module, of what it ``given`` for ``rows`` rows.
+def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec, ...]:
+    """Describe the ``outputs`` that a module gave for ``rows`` rows.
 
     Raises:
         ModelError: an output has no value for each row.
     """
     specs = []
-    for path, tensor in leaves(given):
+    for path, tensor in leaves(outputs):
         if not tensor.shape or tensor.shape[0] != rows:
             raise ModelError(
                 f"output {output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
 from .metric_states import is_torchmetrics
-from .variables import as_array, kept_buffers, parameters_of, set_tensor
+from .variables import as_array, parameters_of, saved_buffers, set_tensor
 
 # What PyTorch itself keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -72,13 +72,13 @@ class _Snapshot:
         if is_torchmetrics(part):
             return
         space = vars(part)
-        own = {name: value for name, value in space.items() if name not in _OF_TORCH}
-        self._undo.append(functools.partial(_put_attributes, space, own))
+        attributes = {name: value for name, value in space.items() if name not in _OF_TORCH}
+        self._undo.append(functools.partial(_put_attributes, space, attributes))
         self._undo.append(functools.partial(_refill, part._buffers, dict(part._buffers)))
         for buffer in part._buffers.values():
             if buffer is not None:
                 self._undo.append(functools.partial(_overwrite, buffer, buffer.detach().clone()))
-        self.take(*own.values())
+        self.take(*attributes.values())
 
     def take(self, *roots: object) -> None:
         """Note what these refer to."""
@@ -92,9 +92,9 @@ class _Snapshot:
     def _note(self, each: Any) -> Iterable[object]:
         """Note one object; return what it refers to."""
         if isinstance(each, _IN_PLACE):
-            kept = dict(each) if isinstance(each, dict) else list(each)
-            self._undo.append(functools.partial(_refill, each, kept))
-            values = kept.values() if isinstance(kept, dict) else kept
+            items = dict(each) if isinstance(each, dict) else list(each)
+            self._undo.append(functools.partial(_refill, each, items))
+            values = items.values() if isinstance(items, dict) else items
             return values if len(values) <= _MOST_VALUES else ()
         if isinstance(each, tuple):
             return each if len(each) <= _MOST_VALUES else ()
@@ -114,20 +114,22 @@ class _Snapshot:
     def _note_function(self, function: types.FunctionType) -> Iterable[object]:
         if _package(function.__module__) in _LIBRARIES:
             return ()
-        found: list[object] = [vars(function)]
+        referred: list[object] = [vars(function)]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that is assigned later
-                found.append(cell.cell_contents)
-                self._undo.append(functools.partial(setattr, cell, "cell_contents", found[-1]))
+                referred.append(cell.cell_contents)
+                self._undo.append(functools.partial(setattr, cell, "cell_contents", referred[-1]))
         space = function.__globals__
         used = {name: space[name] for name in _names_in(function.__code__) if name in space}
         self._undo.append(functools.partial(space.update, used))
-        return [*found, *used.values()]
+        return [*referred, *used.values()]
 
     def _note_object(self, each: object) -> Iterable[object]:
         left_alone = (type, types.ModuleType, nn.Module, Optimizer)
-        known = _package(type(each).__module__) in _LIBRARIES
-        if isinstance(each, left_alone) or (known and not isinstance(each, types.SimpleNamespace)):
+        of_library = _package(type(each).__module__) in _LIBRARIES
+        if isinstance(each, left_alone) or (
+            of_library and not isinstance(each, types.SimpleNamespace)
+        ):
             return ()
         space = getattr(each, "__dict__", None)
         called = [type(each).__call__] if callable(each) else []
@@ -154,41 +156,41 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _put_attributes(space: dict[str, Any], own: dict[str, Any]) -> None:
-    for name in set(space) - set(own) - _OF_TORCH:
+def _put_attributes(space: dict[str, Any], attributes: dict[str, Any]) -> None:
+    for name in set(space) - set(attributes) - _OF_TORCH:
         del space[name]
-    space.update(own)
+    space.update(attributes)
 
 
-def _refill(holder: Any, kept: Any) -> None:
+def _refill(holder: Any, items: Any) -> None:
     """Give a container its values back, if it has others."""
     if isinstance(holder, dict):
-        if list(map(id, holder)) == list(map(id, kept)) and all(
-            one is other for one, other in zip(holder.values(), kept.values(), strict=True)
+        if list(map(id, holder)) == list(map(id, items)) and all(
+            one is other for one, other in zip(holder.values(), items.values(), strict=True)
         ):
             return
-    elif list(map(id, holder)) == list(map(id, kept)):
+    elif list(map(id, holder)) == list(map(id, items)):
         return
     # A class of the user's own may allow no changes.
     base: Any = next(c for c in type(holder).__mro__ if c.__module__ in ("builtins", "collections"))
     base.clear(holder)
     fill = base.extend if isinstance(holder, (list, deque)) else base.update
-    fill(holder, kept)
+    fill(holder, items)
 
 
-def _overwrite(value: Any, kept: Any) -> None:
+def _overwrite(value: Any, saved: Any) -> None:
     if isinstance(value, np.ndarray):
-        value[...] = kept
-    elif not torch.equal(value, kept):
+        value[...] = saved
+    elif not torch.equal(value, saved):
         with torch.no_grad():
-            value.copy_(kept)
+            value.copy_(saved)
 
 
 _seeds = itertools.count()
 
 
 @contextlib.contextmanager
-def random_kept() -> Iterator[None]:
+def preserve_random() -> Iterator[None]:
     """Leave the random generators as they are."""
     state = random.getstate(), np.random.get_state()
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -218,15 +220,15 @@ def preserve_state(
     held = [(vars(optimizer), dict(vars(optimizer))) for optimizer in optimizers]
     groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
     seed = next(_seeds)  # what is random is to differ
-    with random_kept(), forgetting(module):
+    with preserve_random(), forgetting(module):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
         try:
             for each, _ in modes:
                 # A GPU goes backwards through recurrent layers in training mode only.
-                known = type(each).__module__.startswith("torch.nn.")
-                each.training &= not known or isinstance(each, nn.RNNBase)
+                from_torch = type(each).__module__.startswith("torch.nn.")
+                each.training &= not from_torch or isinstance(each, nn.RNNBase)
             for parameter, value, _ in weights:
                 parameter.grad = None
                 if vary and parameter.requires_grad and parameter.is_floating_point():
@@ -247,7 +249,7 @@ class Recorder:
     """Gradients that optimizers are given in a step, none of which is made."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], np.ndarray] = {}
+        self.gradients: dict[tuple[str, str], np.ndarray] = {}
         self._early: list[Optimizer] = []
         self._times = 0
 
@@ -258,7 +260,7 @@ class Recorder:
         for number, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
                 gradient = parameter.grad.detach().double().cpu().numpy()
-                self.found[GRADIENT, f"{self._times}.{number}"] = gradient
+                self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         """Take the place of an optimizer's ``step``."""
@@ -285,7 +287,7 @@ def values_of_step(
     recorder = Recorder()
     with preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedulers miss the steps
-        places = kept_buffers(module)
+        places = saved_buffers(module)
         before = {
             name: as_array(holder[key].clone())
             for name, (holder, key) in places.items()
@@ -293,9 +295,9 @@ def values_of_step(
         }
         for optimizer in optimizers:
             vars(optimizer)["step"] = functools.partial(recorder.step, optimizer)
-        found = dict(compute(recorder))
+        values = dict(compute(recorder))
         for name, value in before.items():
             holder, key = places[name]
             if holder.get(key) is not None and as_array(holder[key]).shape == value.shape:
-                found[CHANGE, name] = measure_change(as_array(holder[key]), value)
-    return {**recorder.found, **found}
+                values[CHANGE, name] = measure_change(as_array(holder[key]), value)
+    return {**recorder.gradients, **values}

@@ -33,7 +33,7 @@ class SavedModule:
 
 
 @dataclass(frozen=True)
-class GivenModule:
+class ModuleWithExample:
     """A module that was trained elsewhere.
 
     Attributes:

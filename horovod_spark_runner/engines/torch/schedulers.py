@@ -49,13 +49,13 @@ def planned_schedulers(
     Raises:
         ModelError: one cannot be used.
     """
-    given = model.scheduler
-    if given is None:
+    scheduler = model.scheduler
+    if scheduler is None:
         named: Mapping[str, Any] = {}
-    elif isinstance(given, Mapping):
-        named = given
+    elif isinstance(scheduler, Mapping):
+        named = scheduler
     else:
-        named = {next(iter(optimizers)): given}
+        named = {next(iter(optimizers)): scheduler}
         if len(optimizers) > 1:
             raise ModelError(
                 "scheduler must be a dictionary by the names of the optimizers, "
@@ -130,11 +130,11 @@ class Schedulers:
                 one.load_state_dict({k: _from_json(v) for k, v in state[name].items()})
 
 
-def _made(given: Any, optimizer: Optimizer) -> Any:
+def _made(source: Any, optimizer: Optimizer) -> Any:
     kinds = (LRScheduler, ReduceLROnPlateau)
-    made = given
-    if not isinstance(given, kinds) and callable(given):
-        made = given(optimizer)
+    made = source
+    if not isinstance(source, kinds) and callable(source):
+        made = source(optimizer)
     if not isinstance(made, kinds):
         raise ModelError(
             "scheduler must be a torch.optim.lr_scheduler of the optimizer, or a function that "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _ModelFunction:
     """A function that returns what it was made with."""
 
     model: TorchModel
@@ -45,9 +45,11 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
             "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
         )
     if isinstance(model, TorchModel):
-        return ModelSource(function=_Given(model), engine=TORCH)
+        return ModelSource(function=_ModelFunction(model), engine=TORCH)
     if is_lightning(model) and not isinstance(model, type):
-        return ModelSource(function=_Given(TorchModel(cast("nn.Module", model))), engine=TORCH)
+        return ModelSource(
+            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
+        )
     if is_of_torch(model, "torch.nn.modules.module.Module"):
         raise ModelError(
             f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
@@ -62,7 +64,7 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
     return ModelSource(function=model, engine=TORCH)
 
 
-def check_given_callbacks(given: object) -> None:
+def check_callback_argument(callbacks: object) -> None:
     """Check as much of ``callbacks`` as shows without PyTorch; ranks check what functions return.
 
     Raises:
@@ -70,16 +72,16 @@ def check_given_callbacks(given: object) -> None:
     """
     from .callbacks import TorchCallback, check_hooks
 
-    if isinstance(given, TorchCallback):
-        given = [given]
-    if callable(given):
+    if isinstance(callbacks, TorchCallback):
+        callbacks = [callbacks]
+    if callable(callbacks):
         return
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise InvalidInputError(
             "callbacks must be a list of TorchCallback, or a function that returns one, got "
-            f"{brief(given)}"
+            f"{brief(callbacks)}"
         )
-    for callback in given:
+    for callback in callbacks:
         if not isinstance(callback, TorchCallback):
             raise InvalidInputError(
                 f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
@@ -111,13 +113,13 @@ def check_exportable(format: str, names: Sequence[str], transformed: Collection[
         )
 
 
-def portable_metrics(given: object) -> object:
+def portable_metrics(metrics: object) -> object:
     """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
-    if isinstance(given, Mapping):
-        return {str(name): _checked(one) for name, one in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return [_checked(one) for one in given]
-    return [_checked(given)]
+    if isinstance(metrics, Mapping):
+        return {str(name): _checked(one) for name, one in metrics.items()}
+    if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+        return [_checked(one) for one in metrics]
+    return [_checked(metrics)]
 
 
 def _checked(metric: object) -> object:

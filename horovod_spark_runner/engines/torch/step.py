@@ -17,12 +17,12 @@ from ...training.epochs import Step
 from ...training.part_comparison import Values
 from .batch_norm import synchronise_norms
 from .batches import Batches, TorchBatch
+from .custom_step import CustomStepGradients, TorchStep, clip
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
 from .modes import Modes
 from .outputs import leaves, one_number
-from .own_step import OwnGradients, TorchStep, clip
 from .probe import Recorder, forgetting
 from .statistics import Statistics
 from .targets import plain_label
@@ -92,15 +92,15 @@ class Steps:
         if self._model.train_step is None:
             self.exchange.overlap(self._module)
             return
-        self._gradients = OwnGradients(self._optimizers, self._size)
+        self._gradients = CustomStepGradients(self._optimizers, self._size)
         for optimizer in self._optimizers.values():
-            optimizer.register_step_pre_hook(self._before_own)
+            optimizer.register_step_pre_hook(self._before_step)
 
-    def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
+    def train(self, step: Step, requests: Sequence[bool]) -> list[float] | None:
         """Train on this rank's part of a global batch; return the sums of what was asked."""
         self.modes.train()
         fraction = None if step.equal else step.fraction
-        with self.exchange.step(fraction, asked), self._statistics.averaged(step):
+        with self.exchange.step(fraction, requests), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
                 return self.exchange.counts  # a step of this rank alone, which has nothing to do
             self._compute(step)
@@ -110,7 +110,7 @@ class Steps:
         if self._model.train_step is None:
             self._usual(step)
         else:
-            self._own(step)
+            self._run_custom_step(step)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
         """Compute what optimizers are given for some rows, on this rank alone, and step with none.
@@ -125,7 +125,7 @@ class Steps:
         batch = self._batches.of(step.batch.arrays, training=True)
         if self._model.train_step is not None:
             with forgetting(self._model.train_step):
-                self._call_own(batch, lambda given: self._record(recorder, given))
+                self._call_train_step(batch, lambda optimizer: self._record(recorder, optimizer))
             return {}
         functions = [] if self._losses is None else self._losses.functions()
         with forgetting(*(function for _, function in functions)):
@@ -134,12 +134,12 @@ class Steps:
         loss = torch.stack([(term.summed / batch.rows).reshape(()) for term in terms]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         self._record(recorder, None)
-        target, found = self._batches.target(batch), {}
+        target, values = self._batches.target(batch), {}
         for name, function in self._metrics.functions():
             with contextlib.suppress(Exception), torch.no_grad():  # the user's own
                 if (value := one_number(function(outputs, target))) is not None:
-                    found[f"metric {name!r}", ""] = float(value)
-        return found
+                    values[f"metric {name!r}", ""] = float(value)
+        return values
 
     def _record(self, recorder: Recorder, optimizer: Optimizer | None) -> None:
         for each in self._optimizers.values() if optimizer is None else (optimizer,):
@@ -192,8 +192,8 @@ class Steps:
         """Return 0, computed by the module, whose layers need all ranks."""
         batch = self._batches.of(step.batch.arrays, training=False)
         with self._autocast():
-            given = self._batches.call(self._module, batch)
-        return torch.stack([tensor.sum() for _, tensor in leaves(given)]).sum() * 0.0
+            outputs = self._batches.call(self._module, batch)
+        return torch.stack([tensor.sum() for _, tensor in leaves(outputs)]).sum() * 0.0
 
     def _no_terms(self) -> list[Term]:
         """Return the terms of no rows."""
@@ -249,12 +249,12 @@ class Steps:
 
     # -- a step of the user's own --------------------------------------------------------------
 
-    def _own(self, step: Step) -> None:
+    def _run_custom_step(self, step: Step) -> None:
         self._gradients.begin()
         batch = self._batches.nothing()
         if step.batch.rows:
             batch = self._batches.of(step.batch.arrays, training=True)
-        logs = self._call_own(batch, self._synchronize)
+        logs = self._call_train_step(batch, self._synchronize)
         self._gradients.end()
         self._agree_to_step(-1)
         if logs is None:
@@ -275,12 +275,12 @@ class Steps:
                 )
             self._sums.add(str(name), number * rows if rows else 0.0, rows)
 
-    def _call_own(
+    def _call_train_step(
         self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]
     ) -> object:
         """Return what the user's ``train_step`` gives for a batch."""
         assert self._model.train_step is not None
-        given = TorchStep(
+        torch_step = TorchStep(
             self._module,
             batch.inputs,
             [plain_label(label) for label in batch.labels],
@@ -290,7 +290,7 @@ class Steps:
             synchronize,
         )
         with self._autocast():
-            return self._model.train_step(given)
+            return self._model.train_step(torch_step)
 
     def _number_of(self, optimizer: Optimizer) -> int:
         every = self._optimizers.values()
@@ -304,7 +304,7 @@ class Steps:
                 self._agree_to_step(self._number_of(each))
                 self.exchange.of(each)
 
-    def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._check_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
         if self._gradients.stepping(optimizer):
             self._agree_to_step(self._number_of(optimizer))

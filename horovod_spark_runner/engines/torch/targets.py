@@ -114,10 +114,10 @@ class Pairing:
         """
         if not self._left or not isinstance(label, Tensor):
             return
-        found = [tensor for _, tensor in leaves(outputs)]
-        if len(found) != 1 or found[0].shape == label.shape or len(label) < 2:
+        tensors = [tensor for _, tensor in leaves(outputs)]
+        if len(tensors) != 1 or tensors[0].shape == label.shape or len(label) < 2:
             return
-        output, rows = found[0], len(label)
+        output, rows = tensors[0], len(label)
         if not output.numel() == label.numel() == rows:
             return
         self._left -= 1

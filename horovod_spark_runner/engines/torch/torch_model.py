@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from .own_step import TorchStep
+    from .custom_step import TorchStep
 
 # A class of torch.nn by its name, a module of one, or a function of outputs and labels.
 Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
@@ -131,10 +131,10 @@ class TorchModel:
 
     def _check_lightning(self) -> None:
         named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
-        given = [name for name in named if getattr(self, name) is not None]
-        if given:
+        arguments = [name for name in named if getattr(self, name) is not None]
+        if arguments:
             raise ModelError(
-                f"a TorchModel of a LightningModule takes no {given[0]}: its training_step and "
+                f"a TorchModel of a LightningModule takes no {arguments[0]}: its training_step and "
                 "configure_optimizers say how it is trained"
             )
         self._check_options()

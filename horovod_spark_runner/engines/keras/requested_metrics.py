@@ -51,22 +51,22 @@ class MetricObject:
             ) from error
 
 
-def portable_metrics(given: object) -> object:
+def portable_metrics(metrics: object) -> object:
     """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        return {str(output): portable_metrics(inner) for output, inner in given.items()}
-    if isinstance(given, Sequence):
-        return [portable_metrics(inner) for inner in given]
+    if isinstance(metrics, str):
+        return metrics
+    if isinstance(metrics, Mapping):
+        return {str(output): portable_metrics(inner) for output, inner in metrics.items()}
+    if isinstance(metrics, Sequence):
+        return [portable_metrics(inner) for inner in metrics]
     keras = sys.modules.get("keras")
-    if keras is not None and isinstance(given, keras.metrics.Metric):
-        return _portable(given, keras)
-    if callable(given) and not isinstance(given, type):
-        return given
-    hint = f"; give an object, {given.__name__}(…)" if isinstance(given, type) else ""
+    if keras is not None and isinstance(metrics, keras.metrics.Metric):
+        return _portable(metrics, keras)
+    if callable(metrics) and not isinstance(metrics, type):
+        return metrics
+    hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
     raise InvalidInputError(
-        f"{given!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
+        f"{metrics!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
         "keras.metrics, a function of labels and predictions, or 'spark:…'"
     )
 
@@ -104,7 +104,7 @@ def make_metrics(portable: object) -> object:
         InvalidInputError: a name is none of Keras', or an object cannot be made again.
     """
     if isinstance(portable, str):
-        _check_known(portable)
+        _check_exists(portable)
         return portable
     if isinstance(portable, Mapping):
         return {output: make_metrics(inner) for output, inner in portable.items()}
@@ -113,7 +113,7 @@ def make_metrics(portable: object) -> object:
     return portable.make() if isinstance(portable, MetricObject) else portable
 
 
-def _check_known(name: str) -> None:
+def _check_exists(name: str) -> None:
     import keras
 
     if name in _BY_SHAPE:

@@ -57,7 +57,7 @@ class Meeting(Protocol):
         ...
 
 
-class ServedMemory:
+class DistributedMemory:
     """See `board.Memory`; its parts are held by some of the ranks. All ranks make it together.
 
     Args:
@@ -125,27 +125,27 @@ class ServedMemory:
         return connection
 
     def get(self) -> np.ndarray:
-        found = np.empty(self._size, self._dtype)
+        numbers = np.empty(self._size, self._dtype)
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
             self._ask(rank, connection, _GET, begin, end)
         if self._server is not None:
             begin, end = self._parts[self._ranks.rank]
-            self._server.read(begin, end, found[begin:end])
+            self._server.read(begin, end, numbers[begin:end])
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
-            self._receive(rank, connection, found[begin:end])
-        return found
+            self._receive(rank, connection, numbers[begin:end])
+        return numbers
 
     def add(self, values: np.ndarray) -> None:
-        given = np.ascontiguousarray(values, self._dtype)
+        numbers = np.ascontiguousarray(values, self._dtype)
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
-            self._ask(rank, connection, _ADD, begin, end, given=given[begin:end])
+            self._ask(rank, connection, _ADD, begin, end, payload=numbers[begin:end])
         if self._server is not None:
             begin, end = self._parts[self._ranks.rank]
             for at in range(begin, end, _PIECE):
-                self._server.add(at, given[at : min(at + _PIECE, end)])
+                self._server.add(at, numbers[at : min(at + _PIECE, end)])
         done = np.empty(1, np.uint8)
         for rank, connection in self._connections.items():
             self._receive(rank, connection, done)
@@ -168,12 +168,12 @@ class ServedMemory:
         begin: int,
         end: int,
         value: int = 0,
-        given: np.ndarray | None = None,
+        payload: np.ndarray | None = None,
     ) -> None:
         try:
             connection.sendall(_REQUEST.pack(kind, begin, end, value))
-            if given is not None:
-                connection.sendall(_bytes(given))
+            if payload is not None:
+                connection.sendall(_bytes(payload))
         except OSError as error:
             self._lost(rank, error)
 
@@ -203,14 +203,14 @@ class _Server:
     """What one rank holds, and the threads that answer the others.
 
     Args:
-        own: the numbers it holds.
+        numbers: the numbers it holds.
         first: the place of the first one among all.
         address: IP address to listen at.
         key: secret of all ranks; who does not hold it is dropped.
     """
 
-    def __init__(self, own: np.ndarray, first: int, address: str, key: bytes) -> None:
-        self._own, self._first = own, first
+    def __init__(self, numbers: np.ndarray, first: int, address: str, key: bytes) -> None:
+        self._numbers, self._first = numbers, first
         self._lock = threading.Lock()  # of the numbers
         self._listener = Listener(address, key, self._admit)
         self._all_came = threading.Event()
@@ -222,20 +222,20 @@ class _Server:
     def read(self, begin: int, end: int, into: np.ndarray) -> None:
         """Copy numbers from their places among all; what is added at once is there or is not."""
         with self._lock:
-            into[:] = self._own[begin - self._first : end - self._first]
+            into[:] = self._numbers[begin - self._first : end - self._first]
 
     def add(self, begin: int, values: np.ndarray) -> None:
         """Add to numbers from a place on."""
         at = begin - self._first
         with self._lock:
-            self._own[at : at + values.size] += values
+            self._numbers[at : at + values.size] += values
 
     def add_at(self, index: int, value: int) -> np.generic:
         """Add to one number; return what it was."""
         at = index - self._first
         with self._lock:
-            before: np.generic = self._own[at]
-            self._own[at] += self._own.dtype.type(value)
+            before: np.generic = self._numbers[at]
+            self._numbers[at] += self._numbers.dtype.type(value)
         return before
 
     def admit_no_more(self) -> None:
@@ -266,7 +266,7 @@ class _Server:
     def _answer(self, connection: socket.socket) -> None:
         """Answer one rank until it goes."""
         with connection, contextlib.suppress(OSError):
-            buffer = np.empty(min(_PIECE, self._own.size), self._own.dtype)
+            buffer = np.empty(min(_PIECE, self._numbers.size), self._numbers.dtype)
             while True:
                 request = receive_exactly(connection, _REQUEST.size)
                 kind, begin, end, value = _REQUEST.unpack(request)

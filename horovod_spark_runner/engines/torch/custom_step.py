@@ -97,7 +97,7 @@ def clip(
 _State = tuple[int, int]
 
 
-class OwnGradients:
+class CustomStepGradients:
     """Notes what becomes of gradients, to refuse what is not exact.
 
     Args:
@@ -202,9 +202,9 @@ class OwnGradients:
     def _coming(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take note of what the backward pass is about to add to."""
         key = id(parameter)
-        left, known = self._left.pop(key, None), self._last.get(key)
+        left, last = self._left.pop(key, None), self._last.get(key)
         held = None if parameter.grad is None else _state_of(parameter.grad)
-        if held is not None and held in (left, known):
+        if held is not None and held in (left, last):
             if held == left:
                 self._added.add(key)
         elif parameter.grad is None or not parameter.grad.any():
@@ -212,7 +212,7 @@ class OwnGradients:
             self._changed.discard(key)
         elif left is not None:
             self._added.add(key)
-        elif known is not None:
+        elif last is not None:
             self._changed.add(key)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
@@ -232,8 +232,8 @@ class OwnGradients:
         """Check that no gradient was changed, or replaced, since it came; it leaves now."""
         for parameter in parameters_of(optimizer):
             key, gradient = id(parameter), parameter.grad
-            known = self._last.pop(key, None)
-            changed = known is not None and gradient is not None and _state_of(gradient) != known
+            last = self._last.pop(key, None)
+            changed = last is not None and gradient is not None and _state_of(gradient) != last
             if self._ranks > 1 and (changed or key in self._changed):
                 raise ModelError(
                     f"gradients of {self._named(optimizer)} were changed between backward() and "
