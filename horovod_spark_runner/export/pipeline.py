@@ -133,7 +133,7 @@ def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stag
     from ..model.predictions import PredictionModel
 
     stages = list(stages)
-    _check_known([one for one in stages if not isinstance(one, PredictionModel)])
+    _check_supported([one for one in stages if not isinstance(one, PredictionModel)])
     for stage in stages:
         fitted = Fitted(stage, frame, _transformed(stage, frame))
         if isinstance(stage, PredictionModel):
@@ -161,7 +161,7 @@ def _transformed(stage: Any, frame: DataFrame) -> DataFrame:
     return after
 
 
-def _check_known(stages: Iterable[Any]) -> None:
+def _check_supported(stages: Iterable[Any]) -> None:
     for stage in stages:
         kind = type(stage)
         if kind.__module__ != "pyspark.ml.feature" or kind.__name__ not in READERS:

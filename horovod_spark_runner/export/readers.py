@@ -52,13 +52,13 @@ def string_indexer(fitted: Fitted) -> Stage:
     there = set(fitted.after.columns)
     labels = tuple(as_text(one) for one in fitted.stage.labelsArray)
     # Spark passes over columns that are not there, as a label's when it is scored.
-    known = [n for n, name in enumerate(outputs) if name in there]
-    for number in known:
+    present = [n for n, name in enumerate(outputs) if name in there]
+    for number in present:
         fitted.kind(inputs[number])
     return StringIndexer(
-        tuple(inputs[n] for n in known),
-        tuple(outputs[n] for n in known),
-        tuple(labels[n] for n in known),
+        tuple(inputs[n] for n in present),
+        tuple(outputs[n] for n in present),
+        tuple(labels[n] for n in present),
         fitted.get("handleInvalid"),
     )
 
@@ -66,8 +66,8 @@ def string_indexer(fitted: Fitted) -> Stage:
 def index_to_string(fitted: Fitted) -> Stage:
     labels = fitted.get("labels")
     if not labels:
-        known = fitted.field(fitted.input).metadata.get("ml_attr", {})
-        labels = known.get("vals")
+        metadata = fitted.field(fitted.input).metadata.get("ml_attr", {})
+        labels = metadata.get("vals")
         if not labels:
             raise fitted.refused(
                 f"it has no labels, and column {fitted.input!r} does not tell them; set its labels"
@@ -153,16 +153,16 @@ def bucketizer(fitted: Fitted) -> Stage:
 def binarizer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     several = fitted.stage.isSet("thresholds")
-    given = fitted.get("thresholds") if several else [fitted.get("threshold")] * len(inputs)
-    return Binarizer(inputs, outputs, tuple(float(value) for value in given))
+    thresholds = fitted.get("thresholds") if several else [fitted.get("threshold")] * len(inputs)
+    return Binarizer(inputs, outputs, tuple(float(value) for value in thresholds))
 
 
 def vector_slicer(fitted: Fitted) -> Stage:
     names = list(fitted.get("names") or ())
     places = [int(place) for place in fitted.get("indices") or ()]
     if names:
-        known = fitted.attributes(fitted.input) or []
-        by_name = {str(one["name"]): int(one["idx"]) for one in known if "name" in one}
+        attributes = fitted.attributes(fitted.input) or []
+        by_name = {str(one["name"]): int(one["idx"]) for one in attributes if "name" in one}
         missing = [name for name in names if name not in by_name]
         if missing:
             raise fitted.refused(f"column {fitted.input!r} tells no place of {missing}")
@@ -204,14 +204,14 @@ def interaction(fitted: Fitted) -> Stage:
     categories = []
     for name in inputs:
         if fitted.kind(name) == VECTOR:
-            known = fitted.attributes(name)
-            if known is None:
+            attributes = fitted.attributes(name)
+            if attributes is None:
                 raise fitted.refused(
                     f"column {name!r} does not tell the attributes of its elements"
                 )
         else:
-            known = [fitted.field(name).metadata.get("ml_attr", {})]
-        counts = tuple(_categories(fitted, name, one) for one in known)
+            attributes = [fitted.field(name).metadata.get("ml_attr", {})]
+        counts = tuple(_categories(fitted, name, one) for one in attributes)
         if len(counts) > 1 and any(counts):
             raise fitted.refused(
                 f"column {name!r} holds vectors with categories, of which Spark passes over 0 in "
@@ -266,8 +266,8 @@ def stop_words_remover(fitted: Fitted) -> Stage:
             f"in its locale {locale!r} letters have other lower cases than elsewhere; set another"
         )
     words = as_text(fitted.get("stopWords"))
-    known = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
-    return StopWordsRemover(inputs, outputs, known, sensitive)
+    stop_words = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
+    return StopWordsRemover(inputs, outputs, stop_words, sensitive)
 
 
 def ngram(fitted: Fitted) -> Stage:

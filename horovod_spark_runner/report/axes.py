@@ -41,11 +41,11 @@ class Scale:
     def __call__(self, values: float | np.ndarray) -> np.ndarray:
         """Return the places of values; not finite where they are not, or not on a log axis."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            given = np.asarray(values, np.float64)
+            data = np.asarray(values, np.float64)
             low, high = self.low, self.high
             if self.log:
-                given, low, high = np.log10(given), math.log10(low), math.log10(high)
-            places: np.ndarray = self.begin + (given - low) / (high - low) * (self.end - self.begin)
+                data, low, high = np.log10(data), math.log10(low), math.log10(high)
+            places: np.ndarray = self.begin + (data - low) / (high - low) * (self.end - self.begin)
         return places
 
     def at(self, value: float) -> float:
@@ -80,13 +80,13 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
     decades = math.log10(high / low)
     factors = [1.0, 2.0, 5.0] if decades < count / 2 else [1.0]
     every = max(1, math.ceil(decades / count)) if factors == [1.0] else 1
-    found = [
+    ticks = [
         factor * 10.0**power
         for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         if power % every == 0
         for factor in factors
     ]
-    inside = [value for value in found if low * 0.999 <= value <= high * 1.001]
+    inside = [value for value in ticks if low * 0.999 <= value <= high * 1.001]
     return inside if len(inside) > 1 else linear_ticks(low, high, count)
 
 

@@ -269,6 +269,6 @@ class Batch:
             return
         row = int(np.argmin(right))
         value = self.column(name).value(row)
-        told = "null" if value is None else f"{value!r:.200}"
+        shown = "null" if value is None else f"{value!r:.200}"
         number = row if self.rows is None else int(self.rows[row])
-        raise DataError(f"column {name!r} is {told} in row {number} (counted from 0); {advice}")
+        raise DataError(f"column {name!r} is {shown} in row {number} (counted from 0); {advice}")

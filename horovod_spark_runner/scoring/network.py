@@ -97,20 +97,20 @@ class Network:
             unpack(io.BytesIO(self.contents), folder, "a SavedModel's files")
             loaded = tf.saved_model.load(folder)
 
-        def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        def call(inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             # Also the loaded model is kept: the function alone does not hold the variables.
             function = loaded.signatures[_SIGNATURE]
-            tensors = {name: tf.constant(array) for name, array in given.items()}
+            tensors = {name: tf.constant(array) for name, array in inputs.items()}
             try:
-                found = function(**tensors)
+                outputs = function(**tensors)
             except tf.errors.InvalidArgumentError as error:
                 whole = " ".join(str(error.message).split()).replace("\\'", "'")
                 # What an assertion of the graph says, before TensorFlow's name of it.
-                told = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
+                message = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
                 for name, argument in zip(self.inputs, self.arguments, strict=True):
-                    told = told.replace(f"column {argument} ", f"column {name!r} ")
-                raise DataError(f"the network does not take the rows: {told:.500}") from error
-            return {name: tensor.numpy() for name, tensor in found.items()}
+                    message = message.replace(f"column {argument} ", f"column {name!r} ")
+                raise DataError(f"the network does not take the rows: {message:.500}") from error
+            return {name: tensor.numpy() for name, tensor in outputs.items()}
 
         return call
 
@@ -165,19 +165,19 @@ class Network:
 
     def _predict(self, batch: Batch) -> list[np.ndarray]:
         """Return the outputs for all rows; of no rows, what one row shows of their shapes."""
-        given = {
+        arguments = {
             argument: _argument(batch, name, dtype, shape)
             for argument, name, dtype, shape in zip(
                 self.arguments, self.inputs, self.dtypes, self.shapes, strict=True
             )
         }
         if not len(batch):  # which end the process in onnxruntime's LSTM
-            given = {name: _blank_row(values) for name, values in given.items()}
-            found = self._call(given)
-            return [found[name][:0] for name in self.outputs]
+            arguments = {name: _blank_row(values) for name, values in arguments.items()}
+            outputs = self._call(arguments)
+            return [outputs[name][:0] for name in self.outputs]
         parts = []
         for begin in range(0, len(batch), self.batch_size):
-            piece = {n: v[begin : begin + self.batch_size] for n, v in given.items()}
+            piece = {n: v[begin : begin + self.batch_size] for n, v in arguments.items()}
             parts.append(self._call(piece))
         return [np.concatenate([part[name] for part in parts]) for name in self.outputs]
 

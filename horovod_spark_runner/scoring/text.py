@@ -108,8 +108,8 @@ class RegexTokenizer:
 
     def _words(self, text: str) -> list[str]:
         text = text.lower() if self.lower else text
-        found = _split(self._compiled, text) if self.gaps else self._compiled.findall(text)
-        return [word for word in found if _java_length(word) >= self.min_length]
+        tokens = _split(self._compiled, text) if self.gaps else self._compiled.findall(text)
+        return [word for word in tokens if _java_length(word) >= self.min_length]
 
 
 def _java_length(word: str) -> int:

@@ -143,14 +143,14 @@ class Binarizer:
 
 def drop_missing(batch: Batch, names: tuple[str, ...]) -> None:
     """Leave out rows with a null or NaN, as ``DataFrame.na.drop`` does: not NaN in vectors."""
-    kept = np.ones(len(batch), bool)
+    complete = np.ones(len(batch), bool)
     for name in names:
         column = batch.column(name)
         if column.valid is not None:
-            kept &= column.valid
+            complete &= column.valid
         if isinstance(column, Numbers) and column.data.dtype.kind == "f":
-            kept &= ~np.isnan(column.data)
-    batch.keep(kept)
+            complete &= ~np.isnan(column.data)
+    batch.keep(complete)
     for name in names:
         column = batch.columns[name]
         if not isinstance(column, Vectors | Numbers) or column.valid is None:

@@ -105,8 +105,8 @@ class StudyDirectory:
             RunDirectoryError: it is a link, a device or a pipe, or larger than 1 GiB.
         """
         with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(str(self.journal))
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            status = os.lstat(str(self.journal))
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
                 raise RunDirectoryError(
                     f"{self.journal} must be an ordinary file of 1 GiB at most, which optuna reads "
                     "and appends to; give another study_dir"
@@ -164,9 +164,9 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
     Raises:
         RunDirectoryError: something differs; the message names it, with both values.
     """
-    begun = directory.read_record() or wanted
+    record = directory.read_record() or wanted
     for name, value in wanted.items():
-        before = begun.get(name)
+        before = record.get(name)
         if before == value:
             continue
         while isinstance(value, dict) and isinstance(before, dict):

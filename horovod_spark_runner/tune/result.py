@@ -80,13 +80,13 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
         epochs=max(reported, default=0),
         seconds=None if trial.duration is None else trial.duration.total_seconds(),
         fit_seconds=trial.user_attrs.get(FIT_SECONDS),
-        params=_as_given(trial.user_attrs.get(PARAMS, trial.params)),
+        params=_with_integer_classes(trial.user_attrs.get(PARAMS, trial.params)),
         error=trial.user_attrs.get(ERROR, ""),
         run_dir=str(directory.trial(trial.number).location),
     )
 
 
-def _as_given(params: Mapping[str, Any]) -> dict[str, Any]:
+def _with_integer_classes(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with the classes of ``class_weight`` as numbers, which JSON has as text."""
     weights = params.get("class_weight")
     if not isinstance(weights, Mapping):

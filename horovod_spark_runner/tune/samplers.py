@@ -86,13 +86,13 @@ def sampler_for(
         return sampler
     if sampler == "grid":  # whose order, by its seed, must be the same for all trials
         return optuna.samplers.GridSampler(grid_of(space), seed=seed)
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     if sampler == "random":
-        return optuna.samplers.RandomSampler(seed=own)
-    return optuna.samplers.TPESampler(seed=own, constant_liar=side_by_side)
+        return optuna.samplers.RandomSampler(seed=trial_seed)
+    return optuna.samplers.TPESampler(seed=trial_seed, constant_liar=side_by_side)
 
 
-def grid_is_begun(trials: list[optuna.trial.FrozenTrial]) -> bool:
+def is_grid_started(trials: list[optuna.trial.FrozenTrial]) -> bool:
     """Tell whether a trial was begun for every point of the grid that the last one is a point of.
 
     Optuna's own word for it counts those that have ended, so that others, at once, would be given
@@ -140,9 +140,9 @@ def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
             return optuna.pruners.HyperbandPruner(max_resource="auto" if epochs is None else epochs)
 
 
-def _check_installed(what: str, given: object) -> None:
-    name = type(given).__name__
-    needs = _NEEDS.get(name, ()) if type(given).__module__.startswith("optuna.") else ()
+def _check_installed(what: str, component: object) -> None:
+    name = type(component).__name__
+    needs = _NEEDS.get(name, ()) if type(component).__module__.startswith("optuna.") else ()
     missing = [one for one in needs if importlib.util.find_spec(one) is None]
     if missing:
         raise EnvironmentProblem(

@@ -244,7 +244,7 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
     import optuna
 
     try:
-        given = space(trial)
+        params = space(trial)
     except (optuna.TrialPruned, HorovodSparkError):
         raise
     except Exception as error:
@@ -252,9 +252,9 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
             f"the function given as space has failed for trial {trial.number}, which does not "
             f"count: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
         raise InvalidInputError(
             f"the function given as space must return a dictionary of parameters by name, got "
-            f"{given!r}"
+            f"{params!r}"
         )
-    return dict(given)
+    return dict(params)

@@ -92,7 +92,9 @@ class TrialFollower:
                 self._trial.report(value, number)
 
 
-def check_own(before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location) -> None:
+def check_trial_run(
+    before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location
+) -> None:
     """Check that what lies in a trial's run directory was trained with the trial's parameters.
 
     Args:

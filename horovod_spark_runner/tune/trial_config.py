@@ -27,7 +27,7 @@ from ..training.spec import FEATURES
 from .space import Space
 
 # Arguments of `run_training` that a search decides, or that mean nothing to a function's model.
-_OWN = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
+_SEARCH_SETTINGS = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
 _UNUSED = ("custom_objects",)
 # Arguments of `tune` itself, which no trial can have its own of.
 _OF_SEARCH = (
@@ -79,11 +79,11 @@ class TrialConfigs:
         Raises:
             InvalidInputError: a setting cannot be right.
         """
-        own: dict[str, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {}
         for name, value in params.items():
             if name in _SEARCHED:
-                own.setdefault(_SEARCHED[name][0], {})[name] = value
-        changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
+                groups.setdefault(_SEARCHED[name][0], {})[name] = value
+        changed = {place: replace(getattr(self.base, place), **groups[place]) for place in groups}
         model = self.model_function(params)
         return replace(
             self.base, model_fn=model, run_dir=str(run_dir), params=dict(params), **changed
@@ -91,8 +91,8 @@ class TrialConfigs:
 
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
-        own = {name: value for name, value in params.items() if name not in _SEARCHED}
-        return functools.partial(self.model_fn, own)
+        model_params = {name: value for name, value in params.items() if name not in _SEARCHED}
+        return functools.partial(self.model_fn, model_params)
 
 
 def trial_configs(
@@ -122,7 +122,7 @@ def trial_configs(
     defaults = {
         name: one.default
         for name, one in inspect.signature(run_training).parameters.items()
-        if name not in (*_OWN, *_UNUSED)
+        if name not in (*_SEARCH_SETTINGS, *_UNUSED)
     }
     for name in training:
         if name not in defaults:
@@ -130,8 +130,8 @@ def trial_configs(
                 f"tune has no argument {name!r}; besides its own, it takes those of run_training "
                 f"that all trials share: {', '.join(defaults)}"
             )
-    given = {**defaults, "restarts": _RESTARTS, **training}
-    if given["feature_cols"] is None and FEATURES not in frame_of(df).columns:
+    arguments = {**defaults, "restarts": _RESTARTS, **training}
+    if arguments["feature_cols"] is None and FEATURES not in frame_of(df).columns:
         raise InvalidInputError(
             f"feature_cols is not given and the DataFrame has no column {FEATURES!r}; a search "
             "needs feature_cols, as the models of its trials may name their inputs differently"
@@ -140,7 +140,7 @@ def trial_configs(
         df,
         TrainingConfig.from_arguments(
             {
-                **given,
+                **arguments,
                 "model_fn": functools.partial(model_fn, {}),
                 "num_workers": workers,
                 "run_dir": str(study_dir),
@@ -237,8 +237,8 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
             raise InvalidInputError(
                 f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
             )
-        known = name in _TABLE or name in arguments or name in _OF_SEARCH
-        if known and name not in _SEARCHED:
+        is_setting = name in _TABLE or name in arguments or name in _OF_SEARCH
+        if is_setting and name not in _SEARCHED:
             raise InvalidInputError(
                 f"{name!r} in the space is the name of a setting that cannot be searched; those "
                 f"that can are {', '.join(_SEARCHED)}. A parameter of model_fn needs another name"

@@ -35,7 +35,7 @@ class Graph:
         self.constants: list[Any] = []
         self.opset: int | None = None
         self.ir_version = IR_VERSION
-        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """Add a node; return the name of what it gives."""
@@ -62,11 +62,11 @@ class Graph:
         else:
             content = array.tobytes()
         key = (array.dtype.str, array.shape, content)
-        if key not in self._known:
+        if key not in self._constant_names:
             name = f"\u00b7c{len(self.constants)}"
             self.constants.append(onnx.numpy_helper.from_array(array, name))
-            self._known[key] = name
-        return self._known[key]
+            self._constant_names[key] = name
+        return self._constant_names[key]
 
     def cast(self, data: str, dtype: str) -> str:
         """Return values as those of another type of NumPy's."""
@@ -176,22 +176,22 @@ class Rows:
         """Where a row is still to be scored."""
         return self.graph.add("Equal", self.state, self.graph.constant(np.int64(0)))
 
-    def check(self, told: str, right: str | None, advice: str) -> None:
+    def check(self, subject: str, right: str | None, advice: str) -> None:
         """Make rows that are not right errors.
 
         Args:
-            told: what is wrong there, such as ``"column 'x'"``.
+            subject: what is wrong there, such as ``"column 'x'"``.
             right: where they are; ``None`` for everywhere.
             advice: why, or what is to be done.
         """
         if right is not None:
-            self.errors.append(f"{told}: {advice}")
+            self.errors.append(f"{subject}: {advice}")
             self._end(right, len(self.errors))
 
-    def keep(self, kept: str | None) -> None:
+    def keep(self, mask: str | None) -> None:
         """Leave out all rows but these; ``None`` keeps all."""
-        if kept is not None:
-            self._end(kept, -1)
+        if mask is not None:
+            self._end(mask, -1)
 
     def _end(self, right: str, state: int) -> None:
         graph = self.graph

@@ -42,10 +42,10 @@ def pipeline_file(bundle: Bundle, frame: DataFrame, columns: Sequence[str] | Non
     taken = {one["name"] for one in session.facts["inputs"]}
     names = [one.name for one in bundle.inputs if one.needed or one.name in taken]
     quoted = ["`" + name.replace("`", "``") + "`" for name in names]
-    found = frame.select(*quoted).limit(_ROWS).collect()
-    if not found:
+    sampled = frame.select(*quoted).limit(_ROWS).collect()
+    if not sampled:
         return contents
-    rows = [dict(zip(names, row, strict=True)) for row in found]
+    rows = [dict(zip(names, row, strict=True)) for row in sampled]
     _compare(bundle, session, rows, wanted)
     return contents
 
@@ -86,7 +86,7 @@ def _made(
     """Return what the file gives for rows."""
     taken = {one["name"] for one in session.facts["inputs"]}
     inputs = {one.name: one for one in bundle.inputs if one.name in taken}
-    return session(given_of(inputs.values(), {n: [row[n] for row in rows] for n in inputs}))
+    return session(onnx_inputs(inputs.values(), {n: [row[n] for row in rows] for n in inputs}))
 
 
 def _neither_takes(
@@ -119,26 +119,26 @@ def same(ours: Any, expected: Any, tolerance: float) -> bool:
     )
 
 
-def _differs(row: Mapping[str, Any], found: str, expected: Any) -> ModelError:
+def _differs(row: Mapping[str, Any], difference: str, expected: Any) -> ModelError:
     return ModelError(
         f"the ONNX file does not give what the pipeline gives: for the row {row!r:.500} its "
-        f"{found}, and the pipeline's is {expected!r:.300}"
+        f"{difference}, and the pipeline's is {expected!r:.300}"
     )
 
 
-def given_of(inputs: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+def onnx_inputs(inputs: Any, values: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
     """Return what a pipeline's ONNX file is given for columns of Python's values.
 
     Args:
         inputs: the columns it takes.
-        given: their values; ``None`` for null.
+        values: their values; ``None`` for null.
 
     Raises:
         DataError: a value is of another type than the column.
     """
     fed: dict[str, np.ndarray] = {}
     for one in inputs:
-        column = one.convert(list(given[one.name]))
+        column = one.convert(list(values[one.name]))
         fed[one.name], valid = _array(one, column), column.valid
         if valid is not None:
             fed[one.name + NULL] = ~valid

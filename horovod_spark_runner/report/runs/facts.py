@@ -99,11 +99,11 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
     state = read_run(directory, now, verify=False, ended=ended)
     notes = list(state.notes)
     epochs = directory.read_metrics(notes.append)
-    known = max((line.epoch for line in state.checkpoints), default=0)
-    if known > len(epochs) and state.state != RUNNING:
+    checkpointed = max((line.epoch for line in state.checkpoints), default=0)
+    if checkpointed > len(epochs) and state.state != RUNNING:
         notes.append(
-            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of {known:,}: the "
-            "last ones are missing here."
+            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of "
+            f"{checkpointed:,}: the last ones are missing here."
         )
     return RunFacts(
         name=directory.location.name,

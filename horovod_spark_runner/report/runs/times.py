@@ -158,9 +158,9 @@ def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
         each = np.asarray(_waiting(seconds))
         mean = account.get("mean") or {kind: float(np.mean(v)) for kind, v in seconds.items()}
         least = float(each.min())
-        known = Kind.EXCHANGE in mean and Kind.STEP not in mean
+        whole_step = Kind.EXCHANGE in mean and Kind.STEP not in mean
         waited += sum(mean.get(kind, 0.0) for kind in _MEETING) - least
-        exchanged += min(seconds[Kind.EXCHANGE]) if known else 0.0
+        exchanged += min(seconds[Kind.EXCHANGE]) if whole_step else 0.0
         total += sum(value for kind, value in mean.items() if kind not in _ONCE)
         rank = int(account["ranks"][int(each.argmin())])
         last[rank] = last.get(rank, 0) + 1
