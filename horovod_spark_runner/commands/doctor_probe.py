@@ -16,10 +16,10 @@ from typing import Any
 
 def main() -> None:
     """Run the probe named on the command line."""
-    {"facts": print_facts, "allreduce": allreduce}[sys.argv[1]]()
+    {"facts": _print_facts, "allreduce": _allreduce}[sys.argv[1]]()
 
 
-def print_facts() -> None:
+def _print_facts() -> None:
     for name, probe in _PROBES:
         try:
             facts = probe()
@@ -85,7 +85,7 @@ _PROBES = (
 )
 
 
-def allreduce() -> None:
+def _allreduce() -> None:
     """Add up ``rank + 1`` over all ranks with Horovod and print what came out."""
     _mpi4py()  # first, as in a rank's process: Horovod takes the MPI that is loaded
     hvd, sums = _added_up()

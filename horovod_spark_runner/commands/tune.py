@@ -69,7 +69,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         )
 
 
-def describe_study(study: StudySummary) -> list[str]:
+def _describe_study(study: StudySummary) -> list[str]:
     """Return all of a study for people, in lines."""
     counts = Counter(line.state for line in study.trials)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -122,5 +122,5 @@ def _first(text: str) -> str:
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
     study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
-    show(*(json_text(asdict(study)).split("\n") if arguments.json else describe_study(study)))
+    show(*(json_text(asdict(study)).split("\n") if arguments.json else _describe_study(study)))
     return 0

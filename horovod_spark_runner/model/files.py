@@ -156,12 +156,12 @@ def predict_files(spark: SparkSession, request: FilesRequest, predictor: Predict
     """
     plan = plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
     with committing(request.destination, request.mode) as commit:
-        scored = run_plan(spark, plan, commit.staging, request.destination)
+        scored = _run_plan(spark, plan, commit.staging, request.destination)
         commit.files.update({plan.units[number].target: name for number, name, _ in scored})
     return sum(rows for _, _, rows in scored)
 
 
-def run_plan(
+def _run_plan(
     spark: SparkSession, plan: FilesPlan, staging: Location, destination: Location
 ) -> list[tuple[int, str, int]]:
     """Run a plan's job; return the number of each unit, its file in ``staging``, and its rows.

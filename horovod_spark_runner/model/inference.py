@@ -163,7 +163,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Batch:
+class _Batch:
     """Rows for one call of the model.
 
     Attributes:
@@ -202,7 +202,7 @@ class Batch:
         return f"row {piece.begin + number} of a batch of {piece.whole} (counted from 0)"
 
 
-def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
+def _cut(pieces: Iterator[Piece], size: int) -> Iterator[list[_Batch]]:
     """Yield batches of ``size`` rows; only the very last one may have fewer.
 
     All batches that an Arrow batch makes full come together, as soon as it has come: nothing is
@@ -211,7 +211,7 @@ def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
     open_pieces: list[Piece] = []
     wanted = size
     for piece in pieces:
-        full: list[Batch] = []
+        full: list[_Batch] = []
         begin = 0
         while begin < piece.rows:
             end = min(begin + wanted, piece.rows)
@@ -219,19 +219,19 @@ def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
             wanted -= end - begin
             begin = end
             if not wanted:
-                full.append(Batch(tuple(open_pieces)))
+                full.append(_Batch(tuple(open_pieces)))
                 open_pieces, wanted = [], size
         if full:
             yield full
     if open_pieces:
-        yield [Batch(tuple(open_pieces))]
+        yield [_Batch(tuple(open_pieces))]
 
 
 T = TypeVar("T")
 P = TypeVar("P")
 
 
-class Prepared(Generic[T, P]):
+class _Prepared(Generic[T, P]):
     """Prepares things one ahead of their use; a context, at whose end its thread ends.
 
     Args:
@@ -243,7 +243,7 @@ class Prepared(Generic[T, P]):
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-prepare") if ahead else None
 
-    def __enter__(self) -> Prepared[T, P]:
+    def __enter__(self) -> _Prepared[T, P]:
         return self
 
     def __exit__(
@@ -336,10 +336,10 @@ class Predictor:
         drops = len(_models) == _CACHE_SIZE
         model = self._model()
         pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
-        with Prepared(
+        with _Prepared(
             functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
         ) as made:
-            for group in cut(pieces, self.batch_size):
+            for group in _cut(pieces, self.batch_size):
                 each = (self._predict(model, *pair) for pair in made.each(group))
                 for predicted in joined(each):
                     if loads:  # once it has been called, as a graph is made then
@@ -354,7 +354,7 @@ class Predictor:
         advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
         return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
-    def _prepare(self, model: Model, batch: Batch) -> Any:
+    def _prepare(self, model: Model, batch: _Batch) -> Any:
         """Return what the model computes with; ``None`` where there is no row for it."""
         arrays = batch.arrays()
         if not len(arrays[0]):
@@ -368,7 +368,7 @@ class Predictor:
         except UndecodableRow as error:
             raise DataError(f"{batch.place(error.row)}: {error.cause}") from error.cause
 
-    def _predict(self, model: Model, batch: Batch, prepared: Any) -> pa.Array:
+    def _predict(self, model: Model, batch: _Batch, prepared: Any) -> pa.Array:
         valid = batch.valid
         rows = batch.rows if valid is None else int(np.count_nonzero(valid))
         outputs = [_nothing(output) for output in self.outputs]

@@ -138,7 +138,7 @@ def prediction_settings(stage: PredictionParams) -> PredictionSettings:
     return PredictionSettings(**values)
 
 
-def check_params(param_map: Mapping[Any, Any]) -> None:
+def _check_params(param_map: Mapping[Any, Any]) -> None:
     """Check that a map goes from Params of stages to values.
 
     Raises:
@@ -167,7 +167,7 @@ def check_stage_params(stage: Params, param_map: Any) -> None:
     """
     if not isinstance(param_map, Mapping):
         raise InvalidInputError(f"a map from Params to values is needed, got {brief(param_map)}")
-    check_params(param_map)
+    _check_params(param_map)
     for key in param_map:
         if key.parent != stage.uid:
             raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
@@ -225,7 +225,7 @@ class PredictionParams(FeatureParams):
         Raises:
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
-        check_params(extra or {})
+        _check_params(extra or {})
         values = {one: converted(one, value) for one, value in (extra or {}).items()}
         copied: P = super().copy(values)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.

@@ -29,7 +29,7 @@ def prediction_udf(
     from pyspark.sql import functions as F
 
     if not hasattr(F, "arrow_udf"):
-        return pandas_udf_of(predictor, return_type, deterministic=deterministic)
+        return _pandas_udf_of(predictor, return_type, deterministic=deterministic)
 
     def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         yield from predictor(_tuples(batches))
@@ -40,7 +40,7 @@ def prediction_udf(
     return made
 
 
-def pandas_udf_of(
+def _pandas_udf_of(
     predictor: Predictor, return_type: str, *, deterministic: bool
 ) -> Callable[..., SparkColumn]:
     """Return the UDF for Spark before 4.1; see `prediction_udf`."""

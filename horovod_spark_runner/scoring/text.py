@@ -16,7 +16,7 @@ SEED = 42
 _MASK = 0xFFFFFFFF
 
 
-def hash_of(text: str) -> int:
+def _hash_of(text: str) -> int:
     """Return the hash of a text's UTF-8, as a signed 32-bit number."""
     data = text.encode("utf-8", "surrogatepass")
     mixed, whole = SEED, len(data) & ~3
@@ -43,7 +43,7 @@ def _scrambled(word: int) -> int:
 
 def place_of(text: str, size: int) -> int:
     """Return the place of a text among ``size``."""
-    return hash_of(text) % size  # not negative in Python
+    return _hash_of(text) % size  # not negative in Python
 
 
 _SPACE = re.compile(r"\s", re.ASCII)

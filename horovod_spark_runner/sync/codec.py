@@ -90,7 +90,7 @@ def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
     moved: np.ndarray = (
         place.local_array(VELOCITY, local) * np.asarray(momentum, local.dtype) + local
     )
-    place.local[VELOCITY] = numbers_of(moved)
+    place.local[VELOCITY] = _numbers_of(moved)
     return moved
 
 
@@ -99,7 +99,7 @@ def keeping(momentum: float) -> tuple[str, ...]:
     return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
 
 
-def numbers_of(values: np.ndarray) -> np.ndarray:
+def _numbers_of(values: np.ndarray) -> np.ndarray:
     """Return a copy with 0 for what is not finite. Pure."""
     return np.where(np.isfinite(values), values, 0)
 
@@ -179,10 +179,10 @@ class TopKCodec:
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.local[RESIDUAL] = np.zeros_like(held)
             return held
-        counts = counts_of(place.sizes, share_at(options, step))
-        chosen = chosen_of(place.split(held), counts)
+        counts = counts_of(place.sizes, _share_at(options, step))
+        chosen = _chosen_of(place.split(held), counts)
         values = held[chosen]
-        rest = numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
         rest[chosen] = 0
         place.local[RESIDUAL] = rest
         if options.momentum:
@@ -192,12 +192,12 @@ class TopKCodec:
             return wire.sum(held - rest)  # which is shorter than places and values
         total: np.ndarray = np.zeros_like(held)
         for message in wire.gather(encode(chosen, values)):
-            where, what = decode(message, held.dtype)
+            where, what = _decode(message, held.dtype)
             total[where] += what
         return total
 
 
-def share_at(options: TopK, step: int) -> float:
+def _share_at(options: TopK, step: int) -> float:
     """Return the share of entries that is sent after so many steps. Pure."""
     if step >= options.warmup_steps:
         return options.ratio
@@ -209,7 +209,7 @@ def counts_of(sizes: Sequence[int], share: float) -> list[int]:
     return [min(size, max(1, int(np.ceil(size * share)))) for size in sizes]
 
 
-def chosen_of(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+def _chosen_of(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
     """Return the places, in all parts together, of the largest entries of each, ascending. Pure."""
     indices, begin = [], 0
     for part, count in zip(parts, counts, strict=True):
@@ -239,7 +239,7 @@ def encode(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
 
 
-def decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return the places and values of a message, of values of ``dtype``. Pure."""
     count = message.size // (4 + dtype.itemsize)
     return message[: 4 * count].view(np.uint32), message[4 * count :].view(dtype)

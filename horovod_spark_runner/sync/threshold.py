@@ -66,7 +66,7 @@ class ThresholdCodec:
             most = held.dtype.type(options.clip_residual * threshold)
             place.local[RESIDUAL] = np.clip(place.local[RESIDUAL], -most, most)
         share = count / (wire.size * max(held.size, 1))
-        place.shared[_THRESHOLD] = np.array(adapted(options, threshold, share))
+        place.shared[_THRESHOLD] = np.array(_adapted(options, threshold, share))
         return total
 
 
@@ -85,7 +85,7 @@ def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
         )
 
 
-def adapted(options: Threshold, threshold: float, share: float) -> float:
+def _adapted(options: Threshold, threshold: float, share: float) -> float:
     """Return the next step's threshold, after one in which a share of entries was sent. Pure."""
     low, high = options.target_sparsity
     if share > high:

@@ -66,7 +66,7 @@ class Agreement:
         return bool(agreed & 1), bool(agreed & 2)
 
 
-def raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
+def _raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
     """Run a check on all ranks, which must all call this and raise what the first of them finds.
 
     Raises:
@@ -133,7 +133,7 @@ class StepTrials:
         """
         world = self._world if together else MPI.COMM_SELF
         tried = replace(step, batch=rows_to_try(world, step.batch))
-        raise_together(world, lambda: self._try(tried, number))
+        _raise_together(world, lambda: self._try(tried, number))
         self._tried = number
 
     def _try(self, step: Step, number: int) -> None:

@@ -80,7 +80,7 @@ def train(
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
         if spec.config.check_outputs is not None and (outputs := trainee.outputs()) is not None:
             spec.config.check_outputs(outputs)
-        training = Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
+        training = _Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
             ended = training.run()
@@ -102,7 +102,7 @@ def _first_rows(spec: TrainingSpec, world: MPI.Comm) -> Arrays:
     return rows
 
 
-class Training:
+class _Training:
     """The state of one rank's training.
 
     Args:

@@ -37,7 +37,7 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
         )
 
 
-def check_like(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> None:
+def _check_like(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> None:
     """Check that a model that was built anew gives what the trained one gave, perhaps elsewhere.
 
     Args:
@@ -133,7 +133,7 @@ class SampleRows:
             ModelError: it gives something else.
         """
         if self.outputs:
-            check_like(self.outputs, call(self.inputs))
+            _check_like(self.outputs, call(self.inputs))
 
     def fits(self, columns: Sequence[Column]) -> bool:
         """Tell whether the rows are of these columns."""

@@ -26,7 +26,7 @@ def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
     return CompressedSynchroniser(compression, collectives, MpiWire())
 
 
-def asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
+def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
     """Return what lets ranks step by themselves."""
     return AsyncSynchroniser(options, collectives, MpiRanks())
 
@@ -36,5 +36,5 @@ SYNCHRONISERS: dict[type, SynchroniserFactory] = {
     Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,
-    AsyncServer: asynchronous,
+    AsyncServer: _asynchronous,
 }

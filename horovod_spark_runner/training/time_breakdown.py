@@ -160,7 +160,7 @@ class Accounts:
         now, traffic = self.seconds(), self._traffic()
         sent = np.subtract(traffic, self._traffic_before)
         row = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
-        table = gather(self._world, row)
+        table = _gather(self._world, row)
         self._before, self._traffic_before = now, traffic
         if table is None:
             return 0.0
@@ -179,7 +179,7 @@ class Accounts:
 
     def totals(self) -> dict[str, Any]:
         """Return the `record` of the whole training on rank 0; all ranks must call it."""
-        table = gather(self._world, [*self._traffic(), *self.seconds().values()])
+        table = _gather(self._world, [*self._traffic(), *self.seconds().values()])
         return {} if table is None else {**_sums(table[:, :2]), **record(table[:, 2:])}
 
 
@@ -189,7 +189,7 @@ def _sums(table: np.ndarray) -> dict[str, int]:
     return {SENT: round(sent), WHOLE: round(whole)}
 
 
-def gather(world: MPI.Comm, row: Sequence[float]) -> np.ndarray | None:
+def _gather(world: MPI.Comm, row: Sequence[float]) -> np.ndarray | None:
     """Return a row of numbers of each rank on rank 0, ``None`` on the others."""
     sent = np.asarray(row, np.float64)
     table = np.empty((world.Get_size(), len(sent))) if world.Get_rank() == 0 else None

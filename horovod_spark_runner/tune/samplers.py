@@ -37,10 +37,10 @@ def check_sampler(sampler: Any, space: Space) -> None:
     if isinstance(sampler, optuna.samplers.BaseSampler):
         _check_installed("sampler", sampler)
     elif check_choice("sampler", sampler, get_args(SamplerName)) == "grid":
-        grid_of(space)
+        _grid_of(space)
 
 
-def grid_of(space: Space) -> dict[str, list[Any]]:
+def _grid_of(space: Space) -> dict[str, list[Any]]:
     """Return the values of every parameter of a space that has finitely many.
 
     Raises:
@@ -85,7 +85,7 @@ def sampler_for(
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
     if sampler == "grid":  # whose order, by its seed, must be the same for all trials
-        return optuna.samplers.GridSampler(grid_of(space), seed=seed)
+        return optuna.samplers.GridSampler(_grid_of(space), seed=seed)
     trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     if sampler == "random":
         return optuna.samplers.RandomSampler(seed=trial_seed)

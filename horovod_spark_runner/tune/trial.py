@@ -85,7 +85,7 @@ class TrialFollower:
             raise Stopped(ENDED)
 
     def _report(self, number: int, metrics: Mapping[str, float]) -> None:
-        value = value_of(metrics, self._metric)
+        value = _value_of(metrics, self._metric)
         with self._alone:
             if number not in self._reported:  # epochs may be trained again after a failure
                 self._reported.add(number)
@@ -124,17 +124,17 @@ def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: s
         ModelError: it is not known.
     """
     if final is None:
-        return value_of(numbers(history[-1]), metric)
+        return _value_of(numbers(history[-1]), metric)
     if metric not in final:
         raise ModelError(
             "a callback or the optimizer has changed the model after its last epoch (as "
             "EarlyStopping(restore_best_weights=True) does), so that its "
             f"{metric!r} is not known; search by a metric of validation rows, such as 'val_loss'"
         )
-    return value_of(numbers(final), metric)
+    return _value_of(numbers(final), metric)
 
 
-def value_of(metrics: Mapping[str, float], metric: str) -> float:
+def _value_of(metrics: Mapping[str, float], metric: str) -> float:
     """Return the metric of an epoch.
 
     Raises:

@@ -181,7 +181,7 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
     """
     if not isinstance(space, Mapping):
         return
-    check_param_names(space, training)
+    _check_param_names(space, training)
     for name, one in space.items():
         if name in _SEARCHED:
             for value in one.bounds:
@@ -199,7 +199,7 @@ def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> di
         InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
             or a setting cannot have its value.
     """
-    check_param_names(params, training)
+    _check_param_names(params, training)
     checked: dict[str, Any] = {}
     for name, value in params.items():
         value = value.item() if isinstance(value, np.generic) else value
@@ -218,7 +218,7 @@ def _kind(name: str) -> Kind[Any]:
     return kind_of(cls.__dataclass_fields__[name])
 
 
-def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+def _check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
     """Check that parameters called as settings are such as can be searched.
 
     Args:

@@ -15,7 +15,7 @@ from ...training.spec import Binding
 from .protocols import Nest
 
 
-def bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
+def _bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
     """Return the least and the largest number of an input, where a column may hold others.
 
     Args:
@@ -31,7 +31,7 @@ def bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
     return None if can.min <= have.min and have.max <= can.max else (int(can.min), int(can.max))
 
 
-def check_within(values: np.ndarray, bounds: tuple[int, int], column: str, taken: str) -> None:
+def _check_within(values: np.ndarray, bounds: tuple[int, int], column: str, taken: str) -> None:
     """Check that an input can hold all numbers of a batch.
 
     Args:
@@ -152,7 +152,7 @@ class _Slot:
             parts = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
             values = np.concatenate(parts, axis=-1).astype(self.column.dtype, copy=False)
         if self.bounds is not None:
-            check_within(values, self.bounds, self.column.name, self._taken)
+            _check_within(values, self.bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
@@ -180,7 +180,7 @@ class _Slot:
         """Take the shape of rows that makes the values the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        self.bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
+        self.bounds, self._taken = _bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
         text = dtype == STRING
         if text != (column.dtype == STRING):
             advice = (
@@ -341,7 +341,7 @@ def _plain(values: list[np.ndarray]) -> Nest:
 
 def needs_labels(model: keras.Model) -> bool:
     """Tell whether the model is compiled with a loss that compares outputs with labels."""
-    return has_loss(model) and not _compares_itself(model)
+    return _has_loss(model) and not _compares_itself(model)
 
 
 def _check_may_lack_labels(model: keras.Model) -> None:
@@ -361,7 +361,7 @@ def _compares_itself(model: keras.Model) -> bool:
     )
 
 
-def has_loss(model: keras.Model) -> bool:
+def _has_loss(model: keras.Model) -> bool:
     """Tell whether the model is compiled with a loss."""
     return getattr(model, "_compile_loss", None) is not None
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .trainee import KerasTrainee
 
 
-class KerasEngine:
+class _KerasEngine:
     """See `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
@@ -190,4 +190,4 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
         )
 
 
-ENGINE: Engine = KerasEngine()
+ENGINE: Engine = _KerasEngine()

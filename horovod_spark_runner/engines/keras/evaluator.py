@@ -42,7 +42,7 @@ from .variables import value_of
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
 
-def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
+def _make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
     """Return `make_model`, compiled as it was for its training.
 
     The archive says how, unless it names losses or metrics of the user's own, or the model's class
@@ -118,7 +118,7 @@ class KerasEvaluator:
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
-            make = make_compiled if question.compiled else make_model
+            make = _make_compiled if question.compiled else make_model
             self._model, self._inputs = make(recipe)
             if isinstance(self._model, Graph):
                 raise ModelError(

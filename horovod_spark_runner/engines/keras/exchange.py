@@ -321,7 +321,7 @@ class _Statistics:
     def __init__(self, model: keras.Model, part: Part, synchroniser: Synchroniser) -> None:
         self._part = part
         self._synchroniser = synchroniser
-        self._variables = changing_statistics(model) if part.size > 1 else []
+        self._variables = _changing_statistics(model) if part.size > 1 else []
         self._before = [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
 
     def average(self) -> None:
@@ -338,7 +338,7 @@ class _Statistics:
             variable.assign(base + change)
 
 
-def changing_statistics(model: keras.Model) -> list[keras.Variable]:
+def _changing_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the float variables that layers change while they are trained.
 
     Those of frozen layers do not change and need not be sent.

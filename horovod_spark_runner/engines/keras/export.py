@@ -28,7 +28,7 @@ from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
 from .protocols import Nest
 
 
-def class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
+def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
     """Return a column of classes, of doubles as Spark's are.
 
     What cannot be probabilities or scores of classes is an error of the call.
@@ -196,7 +196,7 @@ class SavedModelBuilder:
             named_outputs = {name: tf.identity(leaves[place]) for place, name in self._plain}
             for one in self.classes:
                 spec, leaf = self.outputs[one.output], leaves[one.output]
-                named_outputs[one.name] = class_values(one, spec, leaf)
+                named_outputs[one.name] = _class_values(one, spec, leaf)
             return named_outputs
 
         function = tf.function(serve, autograph=False)

@@ -37,7 +37,7 @@ _WEIGHTS = "model.weights.h5"
 
 
 @dataclass(frozen=True)
-class Weight:
+class _Weight:
     """A weight to begin with.
 
     Attributes:
@@ -82,19 +82,19 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
     finalize_layers(model)
 
 
-def _weights_of_run(start: WarmStart) -> list[Weight]:
+def _weights_of_run(start: WarmStart) -> list[_Weight]:
     ((name, data),) = start.files.items()
     file = ArraysFile(contents_of(data))
     prefix = "model/" if name == VARIABLES_FILE else ""
     keys = [key for key in sorted(file.names) if key.startswith(prefix)]
     paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
     return [
-        Weight(path, file.shape(key), partial(file.read, key))
+        _Weight(path, file.shape(key), partial(file.read, key))
         for path, key in zip(paths, keys, strict=True)
     ]
 
 
-def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
+def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
     import tensorflow as tf
 
     variables = getattr(tf.saved_model.load(folder), "variables", ())
@@ -105,19 +105,19 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
             f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
             "(model.export), or load it in model_fn"
         )
-    return [Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+    return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
 
 
-def _weights_of_keras_file(path: Path) -> list[Weight]:
+def _weights_of_keras_file(path: Path) -> list[_Weight]:
     """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
     import h5py
 
-    weights: list[Weight] = []
+    weights: list[_Weight] = []
 
     def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
         if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
             name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
-            weights.append(Weight(name, item.shape, item.__array__))
+            weights.append(_Weight(name, item.shape, item.__array__))
 
     with contextlib.ExitStack() as stack:
         source: Any = path
@@ -173,7 +173,7 @@ def _mark(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
 
 
-def _assign(model: keras.Model, sources: Sequence[Weight], origin: str) -> set[int]:
+def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
     weights = list(model.weights)
     for index, (variable, weight) in enumerate(zip(weights, sources, strict=False)):
         if tuple(variable.shape) != weight.shape:
@@ -193,7 +193,7 @@ def _assign(model: keras.Model, sources: Sequence[Weight], origin: str) -> set[i
     return set(range(len(weights)))
 
 
-def _assign_by_path(model: keras.Model, weights: Sequence[Weight]) -> set[int]:
+def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
     variables = list(model.weights)
     taken = set()
     for index, source in match_paths(
@@ -241,7 +241,7 @@ def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _report_taken_weights(
-    model: keras.Model, taken: set[int], weights: Sequence[Weight], origin: str, kind: str
+    model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
 ) -> None:
     """Tell the driver which weights were taken over.
 

@@ -29,7 +29,7 @@ def find_optimizers(
     for layer in model._flatten_layers(include_self=True, recursive=True):
         _collect(vars(layer), optimizers, seen)
     _collect(list(applied), optimizers, seen)
-    inner = {id(part) for optimizer in optimizers for part in inner_optimizers(optimizer)}
+    inner = {id(part) for optimizer in optimizers for part in _inner_optimizers(optimizer)}
     return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
 
@@ -43,7 +43,7 @@ def _collect(value: object, optimizers: list[keras.optimizers.Optimizer], seen: 
             _collect(item, optimizers, seen)
 
 
-def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+def _inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Return the optimizers that one wraps, as loss scaling and ``MultiOptimizer`` do."""
     inner = [getattr(optimizer, "inner_optimizer", None)]
     inner += list(getattr(optimizer, "optimizers", None) or ())
@@ -56,7 +56,7 @@ def leaf_optimizers(
     """Return the optimizers that update variables themselves."""
     leaves: list[keras.optimizers.Optimizer] = []
     for optimizer in optimizers:
-        inner = inner_optimizers(optimizer)
+        inner = _inner_optimizers(optimizer)
         leaves += leaf_optimizers(inner) if inner else [optimizer]
     return leaves
 

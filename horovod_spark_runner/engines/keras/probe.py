@@ -269,7 +269,7 @@ def _try_metrics(
         "every rank computes it from its own rows, and the mean of that is told, which is another "
         "number than that of the global batch"
         for metric, (_, one), (_, other) in zip(custom_metrics, in_turn, at_once, strict=True)
-        if not are_close_results(one, other)
+        if not _are_close_results(one, other)
     ]
 
 
@@ -299,7 +299,7 @@ def values_of(variables: Sequence[Any]) -> State:
     return [np.array(variable) for variable in variables]
 
 
-def are_close_results(one: Nest, other: Nest) -> bool:
+def _are_close_results(one: Nest, other: Nest) -> bool:
     """Tell whether two results of a metric differ by no more than rounding."""
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(close(a, b) for a, b in pairs)

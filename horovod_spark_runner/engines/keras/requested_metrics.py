@@ -18,7 +18,7 @@ _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 
 
 @dataclass(frozen=True)
-class MetricObject:
+class _MetricObject:
     """A Keras metric without its variables.
 
     Attributes:
@@ -71,14 +71,14 @@ def portable_metrics(metrics: object) -> object:
     )
 
 
-def _portable(metric: Any, keras: Any) -> MetricObject:
+def _portable(metric: Any, keras: Any) -> _MetricObject:
     # Its configuration would name the function, which only the user's own program knows.
     if type(metric) is keras.metrics.MeanMetricWrapper:
         arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
         config = {**arguments, **_untracked(metric._fn_kwargs)}
-        return MetricObject(metric.name, type(metric), config, direct=True)
+        return _MetricObject(metric.name, type(metric), config, direct=True)
     try:
-        return MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
+        return _MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
     except NotImplementedError as error:
         raise InvalidInputError(
             f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
@@ -110,7 +110,7 @@ def make_metrics(portable: object) -> object:
         return {output: make_metrics(inner) for output, inner in portable.items()}
     if isinstance(portable, list):
         return [make_metrics(inner) for inner in portable]
-    return portable.make() if isinstance(portable, MetricObject) else portable
+    return portable.make() if isinstance(portable, _MetricObject) else portable
 
 
 def _check_exists(name: str) -> None:

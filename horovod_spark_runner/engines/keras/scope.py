@@ -38,14 +38,14 @@ class Scope:
 
     def enter(self) -> None:
         """Begin a step."""
-        self.graph = current_graph()
+        self.graph = _current_graph()
         if self.graph is None:  # what runs eagerly may use the names of the step before
             self._number = 0
 
     @property
     def outermost(self) -> bool:
         """Whether this is the step itself, and no function within it."""
-        return current_graph() is self.graph
+        return _current_graph() is self.graph
 
     def note(self) -> None:
         """Note that what is done here depends on the part of this rank."""
@@ -58,14 +58,14 @@ class Scope:
         return f"{kind}.{self._number}"
 
 
-def current_graph() -> tf.Graph | None:
+def _current_graph() -> tf.Graph | None:
     """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def in_condition(scope: Scope) -> bool:
     """Tell whether what is traced now, within the step, lies in a condition or loop."""
-    graph = current_graph()
+    graph = _current_graph()
     while graph is not None and graph is not scope.graph:
         if type(graph).__name__ in _CONDITIONAL_GRAPHS:
             return True

@@ -39,7 +39,7 @@ def check_tracked(
     tracked = {_handle(variable) for variable in tracked_variables(model, optimizers)}
     others = [
         variable
-        for variable in changed_in(graph)
+        for variable in _changed_in(graph)
         if id(variable.handle) not in tracked and not is_runner_variable(variable)
     ]
     if not others:
@@ -54,7 +54,7 @@ def check_tracked(
     )
 
 
-def changed_in(graph: tf.Graph) -> list[tf.Variable]:
+def _changed_in(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that a traced function changes, also in functions that it calls."""
     read = {id(graph.inputs[n]) for n in get_read_only_resource_input_indices_graph(graph)}
     changed = {id(outer) for outer, inner in graph.captures if id(inner) not in read}

@@ -60,13 +60,13 @@ def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str
         ModelError: it cannot be predicted with.
     """
     if kind == PROGRAM:
-        return adopt_program(directory, model, inputs)
+        return _adopt_program(directory, model, inputs)
     if kind == SCRIPT:
-        return adopt_script(directory, model, inputs)
-    return adopt_module(directory, model, inputs)
+        return _adopt_script(directory, model, inputs)
+    return _adopt_module(directory, model, inputs)
 
 
-def adopt_module(
+def _adopt_module(
     directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
 ) -> SavedModule:
     """Write a module to ``directory``.
@@ -99,7 +99,7 @@ def adopt_module(
     return SavedModule(module=pickled)
 
 
-def adopt_script(
+def _adopt_script(
     directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
 ) -> SavedModule:
     """Write a file of TorchScript to ``directory``.
@@ -127,7 +127,7 @@ def adopt_script(
     return SavedModule()
 
 
-def adopt_program(
+def _adopt_program(
     directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
 ) -> SavedModule:
     """Write a program of torch.export to ``directory``.

@@ -150,13 +150,13 @@ def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
         again = load_program(data, PROGRAM_FILE, called.device)
         made = Predicting(again, called.feed, called.device)
         for count in _OTHERS:
-            check_same(called, made, repeat_rows(rows, count))
+            _check_same(called, made, repeat_rows(rows, count))
     except Exception as error:  # whatever torch.export or the module raises
         return None, f"torch.export cannot hold it: {_first_line(error)}"
     return data, ""
 
 
-def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
     """Check that two modules give the same for some rows.
 
     Raises:

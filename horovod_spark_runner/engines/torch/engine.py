@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .trainee import TorchTrainee
 
 
-class TorchEngine:
+class _TorchEngine:
     """See `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
@@ -144,4 +144,4 @@ class TorchEngine:
         return TorchEvaluator(recipe, question)
 
 
-ENGINE: Engine = TorchEngine()
+ENGINE: Engine = _TorchEngine()

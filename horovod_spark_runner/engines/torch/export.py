@@ -32,7 +32,7 @@ from .source import check_exportable
 _SIZES = (1, 17)
 
 
-class ColumnModule(nn.Module):
+class _ColumnModule(nn.Module):
     """A module whose inputs are columns, by names, and whose outputs have names.
 
     Args:
@@ -57,7 +57,7 @@ class ColumnModule(nn.Module):
         self._names = {column.name: name for column, name in zip(columns, names, strict=True)}
         self._paths = [output.path for output in outputs]
         blank = {column.name: column.blank() for column in columns}
-        self._dtypes = [to_dtype(joined(blank, slot)) for slot in called.feed.slots]
+        self._dtypes = [_to_dtype(joined(blank, slot)) for slot in called.feed.slots]
 
         def forward(**inputs: Tensor) -> dict[str, Tensor]:
             return self._of(inputs)
@@ -86,7 +86,7 @@ class ColumnModule(nn.Module):
         return torch.cat([part.to(dtype) for part in ranked], -1)
 
 
-def to_dtype(array: np.ndarray) -> torch.dtype:
+def _to_dtype(array: np.ndarray) -> torch.dtype:
     """Return PyTorch's type of an array's elements."""
     return torch.from_numpy(array).dtype
 
@@ -141,7 +141,7 @@ def _program(
     Raises:
         ModelError: torch.export cannot hold it.
     """
-    module = ColumnModule(called, recipe.columns, names, recipe.outputs, added)
+    module = _ColumnModule(called, recipe.columns, names, recipe.outputs, added)
     rows = recipe.batch_size
     batch = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
     feed = Feed(tuple((name,) for name in batch), tuple(batch))

@@ -36,7 +36,7 @@ _FILES = "from_file"
 
 
 @dataclass(frozen=True)
-class Value:
+class _Value:
     """A value that is computed when a graph is, by its name there."""
 
     name: str
@@ -47,8 +47,8 @@ class Step:
     """A call of an operator.
 
     Attributes:
-        target: the operator, see `find_operator`.
-        args: its arguments, in which each `Value` stands for what was computed before.
+        target: the operator, see `_find_operator`.
+        args: its arguments, in which each `_Value` stands for what was computed before.
         named: its keyword arguments.
         outputs: names of what it gives, nested as that is; ``None`` for what nothing reads.
         ended: names of values that no later step reads.
@@ -82,7 +82,7 @@ class Graph:
         for step in self.steps:
             args = [_filled(value, computed) for value in step.args]
             named = {name: _filled(value, computed) for name, value in step.named.items()}
-            _store(step.outputs, find_operator(step.target)(*args, **named), computed)
+            _store(step.outputs, _find_operator(step.target)(*args, **named), computed)
             for name in step.ended:
                 computed.pop(name, None)
         made = tuple(_filled(self.outputs, computed))
@@ -90,7 +90,7 @@ class Graph:
 
 
 def _filled(value: Any, computed: Mapping[str, Any]) -> Any:
-    if isinstance(value, Value):
+    if isinstance(value, _Value):
         return computed[value.name]
     return [_filled(one, computed) for one in value] if isinstance(value, list) else value
 
@@ -104,7 +104,7 @@ def _store(names: Any, results: Any, computed: dict[str, Any]) -> None:
 
 
 @functools.cache
-def find_operator(target: str) -> Callable[..., Any]:
+def _find_operator(target: str) -> Callable[..., Any]:
     """Return an operator that computes tensors or numbers, and does nothing else.
 
     Raises:
@@ -186,7 +186,7 @@ def read_graph(fields: Mapping[str, Any], device: torch.device) -> Graph:
 
 def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
     target = node["target"]
-    find_operator(target)
+    _find_operator(target)
     args, named = [], {}
     for argument in node["inputs"]:
         value = _read(argument["arg"], device)
@@ -202,7 +202,7 @@ def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
 
 
 def _read(argument: Mapping[str, Any], device: torch.device) -> Any:
-    """Return an argument: what is known of it, and a `Value` for what is computed."""
+    """Return an argument: what is known of it, and a `_Value` for what is computed."""
     ((kind, value),) = argument.items()
     if kind == "as_none":
         return None
@@ -211,9 +211,9 @@ def _read(argument: Mapping[str, Any], device: torch.device) -> Any:
     if kind == "as_float":  # JSON has no number for infinity
         return float(value)
     if kind == "as_tensor":
-        return Value(str(value["name"]))
+        return _Value(str(value["name"]))
     if kind == "as_name":
-        return Value(str(value))
+        return _Value(str(value))
     if kind == "as_scalar_type":
         return DTYPES[value]
     if kind == "as_memory_format":
@@ -239,13 +239,13 @@ def _name(output: Mapping[str, Any], device: torch.device) -> Any:
     def named(value: Any) -> Any:
         if isinstance(value, list):
             return [named(one) for one in value]
-        return value.name if isinstance(value, Value) else None
+        return value.name if isinstance(value, _Value) else None
 
     return named(_read(output, device))
 
 
-def _values(value: Any) -> Iterator[Value]:
-    if isinstance(value, Value):
+def _values(value: Any) -> Iterator[_Value]:
+    if isinstance(value, _Value):
         yield value
     elif isinstance(value, list):
         for one in value:

@@ -144,7 +144,7 @@ def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
     module = _made(parts, device)
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
-        give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
+        _give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
     if not isinstance(module, Program):  # which is as it is
         module = module.eval().to(device)
     called = Predicting(module, feed, device)
@@ -227,7 +227,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
+def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
     """Give a module the weights of the trained one.
 
     Args:

@@ -75,7 +75,7 @@ def onnx_contents(
         model = made.model_proto
         if recipe.batch_size is None:
             _name_rows(model.graph)
-        # As `ColumnModule` gives them.
+        # As `_ColumnModule` gives them.
         specs = [
             replace(one, dtype="float32") if one.dtype == "bfloat16" else one
             for one in recipe.outputs

@@ -61,7 +61,7 @@ def one_number(value: Any) -> Tensor | float | None:
     return float(value) if isinstance(value, (bool, int, float, np.number)) else None
 
 
-def output_name(path: Path) -> str:
+def _output_name(path: Path) -> str:
     """Return what the output at ``path`` is called."""
     if not path:
         return "output"
@@ -80,12 +80,12 @@ def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec
     for path, tensor in leaves(outputs):
         if not tensor.shape or tensor.shape[0] != rows:
             raise ModelError(
-                f"output {output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "
+                f"output {_output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "
                 "outputs need a value for each row"
             )
         specs.append(
             OutputSpec(
-                output_name(path),
+                _output_name(path),
                 tuple(tensor.shape[1:]),
                 dtype_name(tensor.dtype),
                 path,

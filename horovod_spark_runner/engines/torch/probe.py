@@ -203,7 +203,7 @@ def preserve_random() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserve_state(
+def _preserve_state(
     module: nn.Module, optimizers: Sequence[Optimizer], *, vary: bool
 ) -> Iterator[None]:
     """Give a module and its optimizers their state back afterwards.
@@ -282,10 +282,10 @@ def values_of_step(
         module: the module, whose state is what it was afterwards.
         optimizers: its optimizers.
         compute: a step, which records what optimizers do not step with; it may return more values.
-        vary: see `preserve_state`.
+        vary: see `_preserve_state`.
     """
     recorder = Recorder()
-    with preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
+    with _preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedulers miss the steps
         places = saved_buffers(module)
         before = {

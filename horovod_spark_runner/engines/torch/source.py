@@ -50,7 +50,7 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
         return ModelSource(
             function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
         )
-    if is_of_torch(model, "torch.nn.modules.module.Module"):
+    if _is_of_torch(model, "torch.nn.modules.module.Module"):
         raise ModelError(
             f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
             "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
@@ -90,7 +90,7 @@ def check_callback_argument(callbacks: object) -> None:
         check_hooks(callback)
 
 
-def is_of_torch(value: object, name: str) -> bool:
+def _is_of_torch(value: object, name: str) -> bool:
     """Tell whether ``value`` is an instance of PyTorch's class of that name."""
     # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)

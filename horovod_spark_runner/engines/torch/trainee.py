@@ -178,7 +178,7 @@ class TorchTrainee(Trainee):
         self._metrics.states.reset()
 
     def _logs(self, kind: str) -> Logs:
-        return Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+        return _Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
 
     def _means(self, kind: str) -> dict[str, float]:
         """Return what is a mean, of the sums there are."""
@@ -354,7 +354,7 @@ class _GeneratorState(ByteVariable):
             torch.set_rng_state(state)
 
 
-class Later(Mapping[str, object]):
+class _Later(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
     def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:

@@ -20,7 +20,7 @@ from ...errors import ModelError, brief
 _AS_BITS = {torch.bfloat16: torch.int16}
 
 
-class TensorVariable:
+class _TensorVariable:
     """A tensor, or a number, that training changes; found anew at every use.
 
     Args:
@@ -148,7 +148,7 @@ class TorchVariables(TrainingVariables):
         buffers = saved_buffers(module)
         trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
         self._weights: list[Variable] = [
-            TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
+            _TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
             for name in held
         ]
         self._optimizers = optimizers
@@ -170,7 +170,7 @@ class TorchVariables(TrainingVariables):
                 if held[key] is not None:
                     path = f"{self._names[id(parameter)]}/{key}"
                     _check_savable(optimizer, path, held[key])
-                    yield TensorVariable(path, held, key)
+                    yield _TensorVariable(path, held, key)
 
     def trained_by(self) -> list[list[int] | None]:
         groups: list[list[int] | None] = []
@@ -190,7 +190,7 @@ class TorchVariables(TrainingVariables):
                     optimizer.state.pop(parameter, None)
             missing = [p for p in wanted if not optimizer.state.get(p)]
             if missing:
-                make_state(optimizer, missing)
+                _make_state(optimizer, missing)
 
     def likely_cause(self, differing: Sequence[Variable]) -> str:
         return (
@@ -210,7 +210,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+def _make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
     """Let an optimizer make its state for ``parameters``, which keep their values.
 
     PyTorch's do so in their first step only; the state's values are to be restored.

@@ -67,7 +67,7 @@ WITHOUT = {
 }
 
 
-def check_has_form(stages: Iterable[Stage]) -> None:
+def _check_has_form(stages: Iterable[Stage]) -> None:
     """Check that every stage has a form in ONNX.
 
     Raises:
@@ -100,7 +100,7 @@ def wanted_columns(bundle: Bundle, columns: Sequence[str] | None) -> tuple[str, 
     return tuple(dict.fromkeys(columns))
 
 
-def needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], set[str]]:
+def _needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], set[str]]:
     """Return the stages that run for columns, and the inputs that these take.
 
     A column that nothing but StringIndexers take, and that no wanted column is made of, such as a
@@ -150,8 +150,8 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
     import onnx
 
     wanted = wanted_columns(bundle, columns)
-    stages, taken = needed_stages(bundle, wanted)
-    check_has_form(stages)
+    stages, taken = _needed_stages(bundle, wanted)
+    _check_has_form(stages)
     inputs = [one for one in bundle.inputs if one.name in taken]
     _check_names(inputs, wanted)
     graph = Graph()

@@ -53,7 +53,7 @@ _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
 _MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 
 
-def grouped(
+def _grouped(
     label: str, seconds: Mapping[str, float], parts: Sequence[tuple[Part, tuple[str, ...]]]
 ) -> Whole:
     """Return what ``seconds`` by key are by part; what is of no part is left out."""
@@ -66,7 +66,7 @@ def time_contents(run: RunFacts) -> list[Child]:
     figures: list[Child] = []
     if run.calls:
         calls = [
-            grouped(f"call {i}", call.get("seconds", {}), _PHASES)
+            _grouped(f"call {i}", call.get("seconds", {}), _PHASES)
             for i, call in enumerate(run.calls, 1)
         ][-MOST_ROWS:]
         figures.append(
@@ -102,14 +102,14 @@ def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
         slowest = np.argsort(waiting, kind="stable")[: MOST_ROWS // 2].tolist()
         chosen = sorted({*slowest, *range(MOST_ROWS - len(set(slowest)))})
     return [
-        grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
+        _grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
         for i in chosen
     ]
 
 
 def _epochs(run: RunFacts) -> list[Markup]:
     epochs = [
-        grouped(f"epoch {i}", {k: v for k, v in each.items() if k not in _ONCE}, _RANK)
+        _grouped(f"epoch {i}", {k: v for k, v in each.items() if k not in _ONCE}, _RANK)
         for i, each in enumerate(run.mean_seconds(), 1)
     ]
     if not any(epoch.total for epoch in epochs):

@@ -31,7 +31,7 @@ from .optimizers import configure_optimizers
 _STEP_LOSS = "loss of training_step"
 
 
-class LightningSteps(Steps):
+class _LightningSteps(Steps):
     """See `Steps`; ``training_step`` and ``validation_step`` compute, and log what is reported.
 
     A rank without rows calls ``training_step`` on rows which count for nothing, so that all ranks
@@ -83,7 +83,7 @@ class LightningSteps(Steps):
         return {}
 
 
-class LightningHooks(TorchHooks):
+class _LightningHooks(TorchHooks):
     """See `TorchHooks`; the module's own come first.
 
     Args:
@@ -168,7 +168,7 @@ class LightningTrainee(TorchTrainee):
         return {"": optimizer}, planned
 
     def _made_steps(self, *args: Any) -> Steps:
-        return LightningSteps(*args, adapter=self._adapter)
+        return _LightningSteps(*args, adapter=self._adapter)
 
     @property
     def has_complete_logs(self) -> bool:
@@ -190,7 +190,7 @@ class LightningTrainee(TorchTrainee):
         return means  # an epoch ends after its validation, and what is logged then follows
 
     def _made_hooks(self, *args: Any) -> TorchHooks:
-        return LightningHooks(*args, adapter=self._adapter, spec=self._spec)
+        return _LightningHooks(*args, adapter=self._adapter, spec=self._spec)
 
     def metric_variables(self) -> list[Variable]:
         return [*super().metric_variables(), self._adapter.states]
