@@ -39,7 +39,7 @@ def check_feature(field: pa.Field, column: Column) -> None:
 
 
 def feature_array(array: pa.Array, column: Column) -> pa.Array:
-    """Return the values of a checked column as the model takes them; what does not fit is null."""
+    """Return a checked column's values as the model's type; values that do not fit are null."""
     if pa.types.is_struct(array.type):
         array = _vector_values(array)
     if column.encoding:
@@ -83,12 +83,12 @@ def _source(field: pa.Field) -> Source:
 
 
 def _depth(kind: pa.DataType) -> int:
-    """Return how deep lists of Arrow's first kind lie within each other."""
+    """Return the nesting depth of Arrow lists of the first kind."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Return how deep lists of any kind lie within each other."""
+    """Return the nesting depth of lists of any kind."""
     lists = pa.types.is_nested(kind) and hasattr(kind, "value_type")
     return 1 + _levels(kind.value_type) if lists else 0
 

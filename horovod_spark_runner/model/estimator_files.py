@@ -43,7 +43,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
         self._stage = stage
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save it; what cannot be saved is refused before anything is replaced.
+        """Save the estimator; refuse it before anything is replaced, if it cannot be saved.
 
         Args:
             path: folder or URL.

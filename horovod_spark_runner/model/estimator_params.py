@@ -35,7 +35,7 @@ def _accessors(name: str) -> tuple[Getter, Setter]:
 
 
 class EstimatorParams(PredictionParams):
-    """What the estimator trains, how, and what its model adds to a DataFrame."""
+    """Params of the estimator: its training, and its model's columns."""
 
     modelFn = param(EstimatorSettings, "model_fn")
     getModelFn, setModelFn = _accessors("modelFn")

@@ -38,7 +38,7 @@ COMPILED = "compiled"
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What `TFTransformer.evaluate` was asked for; see there."""
+    """Arguments of `TFTransformer.evaluate`."""
 
     metrics: Any
     label_cols: ColumnNames | str | None
@@ -48,7 +48,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class _Metrics:
-    """The metrics asked for, by who computes them."""
+    """The requested metrics, by who computes them."""
 
     compiled: bool
     others: Any
@@ -156,7 +156,7 @@ def _sorted_out(metrics: Any, recipe: Recipe) -> _Metrics:
 
 
 def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
-    """Let a worker load the model and the metrics, before any row is read.
+    """Load the model and the metrics in a worker, before any row is read.
 
     Raises:
         HorovodSparkError: of the kind that it found.

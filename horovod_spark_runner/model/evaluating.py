@@ -48,7 +48,7 @@ _cached: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the tasks of an evaluation need to know.
+    """Plan of an evaluation, for its tasks.
 
     Attributes:
         digest: identity of the model and its weights.
@@ -79,7 +79,7 @@ class Evaluation:
         return self.names[len(self.columns) + [c.name for c in self.targets].index(target)]
 
     def describe(self) -> str:
-        """Tell what can go wrong with the question, before any row is read, as JSON."""
+        """Return an error of the question, before any row is read, as JSON."""
         answer = {"error": "", "message": ""}
         try:
             self._loaded()
@@ -88,7 +88,7 @@ class Evaluation:
         return json.dumps(answer)
 
     def add_up(self, batches: Batches) -> Batches:
-        """Give the sums over a task's rows, and each row's output where wanted."""
+        """Yield the sums over a task's rows, and each row's output where wanted."""
         evaluator, transforms = self._loaded()
         evaluator.begin()
         with (
@@ -135,7 +135,7 @@ class Evaluation:
             yield _sums_batch([task], [rows], [skipped], [bytes(data)], each=self.label is not None)
 
     def conclude(self, batches: Batches) -> Batches:
-        """Give the results that follow from the sums of all tasks, as JSON."""
+        """Yield the results from the sums of all tasks, as JSON."""
         parts: list[tuple[int, list[np.ndarray]]] = []
         rows = skipped = 0
         for batch in batches:

@@ -19,7 +19,7 @@ from .outputs import added_by
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is to be written, and where.
+    """Model, format and destination of an export.
 
     Attributes:
         target: the folder or file to write.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]:
-    """Return the names of columns that will be added, as far as they are known before the model is.
+    """Return the names of added columns, as far as the settings determine them.
 
     Args:
         settings: what is asked for.
@@ -84,7 +84,7 @@ def _plain(name: str, by_case: bool) -> str:
 
 
 def _advice(clashing: Sequence[str], settings: PredictionSettings, outputs: Sequence[str]) -> str:
-    """Return how other names are given, by the setting that names those in the way."""
+    """Return advice how to choose other names, by the setting of the conflicting ones."""
     for setting in ("probability_col", "raw_prediction_col"):
         class_col: ClassCol = getattr(settings, setting)
         if isinstance(class_col, str) and class_col in clashing:

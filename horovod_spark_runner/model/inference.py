@@ -31,7 +31,7 @@ from .shipping import describe_outputs, load_model
 
 
 def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
-    """Tell which rows hold a value as the model takes it.
+    """Return which rows hold a value as the model takes it.
 
     Args:
         array: the rows of a feature column.
@@ -60,7 +60,7 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
 def valid_in_all(
     arrays: Sequence[pa.Array], columns: Sequence[Column], advice: str | None
 ) -> np.ndarray | None:
-    """Tell which rows hold a value in every column.
+    """Return which rows hold a value in every column.
 
     Args:
         arrays: the rows, by column.
@@ -89,7 +89,7 @@ def valid_in_all(
 
 
 def describe_fault(array: pa.Array, column: Column, row: int) -> str:
-    """Say what is wrong with a row that is not valid."""
+    """Describe the fault of an invalid row."""
     value = array[row]
     if not value.is_valid:
         return f"column {column.name!r} is null" + _or_what_became_null(column)
@@ -107,7 +107,7 @@ def describe_fault(array: pa.Array, column: Column, row: int) -> str:
 
 
 def _or_what_became_null(column: Column) -> str:
-    """Return what else Spark hands over as null: what does not fit the type or shape."""
+    """Return the further causes of null: values that do not fit the type or shape."""
     if len(column.shape) > 1 and not column.encoding:
         return ", or holds nested arrays of other sizes,"
     if not column.shape and is_whole(column):
@@ -116,7 +116,7 @@ def _or_what_became_null(column: Column) -> str:
 
 
 def is_whole(column: Column) -> bool:
-    """Tell whether a column holds whole numbers."""
+    """Return whether a column holds integers."""
     return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
 
@@ -178,7 +178,7 @@ class _Batch:
 
     @property
     def valid(self) -> np.ndarray | None:
-        """Which rows can be predicted on; ``None`` if all can."""
+        """Rows that can be predicted on; ``None`` if all can."""
         if all(piece.valid is None for piece in self.pieces):
             return None
         masks = [np.ones(p.rows, bool) if p.valid is None else p.valid for p in self.pieces]
@@ -192,7 +192,7 @@ class _Batch:
         return joined if valid is None else tuple(a.filter(pa.array(valid)) for a in joined)
 
     def place(self, row: int) -> str:
-        """Say where a row of `arrays` came from."""
+        """Describe the origin of a row of `arrays`."""
         valid = self.valid
         number = row if valid is None else int(np.flatnonzero(valid)[row])
         for piece in self.pieces:
@@ -256,7 +256,7 @@ class _Prepared(Generic[T, P]):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def each(self, things: Sequence[T]) -> Iterator[tuple[T, P]]:
-        """Yield each thing and what it was made into.
+        """Yield each item and its prepared form.
 
         Raises:
             Exception: whatever ``prepare`` raised, at the turn of what it could not prepare.
@@ -355,7 +355,7 @@ class Predictor:
         return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
     def _prepare(self, model: Model, batch: _Batch) -> Any:
-        """Return what the model computes with; ``None`` where there is no row for it."""
+        """Return the model's inputs; ``None`` if there is no row."""
         arrays = batch.arrays()
         if not len(arrays[0]):
             return None
@@ -402,7 +402,7 @@ def _decoding(recipe: Recipe, model: Model) -> Model:
 
 
 def _prepares_ahead(model: Model) -> bool:
-    """Tell whether to prepare a batch while the one before it is computed.
+    """Return whether to prepare a batch while the one before it is computed.
 
     Where preparing is work, or computing leaves the processor idle; else it is one more thread on
     the cores that are to compute.
@@ -437,7 +437,7 @@ def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
 
 
 def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
-    """Return the question to a worker what a model gives, or why it gives nothing.
+    """Return a query for a worker: a model's outputs, or the reason why it has none.
 
     The answer is a JSON list: the outputs, why there are none, and why it is the wrong model.
     """
@@ -453,12 +453,12 @@ def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
 
 
 def field_names(outputs: int) -> list[str]:
-    """Return what outputs are called inside the UDF's result; their own names may be anything."""
+    """Return the names of outputs inside the UDF's result; their own names may be anything."""
     return [f"output{number}" for number in range(outputs)]
 
 
 def is_scalar(spec: OutputSpec) -> bool:
-    """Tell whether an output is one number per row, in a column of numbers."""
+    """Return whether an output is one number per row, in a column of numbers."""
     return spec.shape in ((), (1,))
 
 

@@ -66,7 +66,7 @@ class TrainedModel:
 
     @property
     def place(self) -> str:
-        """Where it lies, for messages."""
+        """The location, for messages."""
         return str(self.stored.directory.location)
 
 
@@ -242,7 +242,7 @@ def _recipe(
 
 
 class ModelHandle:
-    """A model as bytes for Spark's workers, and what is known of it; safe in threads.
+    """A model as bytes for Spark's workers, and its metadata; thread-safe.
 
     It can be pickled and copied.
 
@@ -263,7 +263,7 @@ class ModelHandle:
 
     @property
     def metadata(self) -> TrainedModel:
-        """What is known of the model without loading it."""
+        """Metadata of the model, without loading it."""
         return self._metadata
 
     def model(self) -> Any:
@@ -272,7 +272,7 @@ class ModelHandle:
         return engine_named(recipe.engine).model(recipe)
 
     def whole(self) -> Recipe:
-        """Return all that the model is made from, and what it gives; the framework may be loaded.
+        """Return all parts and outputs of the model; the framework may be loaded.
 
         Raises:
             ModelError: the model cannot be called, or is not the one that was trained.
@@ -304,7 +304,7 @@ class ModelHandle:
         copy_model(self._metadata.stored, directory, held)
 
     def predictor(self, spark: SparkSession, settings: PredictionSettings) -> Predictor:
-        """Return what predicts in the workers of a session.
+        """Return the predictor for the workers of a session.
 
         Raises:
             ModelError: the model cannot be called, or is not the one that was trained.
@@ -327,7 +327,7 @@ class ModelHandle:
         )
 
     def _learn_outputs(self, spark: SparkSession) -> None:
-        """Let a worker build the model and tell what it gives; the driver loads no framework."""
+        """Determine the model's outputs in a worker; the driver loads no framework."""
         answer = ask_worker(spark, describing(self._shipped.loader(spark)), keep=True)
         outputs, problem, wrong = json.loads(answer)
         if wrong:
@@ -341,5 +341,5 @@ class ModelHandle:
 
 
 def _without_contents(recipe: Recipe) -> Recipe:
-    """Return what the driver has to know of a recipe."""
+    """Return a recipe without contents, for the driver."""
     return replace(recipe, parts=None, transforms={}, sample=None)

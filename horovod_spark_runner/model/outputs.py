@@ -1,4 +1,4 @@
-"""From what a model gives to the columns that are added: arrays, vectors, classes. In Spark's JVM.
+"""Conversion of a model's outputs to added columns: arrays, vectors, classes. In Spark's JVM.
 
 Whether an output is probabilities or scores is never guessed: the user says it, what is known of
 the model's last activation must agree, and probabilities are checked in every row.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Added:
-    """A column that is made of one output.
+    """A column made from one output.
 
     Attributes:
         name: its name.
@@ -81,7 +81,7 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
 def check_classes(
     outputs: Sequence[OutputSpec], settings: PredictionSettings, *, whole: bool = False
 ) -> None:
-    """Check that outputs can be of the classes that settings ask for, whatever else is set.
+    """Check that outputs can be of the requested classes, whatever else is set.
 
     Args:
         outputs: the model's outputs.
@@ -153,7 +153,7 @@ def expression(added: Added, value: SparkColumn) -> SparkColumn:
 
 
 def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
-    """Return what the output, which is about class 1, says of both classes."""
+    """Return the values of both classes from an output that describes class 1."""
     from pyspark.sql import functions as F
 
     if not added.scores:
@@ -168,7 +168,7 @@ def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
 
 
 def _of_several(added: Added, value: SparkColumn) -> SparkColumn:
-    """Return what the output says of each class."""
+    """Return the output's value of each class."""
     from pyspark.sql import functions as F
 
     if not added.scores:
@@ -247,7 +247,7 @@ def _by_output(setting: str, columns: ClassCol, outputs: Sequence[str]) -> Mappi
 
 
 def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
-    """Say why an output cannot be what it is taken for, as far as that is known of the model.
+    """Return the reason why an output cannot hold classes, as far as the model shows it.
 
     Args:
         spec: the output.
@@ -275,7 +275,7 @@ def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
 
 
 def _check_classes(spec: OutputSpec, *, scores: bool) -> None:
-    """Check that an output can be of classes, as far as that is known of the model."""
+    """Check that an output can be of classes, as far as the model shows it."""
     setting = "raw_prediction_col" if scores else "probability_col"
     misfit = misfit_of_classes(spec, SCORES if scores else PROBABILITY)
     if misfit is None:

@@ -34,7 +34,7 @@ _RENAMED = {"sample_weight_col": "weightCol"}
 
 @dataclass(frozen=True)
 class Converter:
-    """Makes the value of a Param of what a user gives for it; can be pickled.
+    """Converts a user's value to a Param's value; can be pickled.
 
     Attributes:
         settings: the class that has the setting.
@@ -87,18 +87,18 @@ def param(settings: type[Settings], name: str) -> Param[Any]:
 
 
 def param_text(text: str) -> str:
-    """Return what a setting does, with the names that Params have for other settings."""
+    """Return a setting's description, with the Params' names of other settings."""
     return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 
 
 def camel_case(name: str) -> str:
-    """Return what Spark ML calls a setting: ``featureCols`` for ``feature_cols``."""
+    """Return the Spark ML name of a setting: ``featureCols`` for ``feature_cols``."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
 def set_defaults(stage: Params, settings: type[Settings]) -> None:
-    """Give the Params of a stage the defaults of the table.
+    """Set the Params of a stage to the defaults of the table.
 
     Args:
         stage: has Params of some of these settings.
@@ -124,7 +124,7 @@ def set_params(stage: Params, settings: Settings) -> None:
 
 
 def prediction_settings(stage: PredictionParams) -> PredictionSettings:
-    """Return what the Params of a stage say of predicting.
+    """Return a stage's Params as prediction settings.
 
     Raises:
         InvalidInputError: they contradict each other.
@@ -203,7 +203,7 @@ class FeatureParams(Params):  # type: ignore[misc]
 
 
 class PredictionParams(FeatureParams):
-    """Params of what a model reads, and adds to a DataFrame."""
+    """Params of a model's input and output columns."""
 
     predictionCol: Param[PredictionCol] = param(PredictionSettings, "prediction_col")
     probabilityCol: Param[ClassCol] = param(PredictionSettings, "probability_col")
@@ -257,25 +257,25 @@ class PredictionParams(FeatureParams):
         return value
 
     def setRawPredictionCol(self: P, value: ClassCol) -> P:
-        """Say that the output is scores of classes, add them, and predict the highest."""
+        """Add the scores of classes in this column, and predict the highest."""
         return _set(self, rawPredictionCol=value)
 
     def getOutputForm(self) -> OutputForm:
-        """Return what outputs of several numbers become."""
+        """Return the form of outputs of several numbers."""
         value: OutputForm = self.getOrDefault(self.outputForm)
         return value
 
     def setOutputForm(self: P, value: OutputForm) -> P:
-        """Choose what outputs of several numbers become."""
+        """Set the form of outputs of several numbers."""
         return _set(self, outputForm=value)
 
     def getHandleInvalid(self) -> HandleInvalid:
-        """Return what becomes of rows that cannot be predicted on."""
+        """Return the handling of rows that cannot be predicted on."""
         value: HandleInvalid = self.getOrDefault(self.handleInvalid)
         return value
 
     def setHandleInvalid(self: P, value: HandleInvalid) -> P:
-        """Choose what becomes of rows that cannot be predicted on."""
+        """Set the handling of rows that cannot be predicted on."""
         return _set(self, handleInvalid=value)
 
     def getPredictBatchSize(self) -> int:
@@ -289,7 +289,7 @@ class PredictionParams(FeatureParams):
 
 
 def _set(stage: P, **values: Any) -> P:
-    """Set Params; None takes what was set away."""
+    """Set Params; None removes a value."""
     for name, value in values.items():
         if value is None:
             stage.clear(stage.getParam(name))

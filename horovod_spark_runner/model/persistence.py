@@ -132,7 +132,7 @@ def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
 
 
 def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Location) -> None:
-    """Check that the server of Spark Connect reads what this process has written.
+    """Check that the server of Spark Connect reads the files of this process.
 
     Raises:
         InvalidInputError: it does not; then nothing stays there.
@@ -177,7 +177,7 @@ class _PackageFields:
 
 @dataclass(frozen=True)
 class UserCode:
-    """What a stage may need besides its files; see ``from_run`` of its class."""
+    """Code that a stage may need besides its files; see ``from_run`` of its class."""
 
     custom_objects: Mapping[str, Any] | None = None
     model_fn: Callable[[], Any] | None = None
@@ -190,7 +190,7 @@ _user_code: ContextVar[Mapping[str, UserCode] | None] = ContextVar("user_code", 
 
 @contextlib.contextmanager
 def loading_with(kind: str, code: UserCode) -> Iterator[None]:
-    """Let stages that are loaded inside, also as parts of pipelines, be given ``code``.
+    """Pass ``code`` to stages that are loaded inside, also as parts of pipelines.
 
     Args:
         kind: the name of their class.
@@ -219,7 +219,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         self._summary = summary
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save it; what its loading will need besides is told as a warning.
+        """Save the stage; warn of code that loading it will need.
 
         On local storage and HDFS a reader sees the old stage or the new one, never a part.
 
@@ -256,7 +256,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         write_metadata(location, json.dumps(metadata))
 
     def _warn_of_needs(self, location: Location) -> None:
-        """Warn of what loading will need besides the files, by loading it."""
+        """Load the files, and warn of code that loading needs besides."""
         try:
             loaded = read_finished_run(RunDirectory(location), engine=self._stage.engine)
         except (RunDirectoryError, DataError) as error:
@@ -289,12 +289,12 @@ class StageReader(MLReader):  # type: ignore[misc]
         self._code = vars((_user_code.get() or {}).get(kind.__name__) or UserCode()).copy()
 
     def modelFn(self: R, model_fn: Callable[[], Any]) -> R:
-        """Give the function that builds the model, which is then given its weights."""
+        """Set the function that builds the model, which then receives its weights."""
         self._code["model_fn"] = model_fn
         return self
 
     def transforms(self: R, transforms: Mapping[str, Transform]) -> R:
-        """Give the functions that columns were trained with, by column."""
+        """Set the functions that columns were trained with, by column."""
         self._code["transforms"] = transforms
         return self
 
@@ -340,13 +340,13 @@ class KerasStageReader(StageReader):
     """Loads a transformer of a Keras model."""
 
     def customObjects(self, custom_objects: Mapping[str, Any]) -> KerasStageReader:
-        """Give the model's own classes and functions, by name."""
+        """Set the model's own classes and functions, by name."""
         self._code["custom_objects"] = custom_objects
         return self
 
 
 def _advice(kind: Any, error: RunDirectoryError | DataError) -> str:
-    """Return how what is missing is given when a stage of class ``kind`` is loaded."""
+    """Return advice how to provide missing code when a stage of class ``kind`` is loaded."""
     if isinstance(error, RunDirectoryError):
         advice: str = kind.loading_advice
         return advice

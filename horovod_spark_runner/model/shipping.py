@@ -59,7 +59,7 @@ class ShippedModel:
         return recipe
 
     def loader(self, spark: SparkSession) -> Load:
-        """Return what unpacks the recipe on a worker of this session."""
+        """Return a function that unpacks the recipe on a worker of this session."""
         context = classic_context(spark)
         if context is None:
             large = sum(one.size for one in self._contents) > SMALL_BYTES
@@ -76,7 +76,7 @@ class ShippedModel:
 
 
 class Value(Protocol):
-    """What Spark gives a worker: a broadcast, or what stands in for one."""
+    """Value sent to a worker: a broadcast, or a substitute for one."""
 
     @property
     def value(self) -> Any: ...
@@ -122,7 +122,7 @@ class _Broadcast:
 
 @dataclass(frozen=True)
 class _SentPiece:
-    """A piece as a broadcast of its own."""
+    """A piece as a separate broadcast."""
 
     sent: Any = field(repr=False)
 
@@ -144,7 +144,7 @@ _uploading = threading.Lock()
 
 
 def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile:
-    """Give contents to a session of Spark Connect as a file, once.
+    """Upload contents to a session of Spark Connect as a file, once.
 
     Its messages, and the memory of its server, hold no large models.
     """
@@ -206,7 +206,7 @@ def load_model(recipe: Recipe) -> Model:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
-    """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why.
+    """Return the outputs of the model of ``recipe`` as JSON, or none and the reason.
 
     Raises:
         ModelError: it is not the model that was trained.

@@ -60,7 +60,7 @@ class SparkMetric:
 
 
 def spark_metric(metric: Any) -> SparkMetric | None:
-    """Return the metric of Spark ML that is meant; ``None`` if another kind is.
+    """Return the Spark ML metric of this name or evaluator; ``None`` for another kind of metric.
 
     Raises:
         InvalidInputError: Spark has no such metric, or not for what a model gives.
@@ -92,7 +92,7 @@ def spark_metric(metric: Any) -> SparkMetric | None:
 def check_fit(
     metrics: Sequence[SparkMetric], outputs: Sequence[OutputSpec], targets: Targets
 ) -> None:
-    """Check that Spark ML's evaluators can take what the model gives, and its labels.
+    """Check that Spark ML's evaluators support the model's outputs and labels.
 
     Raises:
         InvalidInputError: they cannot.
@@ -195,7 +195,7 @@ def _wanted_label(metric: SparkMetric, output: OutputSpec) -> str:
 
 
 def _width(output: OutputSpec) -> int | None:
-    """Return how many numbers a row's output has; ``None`` if it is no vector of known size."""
+    """Return the elements of a row's output; ``None`` if it is no vector of static size."""
     if is_scalar(output):
         return 1
     return output.shape[0] if len(output.shape) == 1 else None
@@ -258,7 +258,7 @@ def evaluate_rows(
 def _check_label_arrays(
     rows: DataFrame, metric: SparkMetric, output: OutputSpec, label: str
 ) -> None:
-    """Check that each row's label is as long as the metric takes it, and says one class."""
+    """Check that each row's label has the length that the metric takes, and names one class."""
     from pyspark.sql import functions as F
 
     value = F.col("label")

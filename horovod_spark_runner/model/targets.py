@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def targets_by_outputs(
     frame: DataFrame, outputs: Sequence[OutputSpec], label_cols: ColumnNames | str | None
 ) -> Targets:
-    """Return what the outputs of a model that was trained elsewhere are compared with.
+    """Return the targets of an externally trained model's outputs.
 
     Args:
         frame: the rows; labels have the types that `run_training` would give them.
@@ -88,7 +88,7 @@ def _names_of(outputs: Sequence[OutputSpec]) -> str:
 def choose_targets(
     trained: Targets, label_cols: ColumnNames | str | None, weight: str | bool | None
 ) -> tuple[Targets, tuple[str, ...]]:
-    """Return what outputs are compared with, and the DataFrame's column for each of its columns.
+    """Return the targets of outputs, and the DataFrame's column for each of their columns.
 
     Args:
         trained: what they were compared with in training.
@@ -119,7 +119,7 @@ def choose_targets(
 
 
 def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str, str]:
-    """Return what each label column of the training is called now."""
+    """Return the current name of each label column of the training."""
     names = {name: name for name in trained.columns}
     if label_cols is None:
         return names

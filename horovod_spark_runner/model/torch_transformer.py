@@ -206,7 +206,7 @@ class TorchTransformer(TrainedTransformer):
 
     @classmethod
     def read(cls) -> StageReader:
-        """Return what loads a transformer: ``read().load(path)``.
+        """Return a reader of transformers: ``read().load(path)``.
 
         Code of the user's that it needs is given by ``modelFn`` and ``transforms``, as to
         `from_run`: ``read().modelFn(make_model).load(path)``.
@@ -224,7 +224,7 @@ class TorchTransformer(TrainedTransformer):
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
-        """Give code of the user's to transformers that are loaded inside of pipelines.
+        """Pass user code to transformers that are loaded inside pipelines.
 
         ``with TorchTransformer.loading(model_fn=…): PipelineModel.load(path)``.
 

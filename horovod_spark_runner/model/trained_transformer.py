@@ -72,7 +72,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     @property
     def summary(self) -> TrainingSummary:
-        """What is told of the model's training.
+        """Summary of the model's training.
 
         Raises:
             InvalidInputError: it comes from no training of this package's.
@@ -85,7 +85,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     @property
     def hasSummary(self) -> bool:
-        """Whether there is a `summary`."""
+        """True if there is a `summary`."""
         return self._summary is not None
 
     def getModel(self) -> Any:
@@ -100,7 +100,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
         return self._model.model()
 
     def write(self) -> StageWriter:
-        """Return what saves this transformer: ``write().overwrite().save(path)``.
+        """Return a writer of this transformer: ``write().overwrite().save(path)``.
 
         Raises:
             RunDirectoryError: from its ``save``: there is something at the path, or the files the

@@ -162,7 +162,7 @@ class TFTransformer(TrainedTransformer):
 
     @classmethod
     def read(cls) -> KerasStageReader:
-        """Return what loads a transformer: ``read().load(path)``.
+        """Return a reader of transformers: ``read().load(path)``.
 
         Code of the user's that it needs is given by ``customObjects``, ``modelFn`` and
         ``transforms``, as to `from_run`: ``read().customObjects({…}).load(path)``.
@@ -181,7 +181,7 @@ class TFTransformer(TrainedTransformer):
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
-        """Give code of the user's to transformers that are loaded inside of pipelines.
+        """Pass user code to transformers that are loaded inside pipelines.
 
         ``with TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)``.
 

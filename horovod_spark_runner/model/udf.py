@@ -125,7 +125,7 @@ def _array_of(series: Any, column: Column, nulls: Any | None) -> pa.Array:
 
 
 def _nullable(kind: pa.DataType) -> Any:
-    """Return pandas' type of numbers that tells null from NaN, and keeps whole ones whole."""
+    """Return pandas' nullable type of numbers, which separates null from NaN and keeps integers."""
     import pandas as pd
 
     if pa.types.is_boolean(kind):
@@ -137,7 +137,7 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
-    """Return the type hints by which PySpark tells the kinds of UDF apart."""
+    """Return the type hints by which PySpark distinguishes the kinds of UDF."""
     argument_types: Any = kind if arguments == 1 else tuple[(kind, ...)]
     returned: Any = result or kind
     return {"batches": Iterator[argument_types], "return": Iterator[returned]}

@@ -1,4 +1,4 @@
-"""Allreduce: every step adds the gradients of all ranks up, so that all make the same step.
+"""Allreduce: every step adds up the gradients of all ranks, so that all make the same step.
 
 Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the sum
 of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the global

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Place:
-    """What a rank keeps of the gradients that one optimizer (or bucket) is given.
+    """A rank's state for the gradients of one optimizer (or bucket).
 
     Attributes:
         name: the same on all ranks and in every step.
@@ -69,7 +69,7 @@ class Codec(Protocol):
     def sends_places(self) -> bool: ...
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
-        """Return what stands for the sum over all ranks, the same on each to the bit.
+        """Return an approximation of the sum over all ranks, bit-identical on each.
 
         Args:
             local: this rank's term of the sum, flat, of single precision or more.
@@ -84,7 +84,7 @@ RESIDUAL, VELOCITY = "residual", "velocity"
 
 
 def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
-    """Return this rank's term as a step of its own momentum, which is kept; as it is without."""
+    """Apply and update this rank's momentum; return the term unchanged without one."""
     if not momentum:
         return local
     moved: np.ndarray = (
@@ -95,12 +95,12 @@ def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
 
 
 def keeping(momentum: float) -> tuple[str, ...]:
-    """Return the names in checkpoints of what ranks keep that have not sent all."""
+    """Return the names in checkpoints of codecs' unsent state."""
     return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
 
 
 def _numbers_of(values: np.ndarray) -> np.ndarray:
-    """Return a copy with 0 for what is not finite. Pure."""
+    """Return a copy with 0 for values that are not finite. Pure."""
     return np.where(np.isfinite(values), values, 0)
 
 
@@ -112,14 +112,14 @@ def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarra
 
 
 def whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
-    """Return the sum of all that ranks have, also of what they have not sent so far."""
+    """Return the sum over all ranks, including their unsent residuals."""
     total = wire.sum(place.local_array(RESIDUAL, local) + local)
     place.local[RESIDUAL] = np.zeros_like(local)
     return total
 
 
 def names_of(place: Place) -> Mapping[str, np.ndarray]:
-    """Return what a place keeps for a checkpoint, by name.
+    """Return a place's arrays for a checkpoint, by name.
 
     ``sum/…`` are terms of a sum over the ranks, ``shared/…`` the same on all.
     """
@@ -129,7 +129,7 @@ def names_of(place: Place) -> Mapping[str, np.ndarray]:
 
 
 class HalfCodec:
-    """See `Codec`; what rounding takes is forgotten."""
+    """Half-precision `Codec`; rounding errors are dropped."""
 
     keeps: tuple[str, ...] = ()
     sends_places = False
@@ -160,7 +160,7 @@ def widened(bits: np.ndarray) -> np.ndarray:
 
 
 class TopKCodec:
-    """See `Codec`.
+    """Top-k `Codec`.
 
     Args:
         options: how many entries, and the momentum of each rank.
@@ -252,7 +252,7 @@ _NOTHING = 1e-6
 
 
 class PowerCodec:
-    """See `Codec`.
+    """PowerSGD `Codec`.
 
     Args:
         options: how thin the factors are.
@@ -294,7 +294,7 @@ class PowerCodec:
         return np.concatenate(total)
 
     def _basis(self, place: Place, number: int, matrix: np.ndarray) -> np.ndarray:
-        """Return what a matrix is multiplied with: the other factor of the step before."""
+        """Return the orthonormal right basis of a matrix, from the previous step where possible."""
         rank = min(self._options.rank, *matrix.shape)
         shape = (matrix.shape[1], rank)
         stream = np.random.default_rng([zlib.crc32(place.name.encode()), number])

@@ -66,7 +66,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return result, summed[len(local) :]
 
     def _note(self, name: str, shapes: Sequence[Shape]) -> None:
-        """Make a place, or check that it is still what it was, if anything is kept for it."""
+        """Create a place, or check that the shapes of a lasting one are unchanged."""
         place = self._places.get(name)
         if place is None or not self.lasting:
             place = self._places[name] = Place(name, list(shapes))
@@ -85,7 +85,9 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             )
 
     def _exchange(self, name: str, count: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what an optimizer is given for the first so many arrays; the others' sums."""
+        """Return an optimizer's gradients for the first ``count`` arrays, and the sums of the
+        others.
+        """
         place, summed = self._places[name], []
         if count:
             flat = np.concatenate([array.reshape(-1) for array in arrays[:count]])
@@ -117,7 +119,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             self._fill(place)
 
     def _fill(self, place: Place) -> None:
-        """Give a place what a checkpoint has kept of it."""
+        """Fill a place from a checkpoint."""
         end = f"/{place.name}"
         for name in [name for name in self._restored if name.endswith(end)]:
             array = self._restored.pop(name)
@@ -135,7 +137,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
 
 
 def codec_of(compression: Compression) -> Codec:
-    """Return what compresses so."""
+    """Return the codec of a compression."""
     if isinstance(compression, TopK):
         return TopKCodec(compression)
     if isinstance(compression, Threshold):

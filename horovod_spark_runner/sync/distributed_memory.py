@@ -1,4 +1,4 @@
-"""Numbers that all ranks read and add to: the ranks that hold them are asked.
+"""Numbers that all ranks read and add to, held by some of the ranks.
 
 They are asked over connections of our own, not by MPI. A thread for each of the other ranks waits
 in the kernel for what that rank asks, so a holder answers whatever else it does, and one that is
@@ -58,7 +58,8 @@ class Meeting(Protocol):
 
 
 class DistributedMemory:
-    """See `board.Memory`; its parts are held by some of the ranks. All ranks make it together.
+    """Socket-based `board.Memory`, whose parts some of the ranks hold. All ranks create it
+    together.
 
     Args:
         values: what it is to begin with, flat and alike on all ranks.
@@ -200,7 +201,7 @@ class DistributedMemory:
 
 
 class _Server:
-    """What one rank holds, and the threads that answer the others.
+    """One rank's part of the numbers, and the threads that serve the others.
 
     Args:
         numbers: the numbers it holds.
@@ -220,7 +221,7 @@ class _Server:
         self._door.start()
 
     def read(self, begin: int, end: int, into: np.ndarray) -> None:
-        """Copy numbers from their places among all; what is added at once is there or is not."""
+        """Copy numbers by their global positions, with or without concurrent additions."""
         with self._lock:
             into[:] = self._numbers[begin - self._first : end - self._first]
 
@@ -231,7 +232,7 @@ class _Server:
             self._numbers[at : at + values.size] += values
 
     def add_at(self, index: int, value: int) -> np.generic:
-        """Add to one number; return what it was."""
+        """Add to one number; return its previous value."""
         at = index - self._first
         with self._lock:
             before: np.generic = self._numbers[at]
@@ -286,7 +287,7 @@ class _Server:
 
 
 def _make_lasting(connection: socket.socket) -> None:
-    """Let a connection wait for as long as a step takes, and show firewalls that it lives."""
+    """Keep a connection open for the length of a step, and visible to firewalls."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -298,7 +299,7 @@ def _bytes(values: np.ndarray) -> memoryview:
 
 
 def _fill(connection: socket.socket, values: np.ndarray) -> None:
-    """Receive exactly what ``values`` holds.
+    """Receive exactly the size of ``values``.
 
     Raises:
         OSError: the other side has gone.

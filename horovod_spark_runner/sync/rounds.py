@@ -1,4 +1,4 @@
-"""Rounds: ranks train alone for some steps, then take the mean of what they have learned.
+"""Rounds: ranks train alone for some steps, then take the mean of their changes.
 
 The mean is that of the changes since ranks met last, by the rows that each has trained on, so what
 has not changed stays as it is, to the bit. With ``every=1`` and plain SGD it is the step of
@@ -136,11 +136,11 @@ class RoundsSynchroniser:
             )
 
     def _met_of(self, now: Arrays) -> Arrays:
-        """Return what values were when ranks met; 0 where an optimizer has made them since."""
+        """Return the values of the last meeting; 0 where an optimizer has created them since."""
         return {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
 
     def _count(self, variables: Variables, now: Arrays) -> None:
-        """Let whole numbers change as on ranks that had rows in every step; one always has."""
+        """Advance integers as on ranks that had rows in every step; one always has."""
         if not now:
             return
         busy = np.array([not self._idle], np.int64)

@@ -27,7 +27,7 @@ _NEGATIVE = np.uint32(1 << 31)
 
 
 class ThresholdCodec:
-    """See `Codec`. The threshold is the same on all ranks, which all know what each has sent.
+    """Threshold `Codec`. The threshold is the same on all ranks, since all read all messages.
 
     Args:
         options: the threshold to begin with, and how it moves.
@@ -71,7 +71,7 @@ class ThresholdCodec:
 
 
 def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
-    """Tell who trains so that momentum on what comes late may make the training diverge.
+    """Warn that momentum on late gradients may make the training diverge.
 
     Args:
         compression: what is chosen.

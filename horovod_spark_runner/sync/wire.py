@@ -61,7 +61,7 @@ class Wire(Protocol):
         ...
 
     def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Give each rank its part; return what all have given this one.
+        """Send each rank its part; return the parts that all have sent to this one.
 
         Args:
             parts: flat arrays of one type, one for each rank, as long as all ranks' for that one.
@@ -70,7 +70,7 @@ class Wire(Protocol):
 
 
 class MpiWire:
-    """See `Wire`; on a communicator of its own, as other threads may use others meanwhile.
+    """MPI implementation of `Wire`, on a separate communicator, as other threads may use others.
 
     Raises:
         EnvironmentProblem: MPI was begun in a way in which they may not.

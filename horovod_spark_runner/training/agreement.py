@@ -31,7 +31,7 @@ _TRIED = 16
 
 
 class Agreement:
-    """Tells what any of the ranks asks for; all ranks call the same in the same order.
+    """Agrees on the requests of all ranks; all ranks call the same methods in the same order.
 
     Args:
         world: communicator of all ranks.
@@ -41,7 +41,7 @@ class Agreement:
         self._world = world
 
     def after_step(self, requests: Sequence[object], meet: bool) -> Sequence[float]:
-        """Return what is agreed on after a step that has carried no requests.
+        """Return the agreed requests after a step that has carried none.
 
         Args:
             requests: what this rank asks for, in the order of ``NOTHING``.
@@ -57,17 +57,17 @@ class Agreement:
         return list(agreed)
 
     def any_requests(self, request: object) -> bool:
-        """Tell whether any rank asks for the one thing that is in question."""
+        """Return whether any rank makes this request."""
         return bool(self._world.allreduce(int(bool(request)), op=MPI.MAX))
 
     def at_epoch_end(self, stop: object, end: bool) -> tuple[bool, bool]:
-        """Tell whether any rank asks to stop, and whether any was asked to end soon."""
+        """Return whether any rank requests a stop, and whether any was asked to end soon."""
         agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
         return bool(agreed & 1), bool(agreed & 2)
 
 
 def _raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
-    """Run a check on all ranks, which must all call this and raise what the first of them finds.
+    """Run a check on all ranks, which must all call this and raise the first error of any.
 
     Raises:
         ModelError: what the check raises.
@@ -116,12 +116,12 @@ class StepTrials:
         self._warned: set[str] = set()
 
     def is_due(self) -> bool:
-        """Tell whether the step that comes next is to be tried; to be called before each."""
+        """Return whether to try the next step; call it before each."""
         self._made += 1
         return self._world.Get_size() > 1 and not self._made & (self._made - 1)
 
     def run(self, step: Step, number: int, *, together: bool) -> None:
-        """Try a step; report what is no mean over rows, each once.
+        """Try a step; report results that are no mean over rows, each once.
 
         Args:
             step: this rank's part of the step.
@@ -170,7 +170,7 @@ def _checksum(value: ArrayLike) -> int:
 
 
 def changed_since(before: np.ndarray, variables: TrainingVariables, world: MPI.Comm) -> bool:
-    """Tell whether, on any rank, variables have other values than had these checksums."""
+    """Return whether, on any rank, variables have changed since these checksums."""
     changed = bool((checksums(variables) != before).any())
     return bool(world.allreduce(changed, op=MPI.LOR))
 

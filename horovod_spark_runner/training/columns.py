@@ -17,7 +17,7 @@ LABEL = "label"
 def by_convention(
     labels: ColumnNames | None, available: Sequence[str]
 ) -> tuple[ColumnNames, ColumnNames | None]:
-    """Return the feature and label columns by Spark ML's names, where no features are given.
+    """Return the feature and label columns by Spark ML's names, where no features are named.
 
     Args:
         labels: what was given as ``label_cols``.

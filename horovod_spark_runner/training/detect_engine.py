@@ -52,7 +52,7 @@ def _name(cls: type) -> str:
 
 
 def _annotated(function: FunctionType) -> object:
-    """Return the class that a function says it returns."""
+    """Return the class of a function's return annotation."""
     annotation = function.__annotations__.get("return")
     if not isinstance(annotation, str):
         return annotation
@@ -61,7 +61,7 @@ def _annotated(function: FunctionType) -> object:
 
 
 def _unwrapped(model: object) -> object:
-    """Return what is called in the end where ``model`` is a ``functools.partial``."""
+    """Return the function behind a ``functools.partial``."""
     while isinstance(model, functools.partial):
         model = model.func
     return model
@@ -81,7 +81,7 @@ def _function(model: object) -> FunctionType | None:
 
 
 def _named(function: FunctionType, names: Sequence[str]) -> Iterator[object]:
-    """Yield what ``names`` stand for in ``function``, also as names of this package."""
+    """Yield the objects behind ``names`` in ``function``, also as names of this package."""
     namespace: dict[str, object] = {**function.__globals__, **_closure(function)}
     modules = {thing.__name__ for n in names if isinstance(thing := namespace.get(n), ModuleType)}
     # `package.Name`, or imported within the function; nobody else's module is looked into.

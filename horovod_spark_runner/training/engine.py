@@ -50,17 +50,17 @@ class Engine(Protocol):
 
     @property
     def modules(self) -> Sequence[str]:
-        """What ranks import while they find each other; it must not call MPI or a GPU."""
+        """Modules that ranks import while they connect; they must not call MPI or a GPU."""
         ...
 
     @property
     def weights_formats(self) -> Sequence[WeightsFormat]:
-        """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
+        """Formats of initial weights besides runs, for `Trainee.load_initial_weights`."""
         ...
 
     @property
     def export_formats(self) -> Sequence[str]:
-        """What models are exported to."""
+        """Export formats of models."""
         ...
 
     # -- on the driver -------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Engine(Protocol):
         ...
 
     def names(self, source: ModelSource) -> ModelNames:
-        """Return what the model calls its inputs and outputs. In a Python worker of Spark's.
+        """Return the names of the model's inputs and outputs. In a Spark Python worker.
 
         Asked where ``run_training`` is not told which columns feed the model.
 
@@ -150,7 +150,7 @@ class Engine(Protocol):
         saved: Any,
         custom_objects: Mapping[str, object],
     ) -> Any:
-        """Return what a trained model is made from again: `Recipe.own`. On the driver.
+        """Return the parts that a trained model is rebuilt from: `Recipe.parts`. On the driver.
 
         Args:
             model: its files.
@@ -253,7 +253,7 @@ class Engine(Protocol):
         ...
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
-        """Return what evaluates the model. In a Python worker of Spark's.
+        """Return the model's evaluator. In a Spark Python worker.
 
         Raises:
             ModelError: the model cannot be evaluated exactly; the message names the metric or loss.

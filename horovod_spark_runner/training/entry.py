@@ -16,7 +16,7 @@ _MODULES = (
 
 
 def modules_for(engine: str) -> tuple[str, ...]:
-    """Return what a rank imports while Spark and mpirun still find each other.
+    """Return the modules that a rank imports while Spark and mpirun still connect.
 
     Args:
         engine: the dotted name of the engine.

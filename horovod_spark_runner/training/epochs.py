@@ -131,13 +131,13 @@ class Epochs:
                 self.close()
 
     def close(self) -> None:
-        """End what is read ahead."""
+        """End the prefetch."""
         if self._reading is not None:
             self._reading.batches.close()
             self._reading = None
 
     def _at(self, at: int, end: int, part: tuple[int, int]) -> _Reading:
-        """Return what is read at a position, going on with what is read where that is there."""
+        """Return the reading at a position; continue the current one where it fits."""
         reading = self._reading
         if reading is None or (reading.part, reading.at, reading.end) != (part, at, end):
             self.close()
@@ -159,6 +159,6 @@ class Epochs:
 
 
 def execution(number: int, steps: int, length: int) -> tuple[bool, bool, int]:
-    """Tell whether a step begins and ends an execution of so many steps, and its last step."""
+    """Return whether a step begins and ends an execution of several steps, and its last step."""
     end = number - number % length + length - 1
     return number % length == 0, number in (end, steps - 1), end

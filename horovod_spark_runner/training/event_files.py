@@ -65,7 +65,7 @@ class EventFiles:
         self._try(lambda: self._add(number, points))
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending points."""
         self._try(self._write)
 
     def _write(self) -> None:
@@ -135,7 +135,7 @@ class _EventFile:
             self.write()
 
     def write(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending points."""
         if self._written < len(self._records):
             self._folder.make_folder()
             if self._place.is_local:

@@ -33,12 +33,12 @@ class Rates(Protocol):
 
 
 def scale_factor(scaling: str, world: int) -> float:
-    """Return what the learning rate is multiplied by after the warm-up. Pure."""
+    """Return the factor of the learning rate after the warm-up. Pure."""
     return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[scaling]
 
 
 def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
-    """Return what the model's learning rate is multiplied by. Pure.
+    """Return the factor of the model's learning rate. Pure.
 
     Args:
         options: scaling and length of the warm-up.
@@ -92,11 +92,11 @@ class LearningRate:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to know, as JSON."""
+        """State for a resumed run, as JSON."""
         return {"base": self._base, "last": self._last, "done": self._done}
 
     def share(self, world: MPI.Comm) -> None:
-        """Give all ranks the rates of rank 0, whose `state` holds for all; all must call it.
+        """Broadcast the rates of rank 0, whose `state` holds for all; all ranks must call it.
 
         Ranks that make steps by themselves are not equally far in the warm-up, and have rates of
         their own in a checkpoint.

@@ -209,7 +209,7 @@ class _Training:
     # -- the epochs ----------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Train the epochs that are left and save the model; return what is reported of it."""
+        """Train the remaining epochs and save the model; return its description."""
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
@@ -234,7 +234,7 @@ class _Training:
         return {"saved": saved, "final": final}
 
     def _begin(self) -> bool:
-        """Begin the training, or go on with it; return whether within an epoch."""
+        """Begin or resume the training; return whether it resumes within an epoch."""
         if self._restored is None:
             self._hooks.train_begin()
             # A callback of rank 0 may have loaded weights, and says the epoch.
@@ -262,7 +262,7 @@ class _Training:
         return info.epoch_step > 0
 
     def report(self, ended: dict[str, Any]) -> TrainingReport:
-        """Return what there is to tell, with what `run` has returned, once all is closed."""
+        """Return the report of a training, from the result of `run`, once all is closed."""
         rows, seconds = self._world.allreduce(self._progress.rows), self._progress.seconds
         return TrainingReport(
             history=self._progress.history,
@@ -313,7 +313,7 @@ class _Training:
         return results
 
     def _run_steps(self) -> tuple[Logs | None, Step | None]:
-        """Run the steps of an epoch, or of what is left; return the last of this rank, its logs."""
+        """Run the remaining steps of an epoch; return this rank's last step and its logs."""
         logs: Logs | None = {}
         step = None
         while not self._preempted:
@@ -397,7 +397,7 @@ class _Training:
         return logs, self._preempted
 
     def _local_requests(self) -> tuple[bool, bool, bool]:
-        """Return what this rank asks of all; see `agreement`."""
+        """Return this rank's requests to all; see `agreement`."""
         return self._hooks.stop_training, self._checkpoints.is_due_by_clock(), self._watch.requested
 
     def _note_rates(self) -> None:
@@ -405,7 +405,7 @@ class _Training:
             self._rates = self._trainee.learning_rates()
 
     def _check_first(self, logs: Logs | None, met: bool) -> None:
-        """Check, after the first step, what only then can be told."""
+        """Run the checks that need the results of the first step."""
         self._checked = True
         self._accounts.first_step_ended()
         if self._trainee.has_complete_logs:

@@ -1,4 +1,4 @@
-"""Metadata of a model in its ONNX file, whatever the framework."""
+"""Metadata of a model in its ONNX file, for any framework."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class OnnxSession:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What this package has written of the file; nothing for another one's."""
+        """Metadata that this package has written into the file; empty for other files."""
         metadata = self._session.get_modelmeta().custom_metadata_map
         facts: dict[str, Any] = load_json(metadata.get(METADATA, "{}"))
         return facts
@@ -135,7 +135,7 @@ def write_facts(
     added: Sequence[str],
     bounds: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Write into an ONNX model what its columns hold and what it gives.
+    """Write the types of columns and outputs into an ONNX model.
 
     Args:
         model: the ``onnx.ModelProto``.
@@ -172,7 +172,7 @@ TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3
 
 @dataclass(frozen=True)
 class ClassColumn:
-    """A column that is made of an output of classes.
+    """A column made from an output of classes.
 
     Attributes:
         name: its name.
@@ -188,7 +188,7 @@ class ClassColumn:
 
 
 def check_no_classes(format: str, classes: Sequence[ClassColumn]) -> None:
-    """Check that a format which has none is asked for no columns of classes.
+    """Check that no columns of classes are requested from a format without them.
 
     Raises:
         InvalidInputError: it is asked for some.

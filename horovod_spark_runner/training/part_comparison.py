@@ -1,4 +1,4 @@
-"""Comparison of what a training step gives for a batch with what it gives for the batch's parts.
+"""Comparison of a training step's results for a batch with those for the batch's parts.
 
 Ranks share the rows of a batch, and what each gives is averaged by its rows. One process gives the
 same where the whole's value is the mean of the parts', as of any mean over rows. A sum over rows,
@@ -92,7 +92,7 @@ def try_varied(trial: Callable[[bool], Sequence[str]]) -> Sequence[str]:
 def report_parts(
     verdicts: Mapping[str, tuple[str, Verdict]], subjects: Mapping[str, str], advice: str
 ) -> list[str]:
-    """Return warnings of what `compare_parts` has found.
+    """Return warnings for the findings of `compare_parts`.
 
     Args:
         verdicts: what it returned.
@@ -144,7 +144,7 @@ def _warning(kind: str, title: str, verdict: Verdict) -> str:
 def _compared(
     compute: Compute, rows: int, draws: int, tolerance: float
 ) -> dict[str, tuple[str, Verdict]] | None:
-    """Return `compare_parts` by means of some draws; ``None`` for one of what is random."""
+    """Return `compare_parts` from several draws; ``None`` if a single draw is random."""
     order, cut = np.arange(rows), rows // 2
     share = cut / rows
     pieces = [(order, 1.0), (order, 1.0), (order[:cut], share), (order[cut:], 1.0 - share)]
@@ -193,7 +193,7 @@ def _compared(
 
 
 def _sums_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> bool:
-    """Tell whether random values, as a whole, are a sum of the parts' rather than their mean."""
+    """Return whether random values, as a whole, are the sum of the parts', not their mean."""
     inner_product = float(whole @ again)
     # The mean of the parts is as large for a mean, and half as large for a sum.
     return (
@@ -221,7 +221,7 @@ def _norm(values: np.ndarray) -> float:
 
 
 def measure_change(value: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return by what a statistic has changed, as far as its precision tells."""
+    """Return the change of a statistic, up to its precision."""
     now, then = np.asarray(value, np.float64), np.asarray(before, np.float64)
     return np.where(np.abs(now - then) > 1e-4 * np.abs(then), now - then, 0.0)
 

@@ -1,4 +1,4 @@
-"""A few rows that a model can be called with, and its outputs for them: kept with a trained model.
+"""Sample rows of a trained model, saved with its outputs for them.
 
 They are rows of its training where there are some: a model need not take others, and may give no
 number for them. With these it is described, compared with one that is made anew, and exported.
@@ -38,7 +38,7 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
 
 
 def _check_like(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> None:
-    """Check that a model that was built anew gives what the trained one gave, perhaps elsewhere.
+    """Check that a rebuilt model gives the trained model's outputs, perhaps on another machine.
 
     Args:
         expected: the outputs of the trained model.
@@ -95,7 +95,7 @@ class SampleRows:
 
     @classmethod
     def of(cls, call: Call, inputs: Arrays) -> SampleRows:
-        """Return rows with what a model gives for them; fewer where that is much."""
+        """Return rows with a model's outputs for them; fewer where those are large."""
         once = call(inputs)
         if sum(output.nbytes for output in once) > _MOST_BYTES:
             inputs = {name: array[:2] for name, array in inputs.items()}
@@ -127,7 +127,7 @@ class SampleRows:
         return cls(inputs, outputs)
 
     def check(self, call: Call) -> None:
-        """Check that a model which is made anew gives what the trained one gave.
+        """Check that a rebuilt model gives the trained model's outputs.
 
         Raises:
             ModelError: it gives something else.
@@ -136,7 +136,7 @@ class SampleRows:
             _check_like(self.outputs, call(self.inputs))
 
     def fits(self, columns: Sequence[Column]) -> bool:
-        """Tell whether the rows are of these columns."""
+        """Return whether the rows are of these columns."""
         wanted = {column.name: (column.shape, column.numpy_dtype) for column in columns}
         return {n: (a.shape[1:], a.dtype) for n, a in self.inputs.items()} == wanted
 
@@ -181,7 +181,7 @@ def finite_rows(arrays: Mapping[str, np.ndarray], count: int, call: Call) -> Arr
 
 
 def choose_rows(columns: Sequence[Column], real_rows: Arrays | None, call: Call) -> Arrays:
-    """Return rows by which models can be told apart: those given, made up where there are none.
+    """Return rows that distinguish models: real ones, or made-up ones where there are none.
 
     If the rows given are all equal, which tell little, made-up ones come first.
 

@@ -38,7 +38,7 @@ class Shares(Protocol):
     """The steps of one rank, epoch by epoch; all ranks call the same in the same order."""
 
     def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
-        """Go on as a checkpoint's `state` says.
+        """Resume from a checkpoint's `state`.
 
         Raises:
             RunDirectoryError: what is left of its epoch cannot be told.
@@ -46,15 +46,15 @@ class Shares(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON; ranks have met."""
+        """Return the state for a checkpoint, as JSON; ranks have met."""
         ...
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
-        """Yield this rank's steps of the epoch that ``progress`` is in, or of what is left."""
+        """Yield this rank's remaining steps of the epoch of ``progress``."""
         ...
 
     def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
-        """Tell whether all ranks leave the epoch after a step.
+        """Return whether all ranks leave the epoch after a step.
 
         Args:
             requests: what this rank asks for after it; see `agreement`.
@@ -63,7 +63,9 @@ class Shares(Protocol):
         ...
 
     def end(self, progress: Progress) -> Sequence[object]:
-        """Note how far all have come, where they have met; return why they have left the epoch."""
+        """Record the progress of all ranks, where they have met; return why they have left the
+        epoch.
+        """
         ...
 
     def last_fraction(self, step: Step | None) -> float:
@@ -71,7 +73,9 @@ class Shares(Protocol):
         ...
 
     def lateness(self) -> list[int]:
-        """Return how many updates of all ranks came 0, 1, … others after what they are made of."""
+        """Return a histogram of lateness: updates of other ranks since an update's weights were
+        read.
+        """
         ...
 
 
@@ -97,7 +101,7 @@ def shares_of(
 
 
 def made_alone(state: Mapping[str, Any]) -> bool:
-    """Tell whether ranks made steps by themselves before a checkpoint with this ``state``. Pure."""
+    """Return whether ranks stepped asynchronously before a checkpoint with this ``state``. Pure."""
     return TAKEN in state
 
 
@@ -216,7 +220,7 @@ class TakenShares:
                 position = self._take(board, share)
 
     def _take(self, board: Board, share: int) -> BatchPosition | None:
-        """Take a batch, of this share while it has some; ``None`` if there is none to be taken."""
+        """Take a batch, of this share while it has some; ``None`` if none is left."""
         steps = self._epochs.steps
         while True:
             seen = board.read()
@@ -260,7 +264,7 @@ class TakenShares:
 def first_batches(
     taken: Sequence[int], steps: int, ranks: int
 ) -> tuple[list[int], list[BatchPosition | None]]:
-    """Give each rank a batch to begin with, so that none is without a step. Pure.
+    """Assign each rank a first batch, so that none is without a step. Pure.
 
     Args:
         taken: batches of each share that are taken.

@@ -24,7 +24,7 @@ FEATURES = "features"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from: a function, or a file.
+    """Source of the model: a function, or a file.
 
     Attributes:
         function: returns the model, a compiled ``keras.Model``, say.
@@ -39,7 +39,7 @@ class ModelSource:
     engine: str = KERAS
 
     def call_function(self) -> object:
-        """Return what `function` returns, also where there is no training."""
+        """Call `function`, also outside a training."""
         assert self.function is not None
         with provide_steps():
             return self.function()
@@ -79,7 +79,7 @@ def check_model_fn(function: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which columns feed which input, or are compared with which output, of the model.
+    """Binding of columns to the model's inputs, or to the outputs they are compared with.
 
     Attributes:
         slots: the columns of each input or output, in the order given. Several are joined along
@@ -104,12 +104,12 @@ class Binding:
         return tuple(dict.fromkeys(name for slot in self.slots for name in slot))
 
     def describe(self) -> list[str]:
-        """Return what feeds each slot, for messages."""
+        """Return the columns of each slot, for messages."""
         return [" + ".join(slot) or "nothing" for slot in self.slots]
 
 
 def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
-    """Return what ``feature_cols`` or ``label_cols`` (``title``) says of inputs or outputs.
+    """Return the binding of ``feature_cols`` or ``label_cols`` (``title``).
 
     Raises:
         InvalidInputError: it is neither a list nor a dictionary of columns.
@@ -132,7 +132,7 @@ def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """What a model calls its inputs and outputs, before any column is bound to them.
+    """Names of a model's inputs and outputs, before any column is bound to them.
 
     Attributes:
         inputs: the names of all its inputs, once for each way to call them (by their layers, by
@@ -167,7 +167,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """What differs from attempt to attempt of a training.
+    """Settings of one attempt of a training.
 
     Attributes:
         checkpoint: steps of the checkpoint to resume from; one before it if that is damaged.
@@ -244,7 +244,7 @@ class TrainingSpec:
 
     @property
     def order(self) -> dict[str, object]:
-        """What the order of samples follows from, besides the data."""
+        """Settings that determine the order of samples, besides the data."""
         return {
             "global_batch": self.global_batch,
             "seed": self.fit.seed,
@@ -277,7 +277,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What a rank tells of a finished training.
+    """A rank's report of a finished training.
 
     Attributes:
         history: metrics of every epoch of the run, earlier parts included.

@@ -19,7 +19,7 @@ SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
-    """Return what adds gradients up in every step, compressed or not."""
+    """Return the synchroniser that adds up gradients in every step, compressed or not."""
     compression = options.compression
     if compression == "none" or compression == "fp16":  # which the framework's sums can do
         return AllreduceSynchroniser(compression, collectives)
@@ -27,7 +27,7 @@ def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
 
 
 def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
-    """Return what lets ranks step by themselves."""
+    """Return the synchroniser of asynchronous ranks."""
     return AsyncSynchroniser(options, collectives, MpiRanks())
 
 

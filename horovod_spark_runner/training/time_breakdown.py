@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind:
-    """What time goes to.
+    """Activity that time is attributed to.
 
     Attributes:
         BUILD: building the model, restoring or sharing its values; all up to the first epoch.
@@ -76,14 +76,14 @@ class Clock:
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     def to(self, kind: str) -> None:
-        """Put what follows down to ``kind``."""
+        """Attribute the time from now on to ``kind``."""
         now = self._read()
         self.seconds[self._kind] += now - self._last
         self._last, self._kind = now, kind
 
     @contextlib.contextmanager
     def during(self, kind: str) -> Iterator[None]:
-        """Put what is done inside down to ``kind``, and what follows to what it was before."""
+        """Attribute the time inside to ``kind``, and the time after it to the previous one."""
         before = self._kind
         self.to(kind)
         try:
@@ -132,7 +132,7 @@ class Accounts:
         self.epochs: list[Account] = []
 
     def first_step_ended(self) -> None:
-        """Take note that exchanging counts from now on: the first step is an account of its own."""
+        """Begin to count the exchange: the first step has an account of its own."""
         self._first = self._exchanged() or 0.0
 
     def seconds(self) -> dict[str, float]:
@@ -240,7 +240,7 @@ def step_seconds(account: Account) -> float:
 
 
 def phases(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the phases of a rank's training, one after the other, and what the second was for."""
+    """Return the seconds of a rank's phases, and of the activities within the epochs."""
     within = {
         kind: value
         for kind, value in seconds.items()

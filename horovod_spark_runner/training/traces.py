@@ -1,4 +1,4 @@
-"""Traces of a training, where they are asked for: Horovod's timeline, and profiles of steps.
+"""Optional traces of a training: Horovod's timeline, and profiles of steps.
 
 Rank 0 records them into a folder of its own, and puts them into the run directory once they are
 whole. A training is not lost for a trace: what cannot be recorded is told, and it goes on.
@@ -24,7 +24,7 @@ PROFILE = "profile"
 
 
 class Tracer(Protocol):
-    """What a framework records with."""
+    """Recorder of a framework's traces."""
 
     def start_timeline(self, file: Path) -> None:
         """Begin Horovod's timeline."""
@@ -84,7 +84,7 @@ class Traces:
         self._profiling = self._profiled = False
 
     def before(self, step: int) -> None:
-        """Begin what is to be recorded.
+        """Begin the recordings that are due.
 
         Args:
             step: steps of the run that are done; the next one follows.
@@ -102,7 +102,7 @@ class Traces:
             self._profiling = self._try(tracer.start_profile)
 
     def after(self, step: int) -> None:
-        """End what is recorded up to here.
+        """End the recordings that are complete.
 
         Args:
             step: steps of the run that are done; anything may follow.
@@ -111,7 +111,7 @@ class Traces:
             self._end_profile()
 
     def close(self) -> None:
-        """End what is still recorded, and tell of what there was nothing to record of."""
+        """End open recordings, and report those that had nothing to record."""
         if self._tracer is None:
             return
         if self._profiling:
@@ -183,7 +183,7 @@ _TAIL = 4096
 
 
 class Basics(Protocol):
-    """What Horovod offers for each framework alike."""
+    """Horovod's functions that exist for each framework."""
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None: ...
 

@@ -26,7 +26,7 @@ _provided: TrainingSteps | None = None
 
 
 def training_steps() -> TrainingSteps:
-    """Return the number of steps of the training; for ``model_fn`` and what it makes.
+    """Return the number of steps of the training, for ``model_fn`` and objects it creates.
 
     For learning rate schedules whose length is the training's, such as Keras' ``CosineDecay`` and
     PyTorch's ``OneCycleLR``. It counts batches from the first epoch to the last, also where the run
@@ -45,7 +45,7 @@ def training_steps() -> TrainingSteps:
 
 @contextlib.contextmanager
 def provide_steps(steps: TrainingSteps | None = None) -> Iterator[None]:
-    """Let `training_steps` return ``steps``; by default 1, unless a training has said them."""
+    """Provide ``steps`` to `training_steps`; by default 1, unless a training provides them."""
     global _provided
     before = _provided
     _provided = steps or before or TrainingSteps(1, 1)

@@ -40,7 +40,7 @@ class WeightsFormat:
     marker: str = ""
 
     def fits(self, location: Location) -> bool:
-        """Tell whether ``location`` is such a file or folder."""
+        """Return whether ``location`` is such a file or folder."""
         if self.marker:
             return location.join(self.marker).exists()
         return location.name.endswith(self.suffixes)
@@ -49,7 +49,7 @@ class WeightsFormat:
 def read_warm_start(
     weights: InitialWeights, engine: str, formats: Sequence[WeightsFormat]
 ) -> WarmStart:
-    """Return what the files of ``weights`` hold.
+    """Read the files of ``weights``.
 
     Args:
         weights: where they are.

@@ -27,7 +27,7 @@ _NESTED = ("layers", "inbound_nodes", "input_layers", "output_layers", "build_in
 
 
 def describe_model(model: keras.Model) -> dict[str, Json]:
-    """Return the model's layers, its connections and what it was compiled with, as JSON.
+    """Return the model's layers, connections and compile configuration as JSON.
 
     A layer that cannot tell its settings (no ``get_config``) is recorded by its class only.
 
@@ -99,7 +99,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
 
 
 def _plain(value: object) -> Json:
-    """Return ``value`` as JSON without automatic names; what is long as its digest."""
+    """Return ``value`` as JSON without automatic names; long values become their digest."""
     if value is None or isinstance(value, (bool, int, str)):
         return _digest(value) if isinstance(value, str) and len(value) > _LONGEST else value
     if isinstance(value, float):

@@ -98,7 +98,7 @@ def pack(folder: Path, file: Any) -> None:
 
 
 def name_lambdas_in(folder: Path) -> None:
-    """Have every lambda in an unpacked archive be a function named by the key of its part."""
+    """Replace each lambda in an unpacked archive by a function named by the key of its part."""
     place = folder / CONFIG_FILE
     config = read_unpacked_config(folder)
     lambdas = [path for path, part in _walk(config, (), "") if part.name == LAMBDA]

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 def save_model(
     directory: RunDirectory, model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> SavedModel:
-    """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
+    """Write the trained model: ``model.keras``, its bare weights, and its signature.
 
     A model that Keras cannot write (a custom layer without ``get_config``) is kept as weights
     only; they suffice with the function that built it. A model that cannot be called (one with a
@@ -162,7 +162,7 @@ def save_unpacked(model: keras.Model, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _archive(model: keras.Model) -> Iterator[Path | None]:
-    """Give the folder in which Keras has written the model, or ``None`` if it cannot."""
+    """Yield the folder in which Keras has written the model, or ``None`` if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, _UNPACKED)
         try:
@@ -183,7 +183,7 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
 def outputs_of(
     model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
-    """Return what the model gives and the rows it was tried with, or why it gives nothing.
+    """Return the model's outputs and the rows it was tried with, or the reason why it has none.
 
     Args:
         model: the model, which stays as it is.
@@ -201,7 +201,7 @@ def outputs_of(
 def probe_loading(
     archive: Path, model: keras.Model, custom_objects: Mapping[str, Any], inputs: Nest
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading an archive, what it takes to get the same model from it.
+    """Load an archive and find the least that reproduces the model from it.
 
     Args:
         archive: folder with the files of the archive.

@@ -67,7 +67,7 @@ STRING = "string"
 
 
 class InputBinding:
-    """Turns a batch's columns into what the model is called with.
+    """Converts a batch's columns to the model's inputs.
 
     A functional model gets its inputs in the structure it was built with. Any other gets the only
     column as it is, columns given by a list as a tuple, columns given by a dictionary as one.
@@ -158,7 +158,7 @@ class _Slot:
         return values.reshape(-1, *self._shape)
 
     def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
-        """Return what calling it does, of tensors."""
+        """Return the same inputs as `__call__`, computed from tensors."""
         parts = [tensors[name] for name in self._names]
         values = parts[0]
         if len(parts) > 1:
@@ -177,7 +177,7 @@ class _Slot:
         tensors: Sequence[keras.KerasTensor],
         slots: Sequence[_Slot],
     ) -> None:
-        """Take the shape of rows that makes the values the input ``tensor``."""
+        """Adopt the shape of rows that turns the values into the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         self.bounds, self._taken = _bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
@@ -258,7 +258,7 @@ def path_names(structure: Nest) -> list[str]:
 
 
 def holds_dictionary(structure: Nest) -> bool:
-    """Tell whether a structure has dictionaries in it, whose entries have no order."""
+    """Return whether a structure has dictionaries in it, whose entries have no order."""
     if isinstance(structure, Mapping):
         return True
     return isinstance(structure, (list, tuple)) and any(map(holds_dictionary, structure))
@@ -340,7 +340,7 @@ def _plain(values: list[np.ndarray]) -> Nest:
 
 
 def needs_labels(model: keras.Model) -> bool:
-    """Tell whether the model is compiled with a loss that compares outputs with labels."""
+    """Return whether the model is compiled with a loss that compares outputs with labels."""
     return _has_loss(model) and not _compares_itself(model)
 
 
@@ -353,7 +353,7 @@ def _check_may_lack_labels(model: keras.Model) -> None:
 
 
 def _compares_itself(model: keras.Model) -> bool:
-    """Tell whether the user's own code compares outputs with labels."""
+    """Return whether the user's own code compares outputs with labels."""
     kind = type(model)
     return (
         kind.train_step is not keras.Model.train_step
@@ -362,7 +362,7 @@ def _compares_itself(model: keras.Model) -> bool:
 
 
 def _has_loss(model: keras.Model) -> bool:
-    """Tell whether the model is compiled with a loss."""
+    """Return whether the model is compiled with a loss."""
     return getattr(model, "_compile_loss", None) is not None
 
 

@@ -112,7 +112,7 @@ def check_between_meetings(
 def _of_every_step(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
 ) -> Iterator[str]:
-    """Yield what of a model has to be that of all ranks in every step."""
+    """Yield the parts of a model that must be equal on all ranks in every step."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if getattr(layer, "synchronized", False):
             yield f"layer {layer.name!r} with synchronized=True"

@@ -45,7 +45,7 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
 
 
 def overrides(callbacks: Sequence[keras.callbacks.Callback], *names: str) -> bool:
-    """Tell whether a callback does something at one of the hooks ``names``."""
+    """Return whether a callback does something at one of the hooks ``names``."""
     return any(
         not getattr(getattr(callback, name), "_is_default", False)
         for callback in callbacks

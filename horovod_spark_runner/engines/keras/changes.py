@@ -62,7 +62,7 @@ def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _optimizer_changes(
     then: Sequence[Any], now: Sequence[Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...], list[Any]]:
-    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    """Return warnings of overridden settings, all changes, and the new record."""
     ignored: list[str] = []
     changed: list[str] = []
     records = []
@@ -84,7 +84,7 @@ def _optimizer_changes(
 
 
 def _is_variable(path: str, one: object, other: object) -> bool:
-    """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
+    """Return whether a setting is only what a variable, which a checkpoint holds, begins with."""
     name = path.rpartition(".")[2]
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
         return False  # a schedule computes its rates anew

@@ -24,7 +24,7 @@ _replayed_sums: list[dict[str, list[tf.Tensor]]] = []
 
 @contextlib.contextmanager
 def replay_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
-    """Let nothing be sent meanwhile; sums over ranks are those of the same name that are given.
+    """Replay recorded sums over ranks instead of sending anything.
 
     Args:
         sums: those that are not there are added: what this rank alone gives.
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def equal(self) -> bool:
-        """Whether all ranks are known to have equally many rows."""
+        """True if all ranks have the same number of rows."""
         return self._fraction is None
 
     def fraction(self, dtype: tf.DType) -> tf.Tensor:
@@ -126,7 +126,7 @@ def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
 
 
 def _may_leave_early() -> bool:
-    """Tell whether it pays that tensors leave while others are computed.
+    """Return whether sending tensors early pays while others are computed.
 
     Not where all are there, nor where the ranks of one host compute and add up on the same cores:
     there is nothing to wait for meanwhile (benchmarks/overlap.py).
@@ -137,7 +137,7 @@ def _may_leave_early() -> bool:
 
 
 def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
-    """Return the sum over all ranks of what those with rows give, inside a loss.
+    """Return the differentiable sum over all ranks that have rows, for use inside a loss.
 
     The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
     rank is the sum of all ranks' by their fractions, over the rank's own.
@@ -183,7 +183,7 @@ class TensorCollectives:
         function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
         tensors: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return what a function of arrays makes of tensors, in each step anew."""
+        """Apply a function of arrays to tensors, on the host and in each step."""
         widened = [_wide(tensor) for tensor in tensors]
         kinds = [tensor.dtype for tensor in widened]
 
@@ -204,11 +204,11 @@ class TensorCollectives:
         return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
 
     def count(self, sent: float, whole: float) -> None:
-        """Note bytes that are sent wherever this place in a step is reached."""
+        """Count the bytes sent each time a step reaches this point."""
         self._counted.assign_add([sent, whole])
 
     def counted(self) -> Traffic:
-        """Return the sums of what was to be noted, over all steps so far."""
+        """Return the counted bytes, summed over all steps so far."""
         return Traffic(*self._counted.numpy().tolist())
 
 

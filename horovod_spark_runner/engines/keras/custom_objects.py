@@ -69,7 +69,7 @@ def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
 
 @contextlib.contextmanager
 def only_keras() -> Iterator[None]:
-    """Let Keras know its own classes and functions only."""
+    """Limit Keras' registry to its own classes and functions."""
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()
@@ -81,7 +81,7 @@ def only_keras() -> Iterator[None]:
 
 
 def name_lambdas(model: keras.Model) -> bool:
-    """Give the lambdas among layers' arguments names, for Keras to write these; tell if any.
+    """Name the lambdas among layers' arguments, for Keras to write; return whether there are any.
 
     Keras writes a lambda as its code, which fails where it refers to a module or has no source.
     """

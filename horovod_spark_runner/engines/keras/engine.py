@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class _KerasEngine:
-    """See `horovod_spark_runner.training.engine.Engine`."""
+    """Keras implementation of `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
         "tensorflow",
@@ -179,7 +179,7 @@ class _KerasEngine:
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what environment variables break, and what to do. Pure."""
+    """Yield invalid environment variables, and what to do about them. Pure."""
     if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         yield "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2", "unset it"
     backend = environment.get("KERAS_BACKEND") or "tensorflow"

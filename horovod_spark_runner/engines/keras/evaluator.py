@@ -96,7 +96,7 @@ def _compiled(
 
 
 class KerasEvaluator:
-    """See `Evaluator`.
+    """Keras implementation of `Evaluator`.
 
     ``test_step`` updates the model's own metrics as ``Model.evaluate`` has it do. What they keep
     are sums over rows, which are taken out as float64 after every batch of Spark's: so no sum grows
@@ -214,7 +214,7 @@ class KerasEvaluator:
 
     @contextlib.contextmanager
     def _exact_losses(self, seen: list[Nest]) -> Iterator[None]:
-        """Refuse losses whose parts do not add up to that of all; note what the model gave.
+        """Refuse losses whose parts do not add up to the total; record the model's outputs.
 
         Args:
             seen: where to put what the model's metrics are computed from.
@@ -378,7 +378,7 @@ class KerasEvaluator:
 
 
 def _check_no_custom_metrics(model: keras.Model) -> None:
-    """Check that Keras tells the numbers of a compiled model, not a method of the user's own.
+    """Check that Keras computes the results of a compiled model, not a custom method.
 
     Raises:
         ModelError: it does not.
@@ -398,7 +398,7 @@ def _tensors(values: Nest) -> Nest:
 def _depends_on_batch(
     reduction: str | None, mask: object | None, sample_weight: object | None, **_: object
 ) -> str:
-    """Say why a loss is no mean over rows; ``""`` if it is one."""
+    """Return the reason why a loss is no mean over rows; ``""`` if it is one."""
     if reduction in (None, "none", "sum"):
         return f"has reduction={reduction!r}"
     if mask is not None:

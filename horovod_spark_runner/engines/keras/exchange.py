@@ -78,13 +78,13 @@ class GradientExchange:
         return int(hvd.size())
 
     def set_fraction(self, fraction: float) -> None:
-        """Say which part of the global batch's rows this rank has in the next step."""
+        """Set this rank's fraction of the global batch's rows for the next step."""
         if fraction != self._fraction_now:
             self._fraction.assign(fraction)
             self._fraction_now = fraction
 
     def want_logs(self, wanted: bool) -> None:
-        """Say whether the logs of the next step are used; the same on all ranks."""
+        """Set whether the next step's logs are used; the same on all ranks."""
         wanted = wanted or self.share_logs
         if wanted != self._logs_wanted_now:
             self._logs_wanted.assign(wanted)
@@ -104,7 +104,7 @@ class GradientExchange:
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
     def equal_step(self, data: Nest, control: tf.Tensor) -> StepResult:
-        """Run a `step` where every rank is known to have equally many rows."""
+        """Run a `step` in which every rank has the same number of rows."""
         return self._step(data, control, Part(hvd.size()))
 
     def test_step(self, data: Nest) -> Logs | None:
@@ -172,7 +172,7 @@ class GradientExchange:
         return metrics.finish(logs, share=self.share_logs and in_step), self._reduced
 
     def _custom_step_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
-        """Let what a step of the user's own logs be that of all ranks, where it is used."""
+        """Merge the logs of a custom step over all ranks where they are used."""
         if hvd.size() == 1 or not self._custom_steps:
             return contextlib.nullcontext()
         return metrics.results_of_all(self.scope, self._logs_wanted)
@@ -244,7 +244,9 @@ class GradientExchange:
         return apply
 
     def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
-        """Return a name for what an optimizer applies now: which one, for which time in a step."""
+        """Return a name for an optimizer's current application: the optimizer and its count in the
+        step.
+        """
         number = next(
             (n for n, o in enumerate(self.optimizers) if o is optimizer), len(self.optimizers)
         )
@@ -285,7 +287,7 @@ class GradientExchange:
 def _dense(
     gradients: Iterable[tf.Tensor | None], variables: Sequence[keras.Variable]
 ) -> list[tf.Tensor | None]:
-    """Return gradients as tensors of known shapes.
+    """Return gradients as dense tensors of static shape.
 
     That of a gradient of rows of a table, or of what the user's own operations make, may be known
     in the step only; what it is for has one.
@@ -308,7 +310,8 @@ def _shaped(gradient: tf.Tensor | None, variable: keras.Variable) -> tf.Tensor |
 
 
 class _Statistics:
-    """What training changes besides weights, such as batch normalisation's moments.
+    """Averages the state that training changes besides weights, such as batch normalisation's
+    moments.
 
     Their changes are averaged, not their values: what did not change stays as it is, to the bit.
 

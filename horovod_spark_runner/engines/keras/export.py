@@ -50,7 +50,7 @@ def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> A
 
 
 def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
-    """Return what an output, which is about class 1, says of both classes."""
+    """Return the values of both classes from an output that describes class 1."""
     if not column.scores:
         value = _checked(column, spec, value, (value >= 0) & (value <= 1))
         return tf.concat([1.0 - value, value], axis=1)
@@ -62,7 +62,7 @@ def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
 
 
 def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
-    """Return what an output says of each class."""
+    """Return an output's value of each class."""
     if not column.scores:
         tolerance = TOLERANCE[spec.dtype]
         low = tf.reduce_min(values, axis=1) >= -tolerance
@@ -90,7 +90,7 @@ NameOutputs = Callable[[Sequence[str]], Sequence[str]]
 
 @dataclass(frozen=True)
 class SavedModelBuilder:
-    """What a SavedModel is made of.
+    """Builder of a SavedModel.
 
     Attributes:
         model: the model, whose variables it holds.
@@ -136,7 +136,7 @@ class SavedModelBuilder:
 
     @property
     def _plain(self) -> list[tuple[int, str]]:
-        """Places of the outputs that are given as they are, and their names outside."""
+        """Indices of the outputs that are exported unchanged, and their exported names."""
         of_classes = {column.output for column in self.classes}
         return [(n, name) for n, name in enumerate(self.added) if n not in of_classes]
 
@@ -258,7 +258,7 @@ def export_recipe(
 def serving(
     recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[SavedModelBuilder]:
-    """Give what a SavedModel is made of, in the state that Keras was in when it was trained.
+    """Yield the builder of a SavedModel, in the Keras state of the training.
 
     Args:
         recipe: the model.
@@ -289,7 +289,7 @@ def serving(
 def make_builder(
     spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOutputs
 ) -> SavedModelBuilder:
-    """Return what the SavedModel of a training is made of.
+    """Return the builder of a training's SavedModel.
 
     Args:
         spec: the training.

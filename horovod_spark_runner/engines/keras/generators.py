@@ -44,7 +44,7 @@ def nothing_drawn() -> Iterator[None]:
 
 
 def separate_generators(rank: int) -> None:
-    """Give Keras's global generator a stream of this rank's own.
+    """Give Keras' global generator a separate stream on this rank.
 
     Code that draws from it without a seed would draw the same numbers on every rank.
     """

@@ -52,7 +52,7 @@ class _Weight:
 
 
 def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
-    """Give the built ``model`` the weights of ``start``; tell the driver if not all were taken.
+    """Load the weights of ``start`` into the built ``model``; report weights that were left out.
 
     Raises:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
@@ -243,7 +243,7 @@ def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
 def _report_taken_weights(
     model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
 ) -> None:
-    """Tell the driver which weights were taken over.
+    """Report to the driver which weights were loaded.
 
     Raises:
         ModelError: none was.

@@ -61,7 +61,7 @@ class LabelCheck:
         self._check(values[0])
 
     def _check_of(self, loss: keras.losses.Loss) -> Callable[[np.ndarray], None]:
-        """Return what checks labels: nothing, if their loss is none of Keras' own."""
+        """Return a check of labels, which does nothing for a custom loss."""
         function, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
         shape = _shape_of(self._outputs[0])
         if not _is_of_keras(loss):
@@ -81,7 +81,7 @@ class LabelCheck:
 
 
 def _is_of_keras(loss: keras.losses.Loss) -> bool:
-    """Tell whether a loss takes labels as Keras' do, not by a method of the user's own."""
+    """Return whether a loss reads labels by Keras' own code, not by a custom method."""
     kind = type(loss)
     overrides_call = kind.__call__ is not keras.losses.Loss.__call__
     return not overrides_call and kind.call.__module__.startswith("keras.")

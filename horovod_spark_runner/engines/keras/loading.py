@@ -71,7 +71,7 @@ def _compiled(call: Callable[[Nest], Nest], rows: int | None) -> Callable[[Nest]
 
 
 def made_model(recipe: Recipe) -> object:
-    """Return the Keras model, not compiled, or what TensorFlow loads; see `Engine.model`."""
+    """Return the Keras model, not compiled, or TensorFlow's loaded object; see `Engine.model`."""
     # Also what the process had set before, which a fresh state takes away.
     with using_keras_state(keras_state()), fresh_keras_state():
         model = make_model(recipe)[0]
@@ -79,7 +79,7 @@ def made_model(recipe: Recipe) -> object:
 
 
 def make_model(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
-    """Return the trained model, and what makes its inputs of columns.
+    """Return the trained model and the binding from columns to its inputs.
 
     Raises:
         ModelError: what was built is not the model that was trained.
@@ -96,7 +96,7 @@ def make_model(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
-    """Return what the model gives, or nothing and why; see `Engine.describe_outputs`."""
+    """Return the model's outputs, or none and the reason; see `Engine.describe_outputs`."""
     parts: KerasParts = recipe.parts
     with fresh_keras_state():
         model = _from_source(parts)
@@ -146,7 +146,7 @@ def set_weights(
     recipe: Recipe,
     bind: InputBinding,
 ) -> None:
-    """Give a model that was just built the weights of the trained one.
+    """Load the trained model's weights into a newly built model.
 
     Args:
         model: the model.

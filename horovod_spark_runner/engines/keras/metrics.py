@@ -76,7 +76,7 @@ class StepMetrics:
 
     @contextlib.contextmanager
     def results_of_all(self, scope: Scope, wanted: tf.Variable) -> Iterator[None]:
-        """Let the model's metrics give their results over all ranks, while in a step.
+        """Make the model's metrics return their results over all ranks within a step.
 
         What a step of the user's own logs may be computed from them.
 
@@ -121,14 +121,14 @@ class StepMetrics:
         return result
 
     def _take_back(self, variables: Sequence[MetricVariable]) -> None:
-        """Take back what a row that stands in for none has left in some of the variables."""
+        """Undo the contribution of a placeholder row to some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
 
     def finish(self, logs: Logs | None, *, share: bool) -> Logs | None:
-        """Take back what a row that stands in for none left; return the step's logs.
+        """Undo the contribution of a placeholder row; return the step's logs.
 
         Args:
             logs: what the step returned.
@@ -188,7 +188,7 @@ def _number(value: object) -> tf.Tensor | None:
 
 @contextlib.contextmanager
 def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
-    """Give metrics' variables their values over all ranks for a while."""
+    """Assign metrics' variables their values over all ranks, temporarily."""
     local_values = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
         variable.assign(value)
@@ -198,7 +198,7 @@ def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterat
 
 
 def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
-    """Return the values over all ranks, combined as each variable says.
+    """Return the values over all ranks, combined by each variable's aggregation.
 
     Args:
         variables: of metrics.

@@ -129,7 +129,7 @@ def check_losses(model: keras.Model) -> None:
 
 
 def has_custom_steps(model: keras.Model) -> bool:
-    """Tell whether the user's own code is part of the model's steps, besides its call."""
+    """Return whether the user overrides the model's steps, not only its call."""
     return any(
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -137,7 +137,7 @@ def has_custom_steps(model: keras.Model) -> bool:
 
 
 def finalize_layers(model: keras.Model) -> bool:
-    """Let layers compute anew what they derive from their weights; to be called after setting them.
+    """Recompute the constants that layers derive from their weights; call it after setting weights.
 
     `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants
     made of them. Functions compiled before keep the old constants.

@@ -168,7 +168,7 @@ def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _numpy_of_old() -> Iterator[None]:
-    """Give tf2onnx, as Keras does for its own exports, what NumPy 2 no longer has."""
+    """Provide tf2onnx with names that NumPy 2 has removed, as Keras' own export does."""
     from keras.src.export.tf2onnx_lib import patch_tf2onnx
 
     missing = "object" not in vars(np)
@@ -184,7 +184,7 @@ def _numpy_of_old() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what tf2onnx and TensorFlow tell of their work to themselves; errors are raised."""
+    """Silence tf2onnx and TensorFlow; errors are still raised."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "tensorflow")]
     before = [logger.level for logger in loggers]
     try:
@@ -198,7 +198,7 @@ def _silent() -> Iterator[None]:
 
 
 def _rename(graph: Any, called: Mapping[str, str]) -> None:
-    """Give inputs and outputs of a graph other names; what else has one of these gets another.
+    """Rename a graph's inputs and outputs; other nodes of those names get new ones.
 
     Args:
         graph: the ``onnx.GraphProto``.
@@ -222,7 +222,7 @@ def _rename(graph: Any, called: Mapping[str, str]) -> None:
 
 
 def _shape(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str]) -> None:
-    """Say of what shapes all is that goes in and out: rows first, any number of them."""
+    """Set the shapes of inputs and outputs; the first dimension is the rows, of any number."""
     shapes: dict[str, Sequence[int | None]] = {
         called[column.name]: column.shape for column in builder.inputs
     }
@@ -246,7 +246,7 @@ def _check(
     rows: Arrays,
     contents: bytes,
 ) -> None:
-    """Check that the file gives what Keras gives.
+    """Check that the file's outputs equal those of Keras.
 
     Raises:
         ModelError: it does not.
@@ -270,7 +270,7 @@ def _check(
 
 
 def _called(predict: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what Keras gives for columns."""
+    """Return Keras' outputs for columns."""
     made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in columns.items()})
     return {name: to_numpy(value) for name, value in made.items()}
 

@@ -88,7 +88,7 @@ def try_model(
 def _preserve_state(
     model: keras.Model, exchange: GradientExchange, *, vary: bool
 ) -> Iterator[None]:
-    """Give a model its state back afterwards: weights, counters, seeds and metrics.
+    """Restore a model's state afterwards: weights, counters, seeds and metrics.
 
     Args:
         model: the model.
@@ -125,7 +125,7 @@ def _preserve_state(
 
 
 def _may_count(name: str, value: object) -> bool:
-    """Tell whether an attribute is a number of the user's own, as of steps in eager mode."""
+    """Return whether an attribute is a user's number, such as a count of steps in eager mode."""
     return isinstance(value, int | float) and name not in _of_keras()
 
 
@@ -181,13 +181,13 @@ def _what_is_trained(model: keras.Model) -> str:
 
 
 def loss_title(model: keras.Model) -> str:
-    """Return the losses of a model's own by their names, for messages."""
+    """Return the names of a model's custom losses, for messages."""
     custom_losses = [repr(loss.name) for loss in _losses_of(model) if _is_custom_loss(loss)]
     return f"loss {', '.join(custom_losses)}" if custom_losses else "the loss"
 
 
 def _is_to_be_tried(model: keras.Model) -> bool:
-    """Tell whether a training step has code of the user's own, or compares rows."""
+    """Return whether a training step runs custom code, or compares rows."""
     operations = [*_layers_of(model), *getattr(model, "operations", ())]
     return (
         not _is_of_keras(type(model))
@@ -212,7 +212,7 @@ def _losses_of(model: keras.Model) -> list[Loss]:
 
 @contextlib.contextmanager
 def _treat_rows_alone() -> Iterator[None]:
-    """Let Keras' layers that drop, or take moments of a batch, treat each row by itself."""
+    """Make Keras' layers that drop values, or take moments, treat each row separately."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -274,7 +274,7 @@ def _try_metrics(
 
 
 def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
-    """Check that what a metric keeps are sums over rows.
+    """Check that a metric's variables are sums over rows.
 
     Args:
         metric: the metric.
@@ -295,12 +295,12 @@ def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
 
 
 def values_of(variables: Sequence[Any]) -> State:
-    """Return copies of what variables hold."""
+    """Return copies of variables' values."""
     return [np.array(variable) for variable in variables]
 
 
 def _are_close_results(one: Nest, other: Nest) -> bool:
-    """Tell whether two results of a metric differ by no more than rounding."""
+    """Return whether two results of a metric differ by no more than rounding."""
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(close(a, b) for a, b in pairs)
 
@@ -328,5 +328,5 @@ def rows_of(values: Nest, part: slice) -> Nest:
 
 
 def close(value: ArrayLike, other: ArrayLike) -> bool:
-    """Tell whether two results differ by no more than rounding."""
+    """Return whether two results differ by no more than rounding."""
     return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))

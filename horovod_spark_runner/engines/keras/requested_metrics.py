@@ -1,4 +1,4 @@
-"""Metrics that are given to evaluate by: names, functions and objects, on their way to a worker.
+"""Metrics requested for an evaluation: names, functions and objects, on their way to a worker.
 
 Loads no framework: who gives a Keras object has loaded it.
 """
@@ -52,7 +52,7 @@ class _MetricObject:
 
 
 def portable_metrics(metrics: object) -> object:
-    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
     if isinstance(metrics, str):
         return metrics
     if isinstance(metrics, Mapping):
@@ -98,7 +98,7 @@ def _untracked(value: Any) -> Any:
 
 
 def make_metrics(portable: object) -> object:
-    """Return what `portable_metrics` was given, as ``Model.compile`` takes it.
+    """Return the metrics behind `portable_metrics`' result, for ``Model.compile``.
 
     Raises:
         InvalidInputError: a name is none of Keras', or an object cannot be made again.

@@ -1,4 +1,4 @@
-"""A step while it runs or is traced, and what of Keras is another meanwhile."""
+"""A step while it runs or is traced, and temporary patches of Keras."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def runner_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable
 
 
 def is_runner_variable(variable: tf.Variable) -> bool:
-    """Tell whether `runner_variable` has made it."""
+    """Return whether `runner_variable` created the variable."""
     return bool(variable.name.partition(":")[0] == _VARIABLE_NAME)
 
 
 class Scope:
-    """A step while it runs or is traced: names for its collectives, and where they lie.
+    """A step while it runs or is traced: names for its collectives, and their scopes.
 
     A function of the user's own with ``@tf.function`` on it is traced once and used again in other
     steps. So names are given once only, and it is noted that there is such a function.
@@ -44,11 +44,11 @@ class Scope:
 
     @property
     def outermost(self) -> bool:
-        """Whether this is the step itself, and no function within it."""
+        """True if this is the step itself, not a function within it."""
         return _current_graph() is self.graph
 
     def note(self) -> None:
-        """Note that what is done here depends on the part of this rank."""
+        """Record that operations here depend on this rank's rows."""
         self.nested = self.nested or not self.outermost
 
     def name(self, kind: str) -> str:
@@ -64,7 +64,7 @@ def _current_graph() -> tf.Graph | None:
 
 
 def in_condition(scope: Scope) -> bool:
-    """Tell whether what is traced now, within the step, lies in a condition or loop."""
+    """Return whether the current trace, within the step, is inside a condition or loop."""
     graph = _current_graph()
     while graph is not None and graph is not scope.graph:
         if type(graph).__name__ in _CONDITIONAL_GRAPHS:
@@ -74,7 +74,7 @@ def in_condition(scope: Scope) -> bool:
 
 
 def classes_with(base: type, method: str) -> list[type]:
-    """Return ``base``, its bases and what is derived of it, where they define ``method``."""
+    """Return ``base``, its bases and subclasses that define ``method``."""
     classes = [cls for cls in base.__mro__ if method in vars(cls)]
     pending: list[type] = [base]
     while pending:

@@ -133,7 +133,7 @@ def _settings_of_this_process() -> Mapping[str, Any]:
 
 
 def check_callback_argument(callbacks: Any) -> None:
-    """Check as much of ``callbacks`` as shows without Keras; the ranks check what functions return.
+    """Check ``callbacks`` without importing Keras; the ranks check a function's result.
 
     Raises:
         InvalidInputError: it holds something else than Keras callbacks.
@@ -164,7 +164,7 @@ def list_callbacks(callbacks: Any) -> list[Any]:
 
 
 def _is_of_keras(value: Any, name: str) -> bool:
-    """Tell whether ``value`` is an instance of Keras' class of that name."""
+    """Return whether ``value`` is an instance of Keras' class of that name."""
     # Without importing Keras: if it is an instance, Keras is loaded already.
     return any(
         cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__

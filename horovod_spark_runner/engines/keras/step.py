@@ -75,7 +75,7 @@ class Steps:
         self.trace()
 
     def trace(self) -> None:
-        """Compile the steps, anew where layers hold other constants than before.
+        """Compile the steps, again where layers hold other constants than before.
 
         Raises:
             ModelError: a layer has a compiled function that knows of one kind of step only.
@@ -139,7 +139,7 @@ class Steps:
 
 
 def makes_only_variables(model: keras.Model) -> bool:
-    """Tell whether Keras does nothing in a first step but to make variables of known values.
+    """Return whether Keras' first step only creates variables of constant initial values.
 
     What an optimizer assigns to them when it is built, or a metric of the user's own when it is
     called first, would be done in every step that is traced once: `ScheduleFreeAdamW` begins with
@@ -157,7 +157,7 @@ def makes_only_variables(model: keras.Model) -> bool:
 
 @contextlib.contextmanager
 def variables_made_outside() -> Iterator[None]:
-    """Let metrics and optimizers make their variables outside a function that is traced meanwhile.
+    """Lift the creation of variables by metrics and optimizers out of a traced function.
 
     ``tf.function`` traces anew what has made a variable, which takes as long as the first time.
     """

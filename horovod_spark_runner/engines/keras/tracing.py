@@ -55,7 +55,7 @@ class Stopwatch:
         self._seconds = runner_variable(0.0, tf.float64)
 
     def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-        """Return what `end` takes: the moment when all of ``tensors`` are there."""
+        """Return the time at which all ``tensors`` are computed, for `end`."""
         return self._moment(tensors) if self._runs else None
 
     def end(self, start: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
@@ -65,7 +65,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float | None:
-        """The sum of all steps so far; ``None`` where it cannot be told."""
+        """Sum over all steps so far; ``None`` where it is unknown."""
         if not self._runs:
             return 0.0 if hvd.size() == 1 else None
         return float(self._seconds.numpy())

@@ -40,7 +40,7 @@ from .variables import KerasVariables
 
 
 class KerasTrainee(Trainee):
-    """See `Trainee`.
+    """Keras implementation of `Trainee`.
 
     Args:
         spec: the training.

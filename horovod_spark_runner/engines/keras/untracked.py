@@ -26,7 +26,7 @@ from .scope import is_runner_variable
 def check_tracked(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], graph: tf.Graph
 ) -> None:
-    """Check that all that a training step changes is known to Keras, or to us.
+    """Check that Keras, or this package, tracks every variable that a training step changes.
 
     Args:
         model: the built model.
@@ -80,7 +80,7 @@ def tracked_variables(
 
 
 def _handle(variable: keras.Variable | tf.Variable) -> int:
-    """Return what is the same for all objects that stand for one variable."""
+    """Return an identity shared by all objects that represent one variable."""
     return id(variable.value.handle if isinstance(variable, keras.Variable) else variable.handle)
 
 

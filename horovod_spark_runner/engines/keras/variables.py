@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
-    """Return what a variable holds, which must not change while it is looked at.
+    """Return a variable's value; it must not change while it is used.
 
     It is the variable's own memory where that is the processor's: no copy of what may be gigabytes.
     """
@@ -23,7 +23,7 @@ def value_of(variable: keras.Variable) -> np.ndarray:
 
 
 class KerasVariables(TrainingVariables):
-    """See `TrainingVariables`.
+    """Keras implementation of `TrainingVariables`.
 
     Args:
         model: the built model.

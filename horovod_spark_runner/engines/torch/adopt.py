@@ -48,7 +48,7 @@ _MANY, _CALLS = 8, 6
 
 
 def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str) -> SavedModule:
-    """Write what was trained elsewhere to ``directory``; see `Engine.adopt`.
+    """Write an externally trained model to ``directory``; see `Engine.adopt`.
 
     Args:
         directory: a directory without a model.
@@ -165,7 +165,7 @@ def _contents(place: Location) -> bytes:
 
 
 def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed, ModelInputs]:
-    """Return how columns feed a module that is called as ``example`` says, and what it takes."""
+    """Return the feed of a module that is called like ``example``, and its inputs."""
     by_name = isinstance(example, Mapping)
     values = list(example.values()) if isinstance(example, Mapping) else example
     values = list(values) if by_name or isinstance(values, tuple) else [values]
@@ -265,7 +265,7 @@ def _columns(
 
 
 def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = _MANY) -> None:
-    """Check that a program predicts for each row what follows from that row.
+    """Check that a program's prediction for a row depends on that row alone.
 
     Raises:
         ModelError: it does not, as it was captured in training mode.
@@ -279,7 +279,7 @@ def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = 
 
 
 def _try(called: Predicting, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
-    """Return what a module gives, after calling it, and the rows it was called with.
+    """Call a module; return its outputs, and the rows it was called with.
 
     Raises:
         ModelError: it cannot be called with such rows.

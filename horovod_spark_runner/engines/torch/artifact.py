@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
-    """Write a trained module: its weights, what it takes and gives, and a program of it.
+    """Write a trained module: its weights, its signature, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
     that built it. One that cannot be called is kept likewise, without outputs.
@@ -70,14 +70,14 @@ def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs,
 
 
 def outputs_of(module: nn.Module, inputs: ModelInputs, feed: Feed) -> tuple[OutputSpec, ...] | None:
-    """Return what a module gives, if it can be called; see `save_module`."""
+    """Return a module's outputs, if it can be called; see `save_module`."""
     with _evaluating(module):
         return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
 
 
 @contextlib.contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Let a module, and all parts of it, be in evaluation mode."""
+    """Put a module, and all its parts, into evaluation mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -133,7 +133,7 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
 def _outputs(
     called: Predicting, inputs: ModelInputs
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
-    """Return what the module gives and the rows it was tried with, or why it gives nothing."""
+    """Return the module's outputs and the rows it was tried with, or the reason why it has none."""
     try:
         rows = inputs.choose_rows(called.outputs)
         return output_specs(called.module, called.of(repeat_rows(rows, ROWS)), ROWS), rows, ""

@@ -23,7 +23,7 @@ Waiting = Callable[[], AbstractContextManager[None]]
 
 
 def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting: Waiting) -> None:
-    """Let all layers of batch normalisation take the moments of all ranks' rows while training.
+    """Make all batch-normalisation layers use the moments of all ranks' rows in training.
 
     Args:
         module: the module.
@@ -50,7 +50,7 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting:
 
 
 def release_norms(module: nn.Module) -> None:
-    """Take `synchronise_norms` back, so that the module can be copied."""
+    """Undo `synchronise_norms`, so that the module can be copied."""
     for layer in module.modules():
         ours = vars(layer).get("forward")
         if isinstance(ours, functools.partial) and ours.func is _forward:

@@ -1,4 +1,4 @@
-"""Batches of columns as what a PyTorch module and its losses take."""
+"""Conversion of column batches to the inputs of a PyTorch module and its losses."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Batches:
         )
 
     def nothing(self) -> TorchBatch:
-        """Return two rows, which count for nothing where a rank has none of its own."""
+        """Return two placeholder rows, for a rank without rows."""
         return self.of(repeat_rows(self.sample, 2), training=True)
 
     def call(self, module: nn.Module, batch: TorchBatch) -> Any:
-        """Return what ``module`` gives for a batch."""
+        """Call ``module`` on a batch."""
         try:
             return self.feed.call(module, batch.inputs)
         except RuntimeError as error:
@@ -125,7 +125,7 @@ class Batches:
         )
 
     def target(self, batch: TorchBatch) -> Any:
-        """Return what functions of all outputs and labels are given as labels."""
+        """Return the labels for functions of all outputs and labels."""
         return target_of(self._spec.outputs, batch.labels, batch.inputs)
 
     def _class_weights(self, labels: np.ndarray) -> np.ndarray:

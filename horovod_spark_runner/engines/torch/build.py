@@ -15,7 +15,7 @@ from .torch_model import TorchModel
 
 
 def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
-    """Return what a source gives, and the module of it.
+    """Build a source's model; return it and its module.
 
     Raises:
         ModelError: it gives no `TorchModel`, or that has no module.
@@ -53,7 +53,7 @@ def _made(source: object) -> nn.Module:
 
 
 def check_module(module: nn.Module) -> None:
-    """Check that a module is one whose state is tensors, which can be trained and kept.
+    """Check that a module's state is tensors that can be trained and saved.
 
     Raises:
         ModelError: it is not; the message names what cannot be used.

@@ -22,7 +22,7 @@ _HOOK = re.compile(
 
 
 class TorchCallback:
-    """What a training calls on every rank; a subclass overrides what it needs.
+    """Base class of callbacks, which a training calls on every rank; override the hooks you need.
 
     All ranks must do the same. What is told of an epoch is the same on all of them.
 
@@ -66,11 +66,11 @@ class TorchCallback:
         """After the last step; weights may be set here for the last time."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints keep of it: JSON, and NumPy arrays as values."""
+        """Return the state to save in checkpoints: JSON, and NumPy arrays as values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore the state from `state_dict`.
 
         Args:
             state: that of a checkpoint.

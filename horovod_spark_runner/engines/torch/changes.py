@@ -34,7 +34,7 @@ def describe(
     optimizers: Mapping[str, Optimizer],
     schedulers: Schedulers,
 ) -> dict[str, Any]:
-    """Return what makes a model this one, as JSON."""
+    """Return the properties that identify a model, as JSON."""
     return {
         "module": type(module).__qualname__,
         "optimizers": {name: describe_optimizer(one) for name, one in optimizers.items()},
@@ -87,7 +87,7 @@ def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _of_settings(
     then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    """Return warnings of overridden settings, all changes, and the new record."""
     ignored: list[str] = []
     changed: list[str] = []
     records = {}
@@ -110,7 +110,7 @@ def _is_rate(path: str, *_: object) -> bool:
 
 
 def _losses(losses: Any) -> Any:
-    """Return losses with those of torch.nn that are given by their names."""
+    """Return losses, those of torch.nn looked up by their names."""
     if isinstance(losses, Mapping):
         return {name: _losses(one) for name, one in losses.items()}
     if isinstance(losses, (list, tuple)):
@@ -119,7 +119,7 @@ def _losses(losses: Any) -> Any:
 
 
 def _named(thing: Any) -> Any:
-    """Return what a loss or a function is called, and its settings, as JSON."""
+    """Return the name of a loss or a function, and its settings, as JSON."""
     if thing is None or isinstance(thing, str):
         return thing
     if isinstance(thing, Mapping) and not isinstance(thing, nn.Module):

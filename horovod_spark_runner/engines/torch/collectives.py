@@ -95,7 +95,7 @@ class TensorCollectives:
         function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
         tensors: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Return what a function of arrays makes of tensors."""
+        """Apply a function of arrays to tensors, on the host."""
         wide = [t.detach().float() if t.element_size() < 4 else t.detach() for t in tensors]
         made = function([tensor.cpu().numpy() for tensor in wide])
         return [
@@ -108,12 +108,12 @@ class TensorCollectives:
         return sum(tensor.numel() * _summed_as(tensor).itemsize for tensor in tensors)
 
     def count(self, sent: float, whole: float) -> None:
-        """Note bytes that are sent."""
+        """Count sent bytes."""
         self._sent += sent
         self._whole += whole
 
     def counted(self) -> Traffic:
-        """Return the sums of what was to be noted, over all steps so far."""
+        """Return the counted bytes, summed over all steps so far."""
         return Traffic(self._sent, self._whole)
 
 

@@ -63,7 +63,7 @@ class TorchStep:
         return next(iter(self.optimizers.values()))
 
     def outputs(self) -> Any:
-        """Return what the module gives for the inputs."""
+        """Return the module's outputs for the inputs."""
         return self._call()
 
     def synchronize(self, optimizer: Optimizer | None = None) -> None:
@@ -98,7 +98,7 @@ _State = tuple[int, int]
 
 
 class CustomStepGradients:
-    """Notes what becomes of gradients, to refuse what is not exact.
+    """Tracks gradients in a custom step, to refuse steps that are not exact.
 
     Args:
         optimizers: the optimizers, by name.
@@ -144,7 +144,7 @@ class CustomStepGradients:
         self._stepped.clear()
 
     def exchanged(self, optimizer: Optimizer) -> None:
-        """Take note that an optimizer's gradients are those of all ranks.
+        """Record that an optimizer's gradients are those of all ranks.
 
         Raises:
             ModelError: they had been already.
@@ -154,7 +154,7 @@ class CustomStepGradients:
         self._exchanged.add(id(optimizer))
 
     def stepping(self, optimizer: Optimizer) -> bool:
-        """Take note that an optimizer is about to step; tell whether to exchange its gradients.
+        """Record that an optimizer is about to step; return whether to exchange its gradients.
 
         Raises:
             ModelError: they are not what all ranks are to step with.
@@ -200,7 +200,7 @@ class CustomStepGradients:
         return any(id(parameter) in self._left for parameter in parameters_of(optimizer))
 
     def _coming(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Take note of what the backward pass is about to add to."""
+        """Record a gradient that the backward pass is about to add to."""
         key = id(parameter)
         left, last = self._left.pop(key, None), self._last.get(key)
         held = None if parameter.grad is None else _state_of(parameter.grad)

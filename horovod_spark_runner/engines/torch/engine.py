@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _TorchEngine:
-    """See `horovod_spark_runner.training.engine.Engine`."""
+    """PyTorch implementation of `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
         "torch",

@@ -35,7 +35,7 @@ _TOLERANCE = 1e-4
 
 
 class TorchEvaluator:
-    """See `Evaluator`.
+    """PyTorch implementation of `Evaluator`.
 
     Losses and metrics are sums over rows and what these are divided by, in float64.
 
@@ -89,7 +89,7 @@ class TorchEvaluator:
         self._try(recipe, question)
 
     def _use_training_metrics(self, model: TorchModel) -> None:
-        """Evaluate by what the model was trained with."""
+        """Evaluate by the training's loss and metrics."""
         if is_lightning(model.module):
             raise ModelError(
                 f"what {type(model.module).__name__}.validation_step logs is known to trainings "
@@ -230,7 +230,7 @@ class TorchEvaluator:
 
 
 def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
-    """Return what a model was trained with, ``None`` where that is not known here.
+    """Return the `TorchModel` of a model's training, ``None`` where it is unknown.
 
     Raises:
         ModelError: it is ``needed``.
@@ -253,7 +253,7 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
 
 
 def _asks_accuracy(metrics: object) -> bool:
-    """Tell whether accuracy is among metrics, given with names or without."""
+    """Return whether accuracy is among metrics, in a list or a dictionary."""
     listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
     return any(isinstance(one, str) and one == ACCURACY for one in listed)
 

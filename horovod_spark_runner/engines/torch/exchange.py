@@ -89,7 +89,7 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Be waiting for sums, or for what else all ranks tell each other within a step."""
+        """Measure the time of waiting for other ranks within a step."""
         began = time.perf_counter()
         try:
             yield
@@ -97,7 +97,7 @@ class GradientExchange:
             self._seconds += time.perf_counter() - began
 
     def overlap(self, module: nn.Module) -> None:
-        """Let gradients leave while the backward pass goes on, where there are several buckets.
+        """Enable sending gradients during the backward pass, where there are several buckets.
 
         Args:
             module: what is trained.
@@ -106,7 +106,7 @@ class GradientExchange:
         self._overlapping = self._size > 1
 
     def _take_up(self) -> None:
-        """Take up what is to be trained from now on, which all ranks let be trained alike.
+        """Register parameters that now require gradients, the same on all ranks.
 
         Raises:
             ModelError: an optimizer has been given other parameters.
@@ -147,7 +147,7 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def step(self, fraction: float | None, requests: Sequence[bool]) -> Iterator[None]:
-        """Be within a step, in which this rank asks for something.
+        """Begin and end a step, with this rank's requests to all ranks.
 
         Args:
             fraction: its part of the rows; ``None`` where all ranks have equally many.
@@ -163,7 +163,7 @@ class GradientExchange:
                 self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, divisor: float) -> None:
-        """Say what this rank's loss is to be divided by, before the backward pass.
+        """Set the divisor of this rank's loss, before the backward pass.
 
         The sum of all ranks' goes along with the gradients: see `total_count`.
         """
@@ -176,7 +176,7 @@ class GradientExchange:
 
     @property
     def lasting(self) -> bool:
-        """Whether optimizers are given now what the gradients of earlier steps were."""
+        """True if an update may contain parts of earlier steps' gradients."""
         return self._synchroniser.lasting
 
     @property
@@ -186,19 +186,19 @@ class GradientExchange:
 
     @property
     def total_count(self) -> float:
-        """The sum over all ranks of what `count` was told in this step."""
+        """Sum over all ranks of this step's `count`."""
         return self._total_count
 
     @property
     def counts(self) -> list[float] | None:
-        """How many ranks asked for each thing; ``None`` where ranks do not meet in every step."""
+        """Number of ranks that made each request; ``None`` where steps do not meet."""
         return self._counts
 
     # -- the usual step ------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Be within the backward pass, whose gradients may leave before it has ended.
+        """Wrap the backward pass, whose gradients may be sent before it has ended.
 
         Raises:
             ModelError: a gradient came in parts, or an optimizer has been given other parameters
@@ -221,7 +221,7 @@ class GradientExchange:
             )
 
     def exchange(self) -> None:
-        """Give all parameters the gradients of the global batch, after the backward pass."""
+        """Replace all parameters' gradients by the global batch's, after the backward pass."""
         with self.waiting():
             self._exchange_rest()
 
@@ -266,7 +266,8 @@ class GradientExchange:
     # -- a step of the user's own --------------------------------------------------------------
 
     def of(self, optimizer: Optimizer) -> None:
-        """Give an optimizer's parameters the gradients of the global batch, before it steps.
+        """Replace the gradients of an optimizer's parameters by the global batch's, before it
+        steps.
 
         Raises:
             ModelError: an optimizer has been given other parameters than it had.
@@ -283,7 +284,7 @@ class GradientExchange:
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
-        """Return by what statistics change, given by what they have changed on this rank."""
+        """Return the changes of statistics over all ranks, from this rank's changes."""
         with self.waiting():
             return self._synchroniser.changes(changes, self._part, "statistics")
 
@@ -313,7 +314,7 @@ class GradientExchange:
         return reduced, summed[1:]
 
     def _has_come(self, gradient: Tensor | None) -> bool:
-        """Tell whether a gradient of an earlier step has come only now."""
+        """Return whether a gradient of an earlier step has arrived only now."""
         return self.lasting and gradient is not None and bool(gradient.any())
 
     def _assign(

@@ -170,7 +170,7 @@ def _predicted(
     outputs: Sequence[str],
     batch: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return what the module gives, by the names of the export."""
+    """Return the module's outputs, by the names of the export."""
     pairs = zip(recipe.columns, inputs, strict=True)
     made = called.of({column.name: batch[outside.name] for column, outside in pairs})
     specs = zip(recipe.outputs, outputs, strict=True)
@@ -185,7 +185,7 @@ def _compare(
     sample: Arrays,
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
 ) -> None:
-    """Check that an export gives what the module gives.
+    """Check that an export's outputs equal the module's.
 
     Raises:
         ModelError: it does not.

@@ -1,4 +1,4 @@
-"""Columns as what a PyTorch module is called with: for training, and for prediction."""
+"""Conversion of columns to the arguments of a PyTorch module, for training and prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True)
 class Feed:
-    """What a module is called with, by the order of its inputs or by their names.
+    """Arguments of a module, by position or by name.
 
     Attributes:
         slots: the columns of each input, or label; several are joined along their last axis.
@@ -40,7 +40,7 @@ class Feed:
         return [to_tensor(joined(arrays, slot), device) for slot in self.slots]
 
     def call(self, module: nn.Module, values: Sequence[Tensor]) -> Any:
-        """Return what ``module`` gives for `values`."""
+        """Call ``module`` on `values`."""
         if self.names is None:
             return module(*values)
         return module(**dict(zip(self.names, values, strict=True)))

@@ -160,7 +160,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 
 
 def read_graph(fields: Mapping[str, Any], device: torch.device) -> Graph:
-    """Return the graph whose fields JSON gave back.
+    """Build the graph from its fields in JSON.
 
     Args:
         fields: as PyTorch's schema of the format has them.
@@ -202,7 +202,7 @@ def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
 
 
 def _read(argument: Mapping[str, Any], device: torch.device) -> Any:
-    """Return an argument: what is known of it, and a `_Value` for what is computed."""
+    """Return an argument: a constant, or a `_Value` for a computed one."""
     ((kind, value),) = argument.items()
     if kind == "as_none":
         return None

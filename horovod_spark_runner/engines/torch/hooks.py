@@ -33,7 +33,7 @@ def made_callbacks(callbacks: Any) -> list[TorchCallback]:
 
 
 class TorchHooks(Hooks):
-    """See `Hooks`.
+    """PyTorch implementation of `Hooks`.
 
     Args:
         callbacks: the callbacks, the same on all ranks.
@@ -72,7 +72,7 @@ class TorchHooks(Hooks):
             self._forget()
 
     def _stop_requested(self) -> bool:
-        """Tell whether a callback asks for the end."""
+        """Return whether a callback requests the end of the training."""
         return any(callback.stop_training for callback in self._callbacks)
 
     def _forget(self) -> None:

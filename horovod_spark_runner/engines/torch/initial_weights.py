@@ -26,7 +26,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
 def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
-    """Give ``module`` the weights of ``start``; tell the driver if not all were taken.
+    """Load the weights of ``start`` into ``module``; report weights that were left out.
 
     Raises:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
@@ -94,7 +94,7 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
 def _no_fit(
     weights: Mapping[str, Tensor], source: Mapping[str, np.ndarray | Tensor], origin: str
 ) -> str:
-    """Return what to say where no weight has the name and shape of one of the module's."""
+    """Return the message for weights of which none has a name and shape of the module's."""
     text = (
         f"initial_weights={origin!r}: no weight has the name and shape of one of the module's. "
         f"There are {_listed(source)}; the module has {_listed(weights)}"

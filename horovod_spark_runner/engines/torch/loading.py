@@ -54,11 +54,11 @@ class Predicting:
     device: torch.device
 
     def __call__(self, values: Sequence[Tensor]) -> Any:
-        """Return what the module gives for its inputs."""
+        """Return the module's outputs for its inputs."""
         return self.feed.call(self.module, values)
 
     def of(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        """Return what the module gives for columns, which stay as they are."""
+        """Return the module's outputs for columns, which stay unchanged."""
         values = [value.clone() for value in self.feed.values(arrays, self.device)]
         with torch.inference_mode():
             return self(values)
@@ -112,13 +112,13 @@ class _InputsGuard:
         self._versions: list[int] = []
 
     def copies(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return what the module may have: copies of the first batch, and where it changes them."""
+        """Return copies of the first inputs, and of later ones if the module changes them."""
         passed = inputs if self._copies is False else [tensor.clone() for tensor in inputs]
         self._versions = [tensor._version for tensor in passed]
         return passed
 
     def look(self, module: nn.Module, inputs: list[Tensor]) -> None:
-        """Look whether a call has changed its inputs.
+        """Check whether a call has changed its inputs.
 
         Raises:
             ModelError: it has changed the rows themselves, which it had not done before.
@@ -205,7 +205,7 @@ def made_module(recipe: Recipe) -> nn.Module:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
-    """Return what the module gives, or nothing and why; see `Engine.describe_outputs`."""
+    """Return the module's outputs, or none and the reason; see `Engine.describe_outputs`."""
     called = make_predicting(recipe, task_device())
     rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
     try:
@@ -228,7 +228,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
-    """Give a module the weights of the trained one.
+    """Load the trained weights into a module.
 
     Args:
         module: the module.
@@ -262,7 +262,7 @@ def _described(weight: np.ndarray) -> str:
 
 
 def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
-    """Return what the outputs of a module depend on besides the row that they are of.
+    """Find a dependence of a module's outputs on anything besides their own row.
 
     A program that was captured in training mode drops and normalises as it did there, whatever mode
     it is put into; a module may look at the rows of a batch together in evaluation mode, too. Spark

@@ -82,11 +82,11 @@ class Losses:
 
     @property
     def names(self) -> list[str]:
-        """What the losses are called in the results."""
+        """Names of the losses in the results."""
         return [name for name, _, _ in self._parts]
 
     def to(self, device: torch.device) -> Losses:
-        """Bring what losses hold, such as weights of classes, to a device; return these losses."""
+        """Move tensors of losses, such as weights of classes, to a device; return these losses."""
         for _, _, loss in self._parts:
             if isinstance(loss.function, nn.Module):
                 loss.function.to(device)  # copies of it hold the same tensors
@@ -158,7 +158,7 @@ class Losses:
 
 
 def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
-    """Return what a function of all outputs and all labels is given as labels.
+    """Return the labels for a function of all outputs and all labels.
 
     Args:
         binding: which label column is compared with which output.
@@ -196,7 +196,7 @@ def _matched(losses: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _
 
 
 class _RankLoss:
-    """A loss of one output, as a sum over this rank's rows and what it is divided by."""
+    """A loss of one output, as a sum over this rank's rows and its divisor."""
 
     def __init__(self, loss: Loss, name: str) -> None:
         self.name = name
@@ -243,7 +243,7 @@ class _RankLoss:
         return self._of_loss(output, fitting_label(self.function, output, label), weights)
 
     def _of_loss(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
-        """Return the term of a loss of torch.nn, whose reduction is known."""
+        """Return the term of a torch.nn loss."""
         rows = output.shape[0]
         count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
         # Of several values per row the mean is taken, but for Kullback and Leibler's sum.
@@ -267,7 +267,7 @@ class _RankLoss:
         return output[0].numel() // output.shape[1] if _real(label) else label[0].numel()
 
     def _labelled(self, label: Tensor) -> Tensor | float:
-        """Return what the mean over labels is divided by, for one label per row."""
+        """Return the divisor of a mean over labels, for one label per row."""
         if _real(label):  # probabilities of all classes
             return float(len(label))
         loss = self.function
@@ -279,7 +279,7 @@ class _RankLoss:
         return weighted
 
     def _of_value(self, value: Any, output: Any, weights: Tensor | None) -> Term:
-        """Return the term of what a function gave: a mean over rows, or one value per row."""
+        """Return the term of a function's result: a mean over rows, or one value per row."""
         rows = next(leaves(output))[1].shape[0]
         if not isinstance(value, Tensor):
             raise ModelError(

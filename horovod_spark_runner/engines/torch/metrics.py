@@ -25,7 +25,7 @@ _IGNORED = -100
 
 
 class Sums(ByteVariable):
-    """Sums of values, and what each is divided by in the end, by name.
+    """Sums of values and their divisors, by name.
 
     Args:
         device: where they are added up.
@@ -48,7 +48,7 @@ class Sums(ByteVariable):
         return np.frombuffer(f"{json.dumps(self._pairs())}\n".encode(), np.uint8)
 
     def assign(self, value: np.ndarray) -> None:
-        """Take over what `numpy` returned, or the sum by name of several such arrays joined."""
+        """Restore the sums from `numpy`, or from several such arrays added up by name."""
         self.reset()
         for line in value.tobytes().decode().splitlines():
             for name, (total, count) in json.loads(line).items():
@@ -61,7 +61,7 @@ class Sums(ByteVariable):
                 number.zero_()
 
     def declare(self, names: Iterable[str]) -> None:
-        """Take note of names, whose results come in this order."""
+        """Register names, which fixes the order of their results."""
         for name in names:
             if name not in self._cells:
                 zeros = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -152,12 +152,12 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """What those are called in the results whose values are means over rows."""
+        """Names, in the results, of metrics that are means over rows."""
         return list(self._functions)
 
     @property
     def of_objects(self) -> list[str]:
-        """What those are called that keep states of their own."""
+        """Names of the metrics with states."""
         return list(self._objects)
 
     def __bool__(self) -> bool:
@@ -196,7 +196,7 @@ class Metrics:
                 ) from error
 
     def computed(self, parts: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Return the results of the metrics with states, of all who gave ``parts``.
+        """Return the results of the metrics with states, merged from ``parts``.
 
         Args:
             parts: what `MetricStates.numpy` gave, on each rank or in each task.
@@ -209,7 +209,7 @@ class Metrics:
         return results
 
     def computed_here(self) -> dict[str, Any]:
-        """Return the results of what this rank has seen; NaN where that is too little."""
+        """Return the results of this rank's rows; NaN where they are too few."""
         results: dict[str, Any] = {}
         for name, metric in self._objects.items():
             if metric._update_count:
@@ -221,7 +221,7 @@ class Metrics:
 
 
 def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
-    """Return what a metric gave for a batch as a sum and what it is divided by.
+    """Return a metric's value for a batch as a sum and its divisor.
 
     Raises:
         ModelError: it is neither a number, nor one for each row, nor such a pair.
@@ -341,7 +341,7 @@ def _check_states(name: str, metric: Any) -> None:
 
 
 def _report_values(name: str, value: Any) -> dict[str, Any]:
-    """Return what a metric computed, by name: numbers, or lists of these."""
+    """Return a metric's results by name: numbers, or lists of these."""
     if isinstance(value, Mapping):
         return {
             f"{name}_{key}": number
@@ -356,7 +356,7 @@ def _report_values(name: str, value: Any) -> dict[str, Any]:
 
 
 class Accuracy:
-    """Whether rows have the right class.
+    """Accuracy of classes.
 
     Args:
         loss: the loss, by which it is known which labels do not count, and from where on one number

@@ -19,7 +19,7 @@ from .program import silent
 
 
 def need_onnx() -> None:
-    """Check that what writes and runs ONNX files is installed.
+    """Check that the packages that write and run ONNX files are installed.
 
     Raises:
         EnvironmentProblem: it is not.
@@ -91,7 +91,7 @@ def onnx_contents(
 
 
 def _name_rows(graph: Any) -> None:
-    """Say that the first dimension of all that goes into a graph and out of it is the rows."""
+    """Mark the first dimension of a graph's inputs and outputs as the rows."""
     for value in (*graph.input, *graph.output):
         first = value.type.tensor_type.shape.dim
         if first:

@@ -188,7 +188,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def restore_settings(
     optimizer: Optimizer, initial: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Give an optimizer the settings of a checkpoint that training has changed, and its rates.
+    """Restore an optimizer's rates, and its settings that training has changed, from a checkpoint.
 
     Args:
         optimizer: as this call made it.
@@ -210,7 +210,7 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 def as_json(value: Any, what: str) -> Any:
-    """Return what an optimizer or a scheduler keeps as JSON, but for the optimizer itself.
+    """Return the state of an optimizer or a scheduler as JSON, without the optimizer itself.
 
     Args:
         value: what it keeps.
@@ -251,7 +251,7 @@ class LearningRates:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what tells an optimizer from another one, as JSON."""
+    """Return the properties that identify an optimizer, as JSON."""
     # What schedulers note of the rate says the same as the rate.
     groups = [
         {key: value for key, value in group.items() if key != "initial_lr"}

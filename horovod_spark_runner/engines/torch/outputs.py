@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[type, str] = {
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield every tensor in what a module gave, with the keys and indices that lead to it.
+    """Yield every tensor of a module's outputs, with the keys and indices of its path.
 
     Raises:
         ModelError: there is something else in it.
@@ -44,7 +44,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def pick(value: Any, path: Path) -> Tensor:
-    """Return the tensor at ``path`` of what a module gave."""
+    """Return the tensor at ``path`` of a module's outputs."""
     for key in path:
         value = value[key]
     tensor: Tensor = value
@@ -52,7 +52,7 @@ def pick(value: Any, path: Path) -> Tensor:
 
 
 def one_number(value: Any) -> Tensor | float | None:
-    """Return a number, however a function gave it: of Python's, NumPy's or a tensor of one element.
+    """Return a number from a Python or NumPy number, or from a tensor of one element.
 
     A tensor is float64 and without a gradient then. ``None`` for anything else.
     """
@@ -62,7 +62,7 @@ def one_number(value: Any) -> Tensor | float | None:
 
 
 def _output_name(path: Path) -> str:
-    """Return what the output at ``path`` is called."""
+    """Return the name of the output at ``path``."""
     if not path:
         return "output"
     if all(isinstance(key, int) for key in path):

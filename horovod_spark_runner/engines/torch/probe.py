@@ -37,7 +37,7 @@ _IN_PLACE = (list, dict, set, deque)
 
 @contextlib.contextmanager
 def forgetting(*tried: object) -> Iterator[None]:
-    """Let what is called meanwhile leave no trace in what it refers to.
+    """Restore, afterwards, everything that the called functions refer to.
 
     That is: attributes and buffers of a module and its parts; what a function finds in its closure,
     its globals and its object; and within these lists, sets, dictionaries, arrays, tensors and
@@ -61,14 +61,14 @@ def forgetting(*tried: object) -> Iterator[None]:
 
 
 class _Snapshot:
-    """What is found from some objects on, with what puts it back."""
+    """Objects reachable from some others, with the functions that restore them."""
 
     def __init__(self) -> None:
         self._seen: dict[int, object] = {}  # held, so that no other object gets its number
         self._undo: list[Callable[[], object]] = []
 
     def take_module(self, part: nn.Module) -> None:
-        """Note the attributes and buffers of a module, without its parts."""
+        """Record the attributes and buffers of a module, without its parts."""
         if is_torchmetrics(part):
             return
         space = vars(part)
@@ -81,7 +81,7 @@ class _Snapshot:
         self.take(*attributes.values())
 
     def take(self, *roots: object) -> None:
-        """Note what these refer to."""
+        """Record everything that these objects refer to."""
         pending = list(roots)
         while pending:
             each = pending.pop()
@@ -90,7 +90,7 @@ class _Snapshot:
                 pending += self._note(each)
 
     def _note(self, each: Any) -> Iterable[object]:
-        """Note one object; return what it refers to."""
+        """Record one object; return the objects it refers to."""
         if isinstance(each, _IN_PLACE):
             items = dict(each) if isinstance(each, dict) else list(each)
             self._undo.append(functools.partial(_refill, each, items))
@@ -136,7 +136,7 @@ class _Snapshot:
         return called if not isinstance(space, dict) else [*called, space]
 
     def put_back(self) -> None:
-        """Put everything back, whatever fails; then raise what has failed first."""
+        """Restore everything, even after failures; then raise the first failure."""
         failed: list[Exception] = []
         for undo in self._undo:
             try:
@@ -163,7 +163,7 @@ def _put_attributes(space: dict[str, Any], attributes: dict[str, Any]) -> None:
 
 
 def _refill(holder: Any, items: Any) -> None:
-    """Give a container its values back, if it has others."""
+    """Restore a container's values, if it has others."""
     if isinstance(holder, dict):
         if list(map(id, holder)) == list(map(id, items)) and all(
             one is other for one, other in zip(holder.values(), items.values(), strict=True)
@@ -206,7 +206,7 @@ def preserve_random() -> Iterator[None]:
 def _preserve_state(
     module: nn.Module, optimizers: Sequence[Optimizer], *, vary: bool
 ) -> Iterator[None]:
-    """Give a module and its optimizers their state back afterwards.
+    """Restore the state of a module and its optimizers afterwards.
 
     Meanwhile PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
 
@@ -246,7 +246,7 @@ def _preserve_state(
 
 
 class Recorder:
-    """Gradients that optimizers are given in a step, none of which is made."""
+    """Gradients passed to optimizers in a step, none of which is applied."""
 
     def __init__(self) -> None:
         self.gradients: dict[tuple[str, str], np.ndarray] = {}
@@ -254,7 +254,7 @@ class Recorder:
         self._times = 0
 
     def record(self, optimizer: Optimizer) -> None:
-        """Take the gradients of an optimizer, before it is to step."""
+        """Record the gradients of an optimizer, before it is to step."""
         self._times += 1
         self._early.append(optimizer)
         for number, parameter in enumerate(parameters_of(optimizer)):
@@ -263,7 +263,7 @@ class Recorder:
                 self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
-        """Take the place of an optimizer's ``step``."""
+        """Replace an optimizer's ``step``."""
         if not any(optimizer is each for each in self._early):
             self.record(optimizer)
         self._early = [each for each in self._early if each is not optimizer]
@@ -276,7 +276,7 @@ def values_of_step(
     *,
     vary: bool,
 ) -> Values:
-    """Return what a step gives: gradients, and by what buffers change.
+    """Return a step's gradients, and the changes of buffers.
 
     Args:
         module: the module, whose state is what it was afterwards.

@@ -111,7 +111,7 @@ class Program(nn.Module):
         _structured(self._structure, itertools.repeat(None))
 
     def forward(self, *values: Tensor, **named: Tensor) -> Any:
-        """Return what the program gives."""
+        """Return the program's outputs."""
         names = [one.name for one in self._taken]
         ordered = [*values, *(named[name] for name in names[len(values) :])]
         for value, one in zip(ordered, self._taken, strict=True):
@@ -147,7 +147,7 @@ def _hold(
 
 
 def _taken(inputs: Sequence[tuple[str, Mapping[str, Any]]], structure: str) -> tuple[Taken, ...]:
-    """Return what a program takes, given its inputs and how they are passed.
+    """Return a program's inputs, from their graph names and the calling convention.
 
     Raises:
         ModelError: something else than tensors with a value for each row.
@@ -210,7 +210,7 @@ def _leaves(structure: Mapping[str, Any]) -> int:
 
 
 def _structured(structure: Mapping[str, Any], values: Iterator[Any]) -> Any:
-    """Return values nested as PyTorch's description of a structure says.
+    """Return values nested by PyTorch's description of a structure.
 
     Raises:
         ModelError: it is of something else than tuples, lists and dictionaries.
@@ -231,7 +231,7 @@ def _structured(structure: Mapping[str, Any], values: Iterator[Any]) -> Any:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Keep to themselves what torch.export tells of modules it cannot hold: errors are raised."""
+    """Silence torch.export's reports on modules it cannot hold; errors are still raised."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), quiet_imports():
         warnings.simplefilter("ignore")
         failed = None
@@ -293,7 +293,7 @@ def load_program(data: bytes, where: str, device: torch.device = _CPU) -> Progra
 
 
 def taken_by(program: Program) -> tuple[Taken, ...]:
-    """Return what a program takes."""
+    """Return a program's inputs."""
     return program._taken
 
 

@@ -51,7 +51,7 @@ class ProgramFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Raise what goes wrong with what the file holds as an error that names it.
+        """Raise errors of the file's contents as one that names the file.
 
         Raises:
             ModelError: instead of any error.

@@ -43,7 +43,7 @@ def _seed_generators(seed: int) -> None:
 
 
 def rank_device() -> torch.device:
-    """Return the GPU that Spark gave this rank, else the CPU."""
+    """Return the GPU that Spark assigned to this rank, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Learning rate schedulers: made, stepped, and kept as JSON."""
+"""Learning rate schedulers: created, stepped, and saved as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Planned:
 
     @property
     def watches(self) -> bool:
-        """Whether it looks at a result."""
+        """True if it reads a result."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
 
@@ -94,7 +94,7 @@ class Schedulers:
 
     @property
     def follow_steps(self) -> bool:
-        """Whether one of them goes on after steps, not epochs."""
+        """True if a scheduler steps after each training step instead of each epoch."""
         return any(plan.every == "step" for plan in self._planned.values())
 
     def after_step(self) -> None:
@@ -118,13 +118,13 @@ class Schedulers:
         return {name: type(one).__name__ for name, one in self._made.items()}
 
     def capture(self) -> dict[str, Any]:
-        """Return what they remember, as JSON."""
+        """Return their state, as JSON."""
         return {
             name: as_json(one.state_dict(), type(one).__name__) for name, one in self._made.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give them what `capture` returned."""
+        """Restore the state from `capture`."""
         for name, one in self._made.items():
             if name in state:
                 one.load_state_dict({k: _from_json(v) for k, v in state[name].items()})

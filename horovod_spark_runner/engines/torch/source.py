@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _ModelFunction:
-    """A function that returns what it was made with."""
+    """A function that returns a fixed model."""
 
     model: TorchModel
 
@@ -65,7 +65,7 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
 
 
 def check_callback_argument(callbacks: object) -> None:
-    """Check as much of ``callbacks`` as shows without PyTorch; ranks check what functions return.
+    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
 
     Raises:
         InvalidInputError: it holds something else than callbacks of PyTorch trainings.
@@ -91,7 +91,7 @@ def check_callback_argument(callbacks: object) -> None:
 
 
 def _is_of_torch(value: object, name: str) -> bool:
-    """Tell whether ``value`` is an instance of PyTorch's class of that name."""
+    """Return whether ``value`` is an instance of PyTorch's class of that name."""
     # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
 
@@ -114,7 +114,7 @@ def check_exportable(format: str, names: Sequence[str], transformed: Collection[
 
 
 def portable_metrics(metrics: object) -> object:
-    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
     if isinstance(metrics, Mapping):
         return {str(name): _checked(one) for name, one in metrics.items()}
     if isinstance(metrics, Sequence) and not isinstance(metrics, str):

@@ -45,7 +45,7 @@ class Statistics:
 
     @contextlib.contextmanager
     def averaged(self, step: Step) -> Iterator[None]:
-        """Be within a step, after which the buffers are the same on all ranks.
+        """Run a step, after which the buffers are the same on all ranks.
 
         Raises:
             ModelError: a buffer is set to what cannot be kept in its place.
@@ -66,7 +66,7 @@ class Statistics:
             self._share_counters(step)
 
     def _take_set(self) -> None:
-        """Take the values of buffers that were set to other tensors over into their own."""
+        """Copy the values of replaced buffers into the original tensors."""
         replaced: dict[str, Tensor] = {}
         for name, (holder, key) in self._places.items():
             current, buffer = holder.get(key), self._buffers.get(name)
@@ -91,7 +91,7 @@ class Statistics:
                 moment.copy_(_base(value) + change)
 
     def _share_counters(self, step: Step) -> None:
-        """Give ranks without rows the counters of one that has some."""
+        """Copy the counters of a rank with rows to the ranks without."""
         from mpi4py import MPI
 
         candidate = self._world.Get_rank() if step.batch.rows else -1
@@ -104,7 +104,7 @@ class Statistics:
 
 
 def _base(value: Tensor) -> Tensor:
-    """Return what changes are counted from: infinity less infinity would be no number."""
+    """Return the base of changes: infinity less infinity would be no number."""
     return torch.where(value.isfinite(), value, 0)
 
 

@@ -88,7 +88,7 @@ class Steps:
         self._connect()
 
     def _connect(self) -> None:
-        """Let gradients leave by themselves where a step of the user's own does not step."""
+        """Connect the gradient exchange to the backward pass, or to a custom step's optimizers."""
         if self._model.train_step is None:
             self.exchange.overlap(self._module)
             return
@@ -97,7 +97,7 @@ class Steps:
             optimizer.register_step_pre_hook(self._before_step)
 
     def train(self, step: Step, requests: Sequence[bool]) -> list[float] | None:
-        """Train on this rank's part of a global batch; return the sums of what was asked."""
+        """Train on this rank's part of a global batch; return the number of ranks per request."""
         self.modes.train()
         fraction = None if step.equal else step.fraction
         with self.exchange.step(fraction, requests), self._statistics.averaged(step):
@@ -113,7 +113,7 @@ class Steps:
             self._run_custom_step(step)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
-        """Compute what optimizers are given for some rows, on this rank alone, and step with none.
+        """Compute the gradients of some rows, on this rank alone, without an optimizer step.
 
         Args:
             step: the rows.
@@ -201,7 +201,7 @@ class Steps:
         return self._losses.nothing(self._device)
 
     def _scalar(self, terms: Sequence[Term], step: Step) -> Tensor | None:
-        """Return what is differentiated: this rank's mean over its rows.
+        """Return the scalar to differentiate: this rank's mean over its rows.
 
         What divides a single loss otherwise is made good afterwards, by what went along with the
         gradients; several losses need to know it before, and so does one whose gradients may come
@@ -232,7 +232,7 @@ class Steps:
         return len(terms) == 1 and not self.exchange.lasting
 
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
-        """Bring the gradients to what the loss is divided by, where these are not the rows."""
+        """Scale the gradients to the loss's divisor, where it is not the number of rows."""
         if not self._divided_after(terms) or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
@@ -278,7 +278,7 @@ class Steps:
     def _call_train_step(
         self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]
     ) -> object:
-        """Return what the user's ``train_step`` gives for a batch."""
+        """Call the user's ``train_step`` on a batch."""
         assert self._model.train_step is not None
         torch_step = TorchStep(
             self._module,
@@ -297,7 +297,7 @@ class Steps:
         return next(number for number, each in enumerate(every) if each is optimizer)
 
     def _synchronize(self, optimizer: Optimizer | None) -> None:
-        """See `TorchStep.synchronize`."""
+        """Exchange gradients; see `TorchStep.synchronize`."""
         for each in self._optimizers.values() if optimizer is None else (optimizer,):
             if self._size > 1:
                 self._gradients.exchanged(each)
@@ -363,7 +363,7 @@ class Steps:
 
 
 def _factor(term: Term, rows: int, count: float) -> float:
-    """Return what makes of a mean over ``rows`` what the loss is.
+    """Return the factor from a mean over ``rows`` to the loss.
 
     Where nothing counts that is 0: the value of PyTorch's loss is no number then, but its gradient
     is 0, and so are the sums it is made of.

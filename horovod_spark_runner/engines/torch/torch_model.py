@@ -30,7 +30,7 @@ Logs: TypeAlias = "Mapping[str, Tensor | float]"
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A PyTorch module, and how it is trained: what ``model_fn`` returns.
+    """A PyTorch module and its training settings: the result of ``model_fn``.
 
     ``run_training`` takes a function without arguments that returns one, and calls it on every
     rank; its code or its annotation (``def model_fn() -> TorchModel``) says so. It also takes a

@@ -66,7 +66,7 @@ from .variables import ByteVariable, TorchVariables, trained_in
 
 
 class TorchTrainee(Trainee):
-    """See `Trainee`.
+    """PyTorch implementation of `Trainee`.
 
     Args:
         spec: the training.
@@ -153,7 +153,7 @@ class TorchTrainee(Trainee):
         return optimizers, planned_schedulers(self._model, optimizers)
 
     def _made_steps(self, *args: Any) -> Steps:
-        """Return what steps, given all that `Steps` takes."""
+        """Return the `Steps`, from its arguments."""
         return Steps(*args)
 
     @property
@@ -181,7 +181,7 @@ class TorchTrainee(Trainee):
         return _Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
 
     def _means(self, kind: str) -> dict[str, float]:
-        """Return what is a mean, of the sums there are."""
+        """Return the means over rows, from the sums."""
         # A step of the user's may report any names.
         custom = kind == "train" and self._model.train_step is not None
         required = () if custom else (*self._loss_names, *self._metrics.names)
@@ -218,7 +218,7 @@ class TorchTrainee(Trainee):
 
     @property
     def _predicting(self) -> tuple[ModelInputs, Feed]:
-        """What the module takes when it predicts, and how columns are fed to it."""
+        """The module's inputs for prediction, and their feed."""
         return ModelInputs.of_training(self._spec), self._batches.feed
 
     def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
@@ -232,7 +232,7 @@ class TorchTrainee(Trainee):
         )
 
     def _made_hooks(self, *args: Any) -> TorchHooks:
-        """Return what calls the callbacks, given all that `TorchHooks` takes."""
+        """Return the `TorchHooks`, from its arguments."""
         return TorchHooks(*args)
 
     def _capture(self) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class TorchTrainee(Trainee):
         return warned
 
     def _try_step(self, step: Step, vary: bool) -> list[str]:
-        """Return warnings of what is no mean over rows of what a step and metrics give."""
+        """Return warnings of results of a step and of metrics that are no means over rows."""
         every = list(self._optimizers.values())
 
         def compute(chosen: np.ndarray, fraction: float) -> Values:
@@ -327,7 +327,7 @@ class TorchTrainee(Trainee):
 
     @property
     def _trained_by(self) -> str:
-        """What gives the gradients, for messages."""
+        """Source of the gradients, for messages."""
         if self._model.train_step is not None:
             return "the loss in train_step"
         losses = [] if self._losses is None else self._losses.functions()

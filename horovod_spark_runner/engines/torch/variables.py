@@ -21,7 +21,7 @@ _AS_BITS = {torch.bfloat16: torch.int16}
 
 
 class _TensorVariable:
-    """A tensor, or a number, that training changes; found anew at every use.
+    """A tensor, or a number, that training changes; looked up at every use.
 
     Args:
         path: what it is called.
@@ -94,7 +94,7 @@ def as_array(tensor: Tensor) -> np.ndarray:
 
 
 def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
-    """Give a tensor the values that `as_array` returned, of it or of one of another type."""
+    """Assign a tensor the values from `as_array`, of it or of one of another type."""
     bits = _AS_BITS.get(tensor.dtype)
     if bits is not None:
         values = np.array(value, _narrow_type(tensor.dtype))
@@ -136,7 +136,7 @@ def saved_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any]
 
 
 class TorchVariables(TrainingVariables):
-    """See `TrainingVariables`.
+    """PyTorch implementation of `TrainingVariables`.
 
     Args:
         module: the module.
@@ -211,7 +211,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Let an optimizer make its state for ``parameters``, which keep their values.
+    """Make an optimizer create its state for ``parameters``, which keep their values.
 
     PyTorch's do so in their first step only; the state's values are to be restored.
     """
@@ -234,7 +234,7 @@ def _make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Non
 
 @contextlib.contextmanager
 def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
-    """Take away what was registered to be called before and after steps of an optimizer, or all."""
+    """Remove the hooks before and after an optimizer's steps, or all hooks."""
     places: tuple[MutableMapping[int, Any], ...] = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,

@@ -73,14 +73,14 @@ class TrainerFacts:
         )
 
     def report(self, results: Mapping[str, Any]) -> None:
-        """Let the module see results."""
+        """Show results to the module."""
         self.callback_metrics.update(
             {n: torch.tensor(v) for n, v in results.items() if isinstance(v, float)}
         )
 
 
 class LightningAdapter:
-    """Calls a module's methods, and takes what it logs.
+    """Calls a module's methods, and collects its logs.
 
     Args:
         module: the module.
@@ -173,7 +173,7 @@ class LightningAdapter:
             self._hook = ""
 
     def step(self, name: str, batch: Any, number: int, rows: int) -> Any:
-        """Return what ``training_step`` or ``validation_step`` gives for a batch.
+        """Return the result of ``training_step`` or ``validation_step`` for a batch.
 
         Args:
             name: which of them.
@@ -231,7 +231,7 @@ class LightningAdapter:
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """Take no logs meanwhile; metrics and the trainer's facts are afterwards as before."""
+        """Ignore logs, and restore metrics and the trainer's facts afterwards."""
         states, facts = self.states.numpy(), dict(vars(self.trainer))
         callback_metrics = dict(self.trainer.callback_metrics)
         self._silent = True
@@ -245,7 +245,7 @@ class LightningAdapter:
     # -- results -------------------------------------------------------------------------------
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        """Take the place of ``LightningModule.log``, with its arguments."""
+        """Replace ``LightningModule.log``, with its arguments."""
         arguments = self._log_signature.bind(*args, **kwargs).arguments
         name, value = arguments["name"], arguments["value"]
         for key, default in _LOGGED_AS.items():
@@ -302,7 +302,7 @@ class LightningAdapter:
         return number
 
     def end(self, stage: str) -> dict[str, Any]:
-        """Return what a stage has logged besides means over rows, the same on all ranks.
+        """Return a stage's logs besides means over rows, the same on all ranks.
 
         The hook that ends it is called with metrics that have seen the rows of all ranks. Those
         that were logged begin anew then.

@@ -82,7 +82,7 @@ def _plan(settings: Mapping[str, Any]) -> Planned:
 def _check_keys(
     config: Mapping[str, Any], supported: Sequence[str], defaults: Mapping[str, object]
 ) -> None:
-    """Check that a dictionary has known keys, and others at Lightning's defaults only."""
+    """Check that a dictionary has supported keys, and others at Lightning's defaults only."""
     for key, value in config.items():
         if key not in supported and (key not in defaults or value != defaults[key]):
             raise ModelError(

@@ -62,19 +62,19 @@ _INSTEAD_OF = {name: instead for names, instead in _INSTEAD.items() for name in 
 
 
 def is_lightning(value: object) -> bool:
-    """Tell whether ``value`` is a ``LightningModule``, or a class of some."""
+    """Return whether ``value`` is a ``LightningModule``, or a class of some."""
     cls = value if isinstance(value, type) else type(value)
     return any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__)
 
 
 def overrides(module: object, name: str) -> bool:
-    """Tell whether a class of the user's has a method of that name."""
+    """Return whether a user's class overrides a method."""
     owner = next((cls for cls in type(module).__mro__ if name in vars(cls)), None)
     return owner is not None and not f"{owner.__module__}.".startswith((*_LIBRARIES, "torch."))
 
 
 def check_module(module: Any) -> None:
-    """Check that a module has what trains it, and nothing that only Lightning's Trainer calls.
+    """Check that a module defines its training, and no hook that only Lightning's Trainer calls.
 
     Raises:
         ModelError: it has not; the message names the method and what to write instead.

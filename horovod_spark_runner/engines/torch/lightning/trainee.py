@@ -32,7 +32,7 @@ _STEP_LOSS = "loss of training_step"
 
 
 class _LightningSteps(Steps):
-    """See `Steps`; ``training_step`` and ``validation_step`` compute, and log what is reported.
+    """Lightning implementation of `Steps`, by ``training_step`` and ``validation_step``.
 
     A rank without rows calls ``training_step`` on rows which count for nothing, so that all ranks
     do the same.
@@ -84,7 +84,7 @@ class _LightningSteps(Steps):
 
 
 class _LightningHooks(TorchHooks):
-    """See `TorchHooks`; the module's own come first.
+    """Lightning implementation of `TorchHooks`; the module's own hooks come first.
 
     Args:
         given: what those take.
@@ -154,7 +154,7 @@ class _LightningHooks(TorchHooks):
 
 
 class LightningTrainee(TorchTrainee):
-    """See `TorchTrainee`."""
+    """Lightning implementation of `TorchTrainee`."""
 
     _adapter: LightningAdapter
 
