@@ -1,4 +1,4 @@
-"""``horovod-spark-runner data``: what is materialized in a folder, and clearing it."""
+"""``horovod-spark-runner data``: list a folder's materialized datasets, and delete them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner doctor``: whether this environment can train, and what to do if not.
+"""``horovod-spark-runner doctor``: check whether this environment can train; print advice.
 
 The doctor's own process imports no framework: what only they can tell comes from a process that
 may crash.
@@ -134,7 +134,7 @@ def _unlisted_versions(java: str | None) -> dict[str, str]:
 
 
 def _java() -> tuple[str, str | None, str | None]:
-    """Return what ``check_java`` asks for."""
+    """Return the arguments of ``check_java``."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     if shutil.which(java) is None:
@@ -166,7 +166,7 @@ def _allreduce(mpirun: str) -> Finding:
 
 
 def _printed_reports(output: str, key: str) -> Iterator[dict[str, Any]]:
-    """Yield what a probe printed, by a key of it; others than the probe print in between."""
+    """Yield a probe's printed reports that have a key; other output is skipped."""
     for line in output.splitlines():
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
@@ -182,7 +182,7 @@ def _output(
     merge: bool = True,
     workspace: Workspace | None = None,
 ) -> tuple[str, str]:
-    """Run a program and return how it failed (empty if it did not) and what it printed.
+    """Run a program; return its failure (empty if it has none) and its output.
 
     Args:
         arguments: its argv.

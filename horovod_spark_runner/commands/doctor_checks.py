@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Versions that are known not to work together, or only in part.
+    """Versions that do not work together, or only in part.
 
     Attributes:
         level: of the finding, if the rule applies.
@@ -177,7 +177,7 @@ KERAS_NEEDS = ("tensorflow", "keras")
 
 @dataclass(frozen=True)
 class Probes:
-    """What the probe processes said.
+    """Reports of the probe processes.
 
     Attributes:
         facts: the facts, or ``{"error": text}``, by probe; see `doctor_probe`.
@@ -296,7 +296,7 @@ def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
 def check_probes(
     probes: Probes, versions: Mapping[str, str], mpirun: tuple[str, str] | None, driver: str = ""
 ) -> list[Finding]:
-    """Judge what importing the frameworks showed.
+    """Judge the reports of importing the frameworks.
 
     Args:
         probes: what the probe process said.
@@ -398,7 +398,7 @@ def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequen
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Judge environment variables known to break training."""
+    """Judge environment variables that can break training."""
     return [Finding(PROBLEM, text, hint) for text, hint in wrong_variables(environment)]
 
 
@@ -421,7 +421,7 @@ QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader
 
 
 def check_gpus(end: str, output: str) -> tuple[Finding, str]:
-    """Judge what nvidia-smi says.
+    """Judge the output of nvidia-smi.
 
     Args:
         end: how it failed; ``""`` if it did not.
@@ -455,12 +455,12 @@ def _describe_nccl(facts: Mapping[str, Any]) -> str:
 
 
 def _needed_driver(cuda: str) -> int | None:
-    """Return the oldest driver's major version for a version of CUDA, if it is known."""
+    """Return the oldest supported driver's major version for a version of CUDA, if it is listed."""
     return DRIVERS.get(int(cuda.partition(".")[0]))
 
 
 def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
-    """Judge the machine's driver next to what Horovod was built with."""
+    """Judge the machine's driver against Horovod's CUDA version."""
     needed = _needed_driver(facts["cuda"]) if facts.get("cuda") else None
     major = driver.partition(".")[0]
     if not major.isdigit() or needed is None or int(major) >= needed:

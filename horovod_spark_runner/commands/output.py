@@ -1,4 +1,4 @@
-"""Output of commands: what they print, and the file they write, checked before the work."""
+"""Output of commands: printed lines, and the file to write, checked before the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..storage.filesystem import Location
 
 
 def show(*lines: str) -> None:
-    """Print lines of what storage may hold: a terminal obeys nothing in them, and each is one."""
+    """Print lines from storage, one each, without control characters."""
     print(*map(one_line, lines), sep="\n", flush=True)
 
 
@@ -28,7 +28,7 @@ def output_file(path: str) -> Location:
 
 
 def json_text(value: Any) -> str:
-    """Return plain values as JSON, in which what is no finite number is ``null``."""
+    """Return plain values as JSON, with ``null`` for numbers that are not finite."""
     return json.dumps(_finite(value), indent=1)
 
 

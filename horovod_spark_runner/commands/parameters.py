@@ -93,7 +93,7 @@ def page() -> str:
 
 
 def described_arguments(doc: str) -> dict[str, str]:
-    """Return what the section ``Args`` of a docstring says of each argument."""
+    """Return the descriptions of arguments in the section ``Args`` of a docstring."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
     entries = re.split(r"^    (?=\w)", section[1] if section else "", flags=re.MULTILINE)
     pairs = (entry.partition(": ") for entry in entries if entry)

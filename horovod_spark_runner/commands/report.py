@@ -1,4 +1,4 @@
-"""``horovod-spark-runner report``: a page of what a run did, or of two runs side by side."""
+"""``horovod-spark-runner report``: write a page about a run, or a comparison of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner runs``: what became of runs, read from their run directories alone."""
+"""``horovod-spark-runner runs``: list runs, from their run directories alone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _value(value: LogValue) -> str:
 
 
 def _list_runs(folder: Location, now: float) -> list[RunSummary]:
-    """Return the runs whose directories lie in ``folder``, as their manifests tell them.
+    """Return the runs whose directories are in ``folder``, from their manifests.
 
     Raises:
         InvalidInputError: there is no such folder.

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner tune``: what became of searches, read from their studies' directories."""
+"""``horovod-spark-runner tune``: list searches, from their studies' directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .output import json_text, show
 
 @dataclass(frozen=True)
 class StudySummary:
-    """What a study's directory tells.
+    """Summary of a study's directory.
 
     Attributes:
         place: the directory.
@@ -41,7 +41,7 @@ class StudySummary:
 
 
 def read_study(directory: StudyDirectory, now: float) -> StudySummary:
-    """Return what a study's directory tells.
+    """Read a study's directory.
 
     Args:
         directory: the study's directory.

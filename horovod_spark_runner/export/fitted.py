@@ -38,7 +38,7 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"stage {type(self.stage).__name__} ({self.stage.uid})"
 
     def get(self, param: str) -> Any:
@@ -64,11 +64,11 @@ class Fitted:
         return (self.input,), (self.output,)
 
     def refused(self, reason: str) -> ModelError:
-        """Return the error that says why the stage cannot be exported."""
+        """Return the error of a stage that cannot be exported, with the reason."""
         return ModelError(f"{self.name} cannot be exported: {reason}")
 
     def field(self, name: str) -> StructField:
-        """Return what is known of a column before the stage.
+        """Return the schema field of a column before the stage.
 
         Raises:
             ModelError: it is not there under exactly this name.

@@ -129,7 +129,7 @@ def _flat(stage: Any) -> Iterator[Any]:
 
 
 def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
-    """Yield the scorer's stages; networks, which take longest, after all others are known."""
+    """Yield the scorer's stages; networks, which take longest, after all others are checked."""
     from ..model.predictions import PredictionModel
 
     stages = list(stages)

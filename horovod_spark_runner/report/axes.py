@@ -112,7 +112,7 @@ def bounds(values: np.ndarray, *, log: bool, from_zero: bool = False) -> tuple[f
 
 
 def spans_decades(values: Sequence[float] | np.ndarray) -> bool:
-    """Tell whether values, all of them positive, are better shown on a log axis."""
+    """Return whether a log axis suits these values, all of them positive."""
     array = np.asarray(values, np.float64)
     array = array[np.isfinite(array)]
     return bool(len(array) and array.min() > 0 and array.max() / array.min() >= 50)
@@ -191,12 +191,12 @@ def frame(
 def text(
     words: str, x: float, y: float, anchor: str = "start", class_: str | None = None
 ) -> Markup:
-    """Return text in a chart; ``anchor`` is the end of it that lies at ``x``."""
+    """Return text in a chart; ``anchor`` is the end that is at ``x``."""
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def chart(width: int, height: float, label: str, *children: Child, kind: str = "") -> Markup:
-    """Return a chart of this size; ``label`` tells those who cannot see it what it shows."""
+    """Return a chart of this size; ``label`` describes it to screen readers."""
     return element(
         "svg",
         *children,

@@ -93,7 +93,7 @@ def line_chart(
     wide: bool = False,
     points: int = 300,
 ) -> Markup:
-    """Return a chart of curves, which tells its values under the pointer.
+    """Return a chart of curves, which shows its values under the pointer.
 
     Args:
         series: the curves; those without a point are left out.
@@ -202,7 +202,7 @@ class _Curve:
 
 
 def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
-    """Return the names at the ends of curves, moved apart where they would lie on each other."""
+    """Return the names at the ends of curves, moved apart where they would overlap."""
     wanted: list[tuple[float, _Curve]] = []
     for curve in curves:
         finite = np.flatnonzero(np.isfinite(curve.y))

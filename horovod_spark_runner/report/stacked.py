@@ -1,4 +1,4 @@
-"""Bars that consist of parts: what a whole is made of, for several wholes."""
+"""Stacked bars: the parts of several wholes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """What is divided.
+    """A whole to divide into parts.
 
     Attributes:
         label: what it stands for.

@@ -119,7 +119,7 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """Return the bundle that lies at a place.
+    """Read the bundle at a location.
 
     Args:
         path: folder; or a URL, which needs pyarrow.
@@ -183,7 +183,7 @@ def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathL
 
 
 def _reader(path: str | os.PathLike[str]) -> Callable[[str], Contents]:
-    """Return what reads a file of a folder, the large ones where they lie."""
+    """Return a function that reads a folder's files, large ones in place."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InvalidInputError(f"path must be a path or URL, got {path!r}")
     if "://" in os.fspath(path):

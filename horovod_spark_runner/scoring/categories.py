@@ -87,7 +87,7 @@ class StringIndexer:
         return places if column.valid is None else np.where(column.valid, places, -1)
 
     def _real(self, number: int, data: np.ndarray) -> np.ndarray:
-        """Look real numbers up by their bits: what text Java makes of them need not be known."""
+        """Look real numbers up by their bits, which avoids Java's text form of them."""
         key = number, data.dtype.name
         if key not in self._bits:
             table: dict[Hashable, int] = {}

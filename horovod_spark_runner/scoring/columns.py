@@ -53,7 +53,7 @@ class Words:
 
     @property
     def valid(self) -> Mask:
-        """Which rows are not null; ``None`` if all are not."""
+        """Mask of rows that are not null; ``None`` if no row is."""
         if None not in self.data:
             return None
         return np.fromiter((value is not None for value in self.data), bool, len(self.data))
@@ -71,7 +71,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors of one size: with their zeros, or by what is not zero.
+    """Vectors of one size, dense or sparse.
 
     Attributes:
         size: elements of each.
@@ -141,7 +141,7 @@ def vectors_of(
     data: np.ndarray,
     valid: Mask = None,
 ) -> Vectors:
-    """Return vectors made of their entries, each place once.
+    """Return vectors from their entries, each index once.
 
     Args:
         size: elements of each.

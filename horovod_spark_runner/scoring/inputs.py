@@ -43,7 +43,7 @@ class Input:
     needed: bool = True
 
     def convert(self, source: Any) -> Column:
-        """Return the column of what is given for it.
+        """Convert a user's column of values.
 
         Args:
             source: a sequence, NumPy array, pandas series or Arrow array.

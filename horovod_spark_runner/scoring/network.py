@@ -30,7 +30,7 @@ INEXACT = "it must hold whole numbers below 2**53: larger ones are not held exac
 
 
 def beyond(low: int, high: int) -> str:
-    """Return what an error says of numbers that an input of the network does not hold."""
+    """Return the error text for numbers that an input of the network cannot hold."""
     return f"the network's input holds {low} to {high}"
 
 
@@ -72,7 +72,7 @@ class Network:
         return tuple(name for name, *_ in self.added)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what has been loaded, which can be neither pickled nor copied."""
+        """Drop the loaded model, which can be neither pickled nor copied."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
@@ -116,12 +116,12 @@ class Network:
 
     @cached_property
     def _bounds(self) -> Mapping[str, tuple[int, int]]:
-        """What an ONNX file's inputs hold, if not all of a column; a SavedModel looks itself."""
+        """Bounds of an ONNX file's inputs; a SavedModel checks them itself."""
         call = self._call
         return call.facts.get(BOUNDS, {}) if isinstance(call, OnnxSession) else {}
 
     def _check_bounds(self, batch: Batch, valid: Mask) -> None:
-        """Check that the network's inputs hold the numbers of all rows that it is asked about.
+        """Check that the network's inputs can hold the numbers of all scored rows.
 
         Raises:
             DataError: one does not; the message names column, row and value.
@@ -164,7 +164,7 @@ class Network:
             batch.columns[name] = column if valid is None else _spread(column, valid)
 
     def _predict(self, batch: Batch) -> list[np.ndarray]:
-        """Return the outputs for all rows; of no rows, what one row shows of their shapes."""
+        """Return the outputs for all rows; for no rows, empty outputs of the right shape."""
         arguments = {
             argument: _argument(batch, name, dtype, shape)
             for argument, name, dtype, shape in zip(
@@ -183,7 +183,7 @@ class Network:
 
 
 def _fitting(batch: Batch, name: str, dtype: str, width: int) -> Mask:
-    """Return which rows hold what the model takes; ``None`` if all do."""
+    """Return the mask of rows that the model can take; ``None`` if it takes all."""
     column = batch.column(name)
     valid = column.valid
     if isinstance(column, Vectors):

@@ -28,7 +28,7 @@ def load_pipeline(path: str | os.PathLike[str]) -> Scorer:
 
 
 class Scorer:
-    """Computes what ``PipelineModel.transform`` does, in this process.
+    """Computes the result of ``PipelineModel.transform`` in this process.
 
     TensorFlow is imported where the first row reaches a network.
 
@@ -56,7 +56,7 @@ class Scorer:
     def score_row(
         self, row: Mapping[str, Any], columns: Sequence[str] | None = None
     ) -> dict[str, Any] | None:
-        """Return what the pipeline makes of one row.
+        """Score one row.
 
         Args:
             row: its values by column: numbers, strings, lists; ``None`` for null. Columns that the
@@ -85,7 +85,7 @@ class Scorer:
         }
 
     def score(self, rows: Any, columns: Sequence[str] | None = None) -> Any:
-        """Return what the pipeline makes of many rows.
+        """Score many rows.
 
         Rows that a stage with ``handleInvalid="skip"`` leaves out are not among those returned; ask
         for a column of the rows' own, such as a key, to know which those are.
@@ -168,7 +168,7 @@ class Scorer:
 
 @contextlib.contextmanager
 def _computing(what: str) -> Iterator[None]:
-    """Let all that fails within be an error of this package: the bundle may be a stranger's."""
+    """Raise every failure as an error of this package: the bundle may come from a stranger."""
     try:
         yield
     except HorovodSparkError:

@@ -190,7 +190,7 @@ class NGram:
 
 @dataclass(frozen=True)
 class HashingTF:
-    """How often words come, by their hashes; see `pyspark.ml.feature.HashingTF`.
+    """Term frequencies by hashes of words; see `pyspark.ml.feature.HashingTF`.
 
     Attributes:
         input: column of lists of words.
@@ -222,7 +222,7 @@ class HashingTF:
 
 @dataclass(frozen=True)
 class CountVectorizer:
-    """How often known words come; see `pyspark.ml.feature.CountVectorizerModel`.
+    """Term frequencies of a vocabulary; see `pyspark.ml.feature.CountVectorizerModel`.
 
     Attributes:
         input: column of lists of words.

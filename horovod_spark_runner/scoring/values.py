@@ -60,7 +60,7 @@ def _as_whole(batch: Batch, name: str, data: np.ndarray, dtype: np.dtype) -> np.
 
 @dataclass(frozen=True)
 class Bucketizer:
-    """The bucket a number lies in; see `pyspark.ml.feature.Bucketizer`.
+    """Buckets of numbers; see `pyspark.ml.feature.Bucketizer`.
 
     Attributes:
         inputs: columns of numbers.
@@ -108,7 +108,7 @@ def _ordered(data: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Binarizer:
-    """Whether numbers are above a threshold; see `pyspark.ml.feature.Binarizer`.
+    """Binarization of numbers by a threshold; see `pyspark.ml.feature.Binarizer`.
 
     Attributes:
         inputs: columns of numbers or vectors.

@@ -1,4 +1,4 @@
-"""`tune`: what is asked of a search, checked, and carried out."""
+"""`tune`: validate the arguments of a search, and run it."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _check_resume(resume: str, directory: StudyDirectory) -> None:
 
 
 def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
-    """Return how many trials go on at once."""
+    """Return the number of parallel trials."""
     total = run.allotment.total
     room = 1 if total is None else max(1, total // run.allotment.slots)
     requested = room if parallel is None else check_count("parallel", parallel)

@@ -76,7 +76,7 @@ class StudyDirectory:
         return RunDirectory(self.trials.join(f"trial-{number:05d}"))
 
     def read_record(self) -> dict[str, Any] | None:
-        """Return what the study was begun with; ``None`` if there is none yet.
+        """Return the study's recorded settings; ``None`` if there are none yet.
 
         Raises:
             RunDirectoryError: it is damaged, or of a newer format.
@@ -113,7 +113,7 @@ class StudyDirectory:
                 )
 
     def mend_journal(self) -> None:
-        """Take away what a driver that was killed has left: half a line, and optuna's own lock.
+        """Remove the traces of a killed driver: half a line, and optuna's own lock.
 
         Only the holder of the directory's lock may.
         """
@@ -129,7 +129,7 @@ class StudyDirectory:
 
 
 def check_whole(directory: StudyDirectory) -> None:
-    """Check that what trials have left is not taken for results of other parameters.
+    """Check that trials' files are not mistaken for results of other parameters.
 
     Args:
         directory: a study's directory, whose lock is held.
@@ -155,7 +155,7 @@ def check_whole(directory: StudyDirectory) -> None:
 
 
 def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
-    """Check that a study, if there is one, goes on with what it was begun with.
+    """Check that an existing study has the same settings as this call.
 
     Args:
         directory: its directory, whose lock is held.
@@ -179,7 +179,7 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
 
 
 def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
-    """Record what a study is begun with, or check that it goes on with that; see `check_same`."""
+    """Record a new study's settings, or check an existing one's; see `check_same`."""
     check_same(directory, wanted)
     if not directory.record.exists():
         directory.write_record(wanted)

@@ -57,7 +57,7 @@ class TrialLine:
 
 
 def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool) -> TrialLine:
-    """Return what is told of a trial.
+    """Return a trial as a line of the result table.
 
     Args:
         trial: optuna's.
@@ -113,7 +113,7 @@ def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search has found.
+    """Result of a search.
 
     Attributes:
         best_params: the parameters of the best trial.

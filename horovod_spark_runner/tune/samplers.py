@@ -28,7 +28,7 @@ _NEEDS = {
 
 
 def check_sampler(sampler: Any, space: Space) -> None:
-    """Check what `tune` was given as sampler.
+    """Check the ``sampler`` argument of `tune`.
 
     Raises:
         InvalidInputError: it is none, or cannot choose from the space.
@@ -73,7 +73,7 @@ def _count_of(name: str, one: Dimension) -> int:
 def sampler_for(
     sampler: Any, space: Space, seed: int, number: int, *, side_by_side: bool
 ) -> optuna.samplers.BaseSampler:
-    """Return the sampler for one trial: by name, it draws the same if the study has gone on.
+    """Return the sampler of one trial; one by name draws the same in a resumed study.
 
     Args:
         sampler: its name, or one of optuna's.
@@ -93,7 +93,7 @@ def sampler_for(
 
 
 def is_grid_started(trials: list[optuna.trial.FrozenTrial]) -> bool:
-    """Tell whether a trial was begun for every point of the grid that the last one is a point of.
+    """Return whether a trial has begun for every point of the last trial's grid.
 
     Optuna's own word for it counts those that have ended, so that others, at once, would be given
     points that are being tried.
@@ -110,7 +110,7 @@ def is_grid_started(trials: list[optuna.trial.FrozenTrial]) -> bool:
 
 
 def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
-    """Return the pruner that was asked for.
+    """Return the requested pruner.
 
     Args:
         pruner: its name, one of optuna's, or ``None``.

@@ -1,4 +1,4 @@
-"""The trials of a search: which come next, side by side, and what became of them."""
+"""Trials of a search: which come next, in parallel, and their results."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Search:
                     self._study.put_back(number)
 
     def _train(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> None:
-        """Train a trial and tell the study; raise what ends the whole search."""
+        """Train a trial and report it to the study; raise errors that end the whole search."""
         began = time.monotonic()
         place = self._directory.trial(trial.number).location
         try:
@@ -241,7 +241,7 @@ class Search:
         self._console.say(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){best_text}")
 
     def result(self) -> TuneResult:
-        """Return what was found.
+        """Return the result of the search.
 
         Raises:
             RunFailedError: no trial has a value.

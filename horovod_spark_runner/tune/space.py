@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Dimension:
-    """What one parameter is chosen from."""
+    """Values to choose one parameter from."""
 
     @property
     def bounds(self) -> tuple[Any, ...]:
@@ -32,7 +32,7 @@ class Dimension:
 
     @property
     def count(self) -> int | None:
-        """How many values there are, if they can be counted."""
+        """Number of values, if they can be counted."""
         return None if self.points is None else len(self.points)
 
     def suggest(self, trial: Trial, name: str) -> Any:
@@ -223,7 +223,7 @@ def check_space(space: Any) -> Space:
 
 
 def describe_space(space: Space) -> Any:
-    """Return what a study records of its space, as JSON: two that differ are told apart."""
+    """Return a study's record of its space, as JSON, different for different spaces."""
     if not isinstance(space, Mapping):
         return "a function"
     return {name: repr(one) for name, one in space.items()}

@@ -97,14 +97,14 @@ class Study:
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
 
     def take_up(self) -> int:
-        """Have trials that a driver has left behind go on; return how many."""
+        """Enqueue trials that an earlier driver has left unfinished; return their number."""
         left = [one for one in self.trials() if one.state is TrialState.RUNNING]
         for one in left:
             self.put_back(one.number)
         return len(left)
 
     def put_back(self, number: int) -> None:
-        """Have a trial, unless it is finished, be taken up again, before new ones."""
+        """Enqueue a trial again, unless it is finished, before new ones."""
         if not self._storage.get_trial(self._id(number)).state.is_finished():
             self._storage.set_trial_state_values(self._id(number), TrialState.WAITING)
 
@@ -137,7 +137,7 @@ class Study:
         return trial, params
 
     def _check_same_ranges(self, trial: Trial) -> None:
-        """Check that a function chooses from what it chose from in earlier calls.
+        """Check that a space function uses the same ranges as in earlier calls.
 
         Ranges that have differed from trial to trial may go on to.
         """
@@ -166,7 +166,7 @@ class Study:
         trial.set_user_attr(PARAMS, dict(params))
 
     def finish(self, trial: Trial, value: float, fit_seconds: float | None = None) -> None:
-        """Take note of the value of a finished trial; one that is no finite number fails it.
+        """Record the value of a finished trial; a value that is not finite fails it.
 
         Args:
             trial: the trial.
@@ -180,11 +180,11 @@ class Study:
             self.fail(trial, f"the metric of its last epoch is {value}")
 
     def prune(self, trial: Trial) -> None:
-        """Take note that a trial was ended early."""
+        """Record that a trial was pruned."""
         self._finish(trial, state=TrialState.PRUNED)
 
     def fail(self, trial: Trial, why: str) -> None:
-        """Take note that a trial has failed."""
+        """Record that a trial has failed."""
         trial.set_user_attr(ERROR, why)
         self._finish(trial, state=TrialState.FAIL)
 
@@ -201,7 +201,7 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is nothing left to begin, as a grid comes to an end."""
+        """True if there are no trials left to begin, as at the end of a grid."""
         trials = self.trials()
         if any(one.state is TrialState.WAITING for one in trials):
             return False

@@ -49,7 +49,7 @@ class TrialFollower:
 
     @property
     def pruned(self) -> bool:
-        """Whether the search has had enough of the trial."""
+        """True if the search has pruned the trial."""
         return isinstance(self._end, Stopped)
 
     @property
@@ -58,7 +58,7 @@ class TrialFollower:
         return self._end if isinstance(self._end, InvalidInputError) else None
 
     def take_over(self, history: Sequence[PlainLogs]) -> None:
-        """Report the epochs that a checkpoint tells of."""
+        """Report the epochs recorded in a checkpoint."""
         for number, metrics in enumerate(history, start=1):
             self._report(number, numbers(metrics))
 
@@ -95,7 +95,7 @@ class TrialFollower:
 def check_trial_run(
     before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location
 ) -> None:
-    """Check that what lies in a trial's run directory was trained with the trial's parameters.
+    """Check that a trial's run directory was trained with the trial's parameters.
 
     Args:
         before: the parameters of the run there.

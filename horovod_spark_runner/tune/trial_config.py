@@ -104,7 +104,7 @@ def trial_configs(
     seed: int,
     study_dir: Location,
 ) -> TrialConfigs:
-    """Return what makes the configurations of trials.
+    """Return the factory of trials' configurations.
 
     Args:
         df: the rows.
@@ -173,7 +173,7 @@ def _check_model_fn(model_fn: Any) -> None:
 
 
 def check_names(space: Space, training: Mapping[str, Any]) -> None:
-    """Check what a space, as far as it is plain values, says of settings.
+    """Check the settings in a space, as far as it is plain values.
 
     Raises:
         InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
@@ -189,7 +189,7 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
 
 
 def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that were chosen for a trial, settings as they are kept in JSON.
+    """Return a trial's parameters, with settings in their JSON form.
 
     Args:
         params: parameters by name; numbers of NumPy's become Python's.

@@ -56,7 +56,7 @@ def _places(rows: Rows, name: str, column: Values, labels: Sequence[str]) -> str
 
 
 def _is_whole(label: str) -> bool:
-    """Tell whether a label is the text of a whole number."""
+    """Return whether a label is the text of an integer."""
     try:
         return str(int(label)) == label and -(2**63) <= int(label) < 2**63
     except ValueError:

@@ -129,7 +129,7 @@ def _needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], 
 
 
 def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each column a stage adds, and those it is made of."""
+    """Return each column that a stage adds, and its source columns."""
     inputs = inputs_of(stage)
     if len(inputs) == len(stage.adds) and not isinstance(stage, Network):
         return [(name, (source,)) for name, source in zip(stage.adds, inputs, strict=True)]

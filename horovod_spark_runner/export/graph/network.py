@@ -1,4 +1,4 @@
-"""A network's graph as a part of a pipeline's, and what becomes of its outputs."""
+"""A network's graph as a part of a pipeline's, and the columns from its outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Output:
 
 
 def network(rows: Rows, stage: Network) -> None:
-    """Add what a trained model makes of columns."""
+    """Add a trained model's output columns."""
     graph = rows.graph
     valid: str | None = None
     for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True):
@@ -83,7 +83,7 @@ def network(rows: Rows, stage: Network) -> None:
 
 
 def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
-    """Return which rows hold what the model takes; ``None`` if all do."""
+    """Return the mask of rows that the model can take; ``None`` if it takes all."""
     graph, column = rows.graph, rows.columns[name]
     if column.size is not None:
         if column.size != width:
@@ -133,7 +133,7 @@ def _whole(rows: Rows, name: str, column: Values, dtype: np.dtype) -> str | None
 
 
 def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], scored: str) -> str:
-    """Return what the network is given: a blank for rows it is not asked about."""
+    """Return the network's argument, with blanks for rows that are not scored."""
     graph, column = rows.graph, rows.columns[name]
     mask = scored if column.size is None else graph.column(scored)
     data = graph.where(mask, column.data, "" if column.dtype == TEXT else 0, column.dtype)
@@ -152,7 +152,7 @@ def _model(stage: Network) -> Any:
 
 
 def _facts(whole: Any) -> dict[str, Any]:
-    """Return what the network's file tells of itself."""
+    """Return the metadata of the network's file."""
     properties = {one.key: one.value for one in whole.metadata_props}
     facts: dict[str, Any] = load_json(properties[METADATA])
     return facts

@@ -50,7 +50,7 @@ def _as_whole(rows: Rows, name: str, whole: str, dtype: str) -> str:
 
 
 def bucketizer(rows: Rows, stage: Bucketizer) -> None:
-    """Add the buckets that numbers lie in."""
+    """Add the buckets of numbers."""
     graph = rows.graph
     if stage.handle_invalid == SKIP:
         rows.drop_missing(stage.inputs)

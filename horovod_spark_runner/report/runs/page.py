@@ -109,7 +109,7 @@ def _facts(run: RunFacts) -> dict[str, Child]:
 
 
 def _notes(runs: Sequence[RunFacts]) -> list[Child]:
-    """Return what cannot be read of runs; of several, with their names."""
+    """Return the notes on unreadable records, of several runs with their names."""
     return [
         paragraph(note if len(runs) == 1 else f"{run.name}: {note}")
         for run in runs

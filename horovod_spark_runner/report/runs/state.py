@@ -55,7 +55,7 @@ class CheckpointLine:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run directory tells of its run.
+    """Summary of a run directory.
 
     Attributes:
         place: the run directory.
@@ -102,7 +102,7 @@ class RunSummary:
 def read_run(
     directory: RunDirectory, now: float, *, verify: bool, ended: bool = False
 ) -> RunSummary:
-    """Return what the run directory tells.
+    """Read the summary of a run directory.
 
     Args:
         directory: the run directory.
@@ -154,7 +154,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
 def close_attempts(
     attempts: Sequence[Attempt], now: float | None, step: int, epoch_ends: Sequence[float]
 ) -> list[Attempt]:
-    """Return attempts with what is known of those that nobody has closed. Pure.
+    """Complete the records of attempts that have no recorded end. Pure.
 
     Args:
         attempts: oldest first.

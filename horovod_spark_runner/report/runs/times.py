@@ -56,7 +56,7 @@ _MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 def _grouped(
     label: str, seconds: Mapping[str, float], parts: Sequence[tuple[Part, tuple[str, ...]]]
 ) -> Whole:
-    """Return what ``seconds`` by key are by part; what is of no part is left out."""
+    """Return ``seconds`` summed by part; seconds of no part are left out."""
     values = {part.name: sum(seconds.get(key, 0.0) for key in keys) for part, keys in parts}
     return Whole(label, {name: max(value, 0.0) for name, value in values.items()})
 
@@ -126,7 +126,7 @@ def _epochs(run: RunFacts) -> list[Markup]:
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """What the slowest ranks of each epoch cost the others.
+    """Time that the slowest ranks of each epoch cost the others.
 
     All ranks leave a step together, and what they agree on at an epoch's end. So the rank that has
     spent least in steps, or in their exchange, and in agreeing was the last to come, and what the
@@ -148,7 +148,7 @@ class SlowRanks:
 
 
 def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
-    """Return what slow ranks cost in the epochs whose accounts are known."""
+    """Return the time that slow ranks cost in the epochs with accounts."""
     waited = exchanged = total = 0.0
     last: dict[int, int] = {}
     for account in accounts:
