@@ -56,7 +56,7 @@ def export_pipeline(
         path: the folder to write, or the file, whose name ends in ``.onnx``; or its URL.
         frame: a DataFrame as the pipeline takes it, such as the one it was fitted on: the types of
             its columns are those that are scored. For a bundle its rows are not read, but for the
-            size of vectors that no stage has told; for an ONNX file, 50 are.
+            size of vectors that no stage declares; for an ONNX file, 50 are.
         format: ``"bundle"`` (default) or ``"onnx"``.
         network: what networks in a bundle are: ``"saved_model"`` (default), which TensorFlow
             calls, or ``"onnx"``, which onnxruntime does; of PyTorch modules ``"onnx"`` only. In

@@ -209,7 +209,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
     Args:
         stage: the transformer.
         model: its model.
-        summary: what is told of its training.
+        summary: the summary of its training.
     """
 
     def __init__(self, stage: Any, model: ModelHandle, summary: TrainingSummary | None) -> None:

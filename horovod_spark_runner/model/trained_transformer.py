@@ -25,7 +25,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     Args:
         model: the model, on the driver.
-        summary: what is told of its training.
+        summary: the summary of its training.
         settings: how it predicts.
 
     Attributes:

@@ -139,7 +139,7 @@ class Frame:
 
         Args:
             x_title: what the horizontal axis shows, with its unit.
-            y_title: the same of the vertical one, which is told above it.
+            y_title: the same of the vertical one, which is written above it.
             whole_x: ticks at whole numbers only.
         """
         left, right = self.x.begin, self.x.end

@@ -102,7 +102,7 @@ def line_chart(
         log_y: whether the vertical axis is logarithmic; values that are not positive break the
             curve then.
         from_zero: whether the vertical axis shows zero.
-        whole_x: whether the horizontal axis counts, so that only whole numbers are told.
+        whole_x: whether the horizontal axis counts, so that only whole numbers are shown.
         wide: whether it takes the whole width of the page.
         points: parts of the horizontal axis of which extremes are kept; see `thin`.
     """

@@ -64,7 +64,7 @@ def _text(value: str | int | float) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-# More rows of a table are left out, and their number told.
+# More rows of a table are left out, and their number shown.
 MOST_ROWS = 500
 
 

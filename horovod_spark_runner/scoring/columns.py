@@ -258,7 +258,7 @@ class Batch:
         """Check that all rows are right.
 
         Args:
-            name: the column whose value is told.
+            name: the column whose value the message shows.
             right: a boolean per row; ``None`` if all are.
             advice: what is wrong, or to be done.
 

@@ -1,6 +1,6 @@
 """Counters shared by ranks that step independently.
 
-An epoch's batches lie in *shares*, one for each rank that the epoch was begun with. Who wants a
+An epoch's batches lie in *shares*, one for each rank at the epoch's beginning. Who wants a
 batch takes the next one of a share by counting up how many are taken, so each is one rank's. Steps
 are numbered in the order they begin, over all ranks.
 """

@@ -21,7 +21,7 @@ class MpiRanks:
     """All ranks of MPI's world; see `asynchronous.Ranks`.
 
     Raises:
-        EnvironmentProblem: MPI was begun in a way in which several threads may not enter it.
+        EnvironmentProblem: MPI was initialised without support for several threads.
     """
 
     def __init__(self) -> None:

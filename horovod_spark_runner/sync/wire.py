@@ -73,7 +73,7 @@ class MpiWire:
     """MPI implementation of `Wire`, on a separate communicator, as other threads may use others.
 
     Raises:
-        EnvironmentProblem: MPI was begun in a way in which they may not.
+        EnvironmentProblem: MPI was initialised without support for several threads.
     """
 
     def __init__(self) -> None:

@@ -85,7 +85,7 @@ class Engine(Protocol):
     def names(self, source: ModelSource) -> ModelNames:
         """Return the names of the model's inputs and outputs. In a Spark Python worker.
 
-        Asked where ``run_training`` is not told which columns feed the model.
+        Called where ``run_training`` gets no ``feature_cols``.
 
         Raises:
             ModelError: ``source`` gives no model.

@@ -53,8 +53,8 @@ class _Reading:
 class Epochs:
     """The epochs of a dataset, as one rank reads them.
 
-    With ``steps_per_epoch``, an epoch is so many global batches, and goes on in the data where the
-    last one ended; the rows are shuffled anew whenever all have been seen.
+    With ``steps_per_epoch``, an epoch is so many global batches and continues where the last one
+    ended; the rows are reshuffled whenever all have been seen.
 
     Args:
         reader: reads the dataset.

@@ -3,7 +3,7 @@
 They are in TensorBoard's own format, written with its own classes, which need no framework. Each
 attempt writes a file of its own, which begins by saying from which step on earlier files do not
 count any more (a ``SessionLog`` of a start, as ``purge_step`` of PyTorch's ``SummaryWriter``): so a
-curve has one point per epoch, however often the run was begun.
+curve has one point per epoch, however often the run was restarted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .progress import beside
 
 TRAIN, VALIDATION = "train", "validation"
 _VALIDATED = "val_"
-# A file that cannot be appended to is written anew, at most once in so many seconds.
+# A file that cannot be appended to is rewritten, at most once in so many seconds.
 _SECONDS = 30.0
 
 
 class EventFiles:
     """The event files of one attempt: ``events/train`` and ``events/validation``.
 
-    What cannot be written is told once, and the training goes on.
+    A failure to write is reported once, and the training continues.
 
     Args:
         directory: the run directory.

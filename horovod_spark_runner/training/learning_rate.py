@@ -56,7 +56,7 @@ class LearningRate:
 
     Without a warm-up the rate is scaled before any callback is called. A callback that sets a rate
     has the last word: what it sets is neither scaled nor warmed up. One that sets what the rate is
-    anyway is seen in a later epoch, when it sets another; it is told of.
+    anyway is seen in a later epoch, when it sets another; it is reported.
 
     Args:
         rates: the rates; ``None`` if they are not to be scaled.

@@ -64,7 +64,7 @@ def train(
 
     Raises:
         ModelError: the model cannot be trained on these columns.
-        RunDirectoryError: the checkpoint to go on from is another model's.
+        RunDirectoryError: the checkpoint to resume from is another model's.
         CheckpointError: a checkpoint could not be written.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
         EnvironmentProblem: an environment variable changes the framework.

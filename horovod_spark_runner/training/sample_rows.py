@@ -1,7 +1,7 @@
 """Sample rows of a trained model, saved with its outputs for them.
 
 They are rows of its training where there are some: a model need not take others, and may give no
-number for them. With these it is described, compared with one that is made anew, and exported.
+number for them. They describe it, and serve to compare a rebuilt model and an export with it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Shares(Protocol):
         """Resume from a checkpoint's `state`.
 
         Raises:
-            RunDirectoryError: what is left of its epoch cannot be told.
+            RunDirectoryError: the remainder of its epoch cannot be determined.
         """
         ...
 

@@ -187,7 +187,7 @@ class TrainingSpec:
         model: where the model comes from.
         inputs: the model's inputs.
         outputs: what its outputs are compared with.
-        fit: batch size, epochs and the like; a resumed run keeps some of what it was begun with.
+        fit: batch size, epochs and the like; a resumed run keeps some of the original ones.
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.

@@ -107,7 +107,7 @@ class Accounts:
         world: communicator of all ranks.
         clock: this rank's.
         exchanged: returns the seconds that steps have spent exchanging so far; ``None`` where that
-            cannot be told from computing.
+            cannot be separated from computing.
         traffic: returns the bytes that this rank has sent in its steps so far.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Optional traces of a training: Horovod's timeline, and profiles of steps.
 
 Rank 0 records them into a folder of its own, and puts them into the run directory once they are
-whole. A training is not lost for a trace: what cannot be recorded is told, and it goes on.
+whole. A failure to record is reported, and the training continues.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class Trainee(ABC):
     def exchange_seconds(self) -> float | None:
         """Return the seconds that all steps so far have spent exchanging, and waiting for others.
 
-        ``None`` where they cannot be told from those spent computing: then accounts hold both as
+        ``None`` where they cannot be separated from computing: then accounts hold both as
         one.
         """
         return None

@@ -5,7 +5,7 @@
     STUDY_DIR/
         study.json              what is searched, written once
         journal.log             optuna's journal of the trials
-        lock.json, .lock        who is searching here, while a search goes on
+        lock.json, .lock        who is searching here, while a search runs
         data/                   materialized rows, until the search is complete
         trials/trial-00003/     a run directory for each trial
 """
@@ -159,7 +159,7 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
 
     Args:
         directory: its directory, whose lock is held.
-        wanted: what it is to go on with, as JSON; ``settings`` are those of the trainings.
+        wanted: the settings of this call, as JSON; ``settings`` are those of the trainings.
 
     Raises:
         RunDirectoryError: something differs; the message names it, with both values.

@@ -35,7 +35,7 @@ class TrialLine:
     Attributes:
         trial: its number, from 0.
         state: ``"finished"``, ``"pruned"``, ``"failed"``, ``"running"``, or ``"interrupted"``: the
-            same call goes on with it.
+            same call resumes it.
         value: its metric; of a pruned one, that of its last epoch; ``None`` if there is none.
         epochs: epochs that were reported.
         seconds: what it took; ``None`` if it has not ended.
@@ -62,7 +62,7 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
     Args:
         trial: optuna's.
         directory: the study's directory.
-        searching: whether a search goes on there now.
+        searching: whether a search is running there now.
     """
     states = {
         "COMPLETE": FINISHED,

@@ -16,7 +16,7 @@ from .space import Dimension, Space
 
 SamplerName = Literal["tpe", "random", "grid"]
 PrunerName = Literal["median", "asha", "hyperband"]
-# Of a grid, whose combinations optuna lists anew for each trial: a tenth of a second for so many.
+# Of a grid, whose combinations optuna lists again for each trial: a tenth of a second for so many.
 _MOST_POINTS = 100_000
 # Packages that some of optuna's classes import once they are used, perhaps after several trials.
 _NEEDS = {
@@ -80,7 +80,7 @@ def sampler_for(
         space: what it chooses from.
         seed: seed of the search.
         number: the trial's.
-        side_by_side: whether several trials go on at once.
+        side_by_side: whether several trials run at once.
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler

@@ -53,7 +53,7 @@ class Search:
         metric: name of the metric.
         max_trials: trials of the whole study.
         data: the rows.
-        console: is told of each trial.
+        console: reports each trial.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ class Study:
     def _check_same_ranges(self, trial: Trial) -> None:
         """Check that a space function uses the same ranges as in earlier calls.
 
-        Ranges that have differed from trial to trial may go on to.
+        Ranges that have differed from trial to trial may keep doing so.
         """
         for name, one in trial.distributions.items():
             ranges = self._ranges.get(name, [one])
@@ -194,7 +194,7 @@ class Study:
         try:
             self._study.tell(trial, value, state=state)
         except RuntimeError as error:
-            # A sampler at its end wants to stop a loop of optuna's; the trial is told by then.
+            # A sampler at its end wants to stop a loop of optuna's; the trial is recorded by then.
             if "Study.stop" not in str(error):
                 raise
             self._stopped = True

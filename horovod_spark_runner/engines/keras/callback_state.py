@@ -76,7 +76,7 @@ class CallbackStates:
         """Restore the state from `capture`; callbacks without state stay as they are.
 
         What had not changed then is as it was when the training began, whatever the hooks of an
-        epoch that is gone on with have made of it.
+        resumed epoch have made of it.
         """
         for name, changed in state.items():
             if name not in self._callbacks:

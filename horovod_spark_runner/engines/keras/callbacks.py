@@ -62,7 +62,7 @@ class Callbacks(Hooks):
         rank: Keras' own callbacks that write files are kept on rank 0 only.
         params: what Keras tells callbacks of a training.
         resumed: whether files written before are to be continued.
-        retrace: compiles the steps anew, where a callback has opened what their summaries go to.
+        retrace: compiles the steps again, where a callback has opened what their summaries go to.
     """
 
     def __init__(

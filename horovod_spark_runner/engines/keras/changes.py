@@ -87,5 +87,5 @@ def _is_variable(path: str, one: object, other: object) -> bool:
     """Return whether a setting is only what a variable, which a checkpoint holds, begins with."""
     name = path.rpartition(".")[2]
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
-        return False  # a schedule computes its rates anew
+        return False  # a schedule recomputes its rates
     return name == "learning_rate" or name.startswith("initial_")

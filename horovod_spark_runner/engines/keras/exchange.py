@@ -53,7 +53,7 @@ class GradientExchange:
         self._logs_wanted_now = share_logs
         self.share_logs = share_logs
         # The model's optimizers, and after them those that only its step was seen to use. Where
-        # optimizers alternate, a run that goes on may see another one first than it had.
+        # optimizers alternate, a resumed run may see another one first than it had.
         self.optimizers = find_optimizers(model)
         # How often each of them was, within a step, by its number.
         self._applications: dict[int, int] = {}

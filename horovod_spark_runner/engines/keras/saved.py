@@ -53,7 +53,7 @@ class KerasFacts:
     Attributes:
         archive: whether there is a ``model.keras``.
         self_contained: whether it loads and predicts the same without the user's code.
-        needs_source: whether it does not with the user's code either, but must be built anew.
+        needs_source: whether it does not with the user's code either, but must be rebuilt.
         run_eagerly: whether it was compiled to run without a graph.
         state: Keras' global settings it was trained under, by name.
         keras: version of Keras.

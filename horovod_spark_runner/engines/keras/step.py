@@ -159,7 +159,7 @@ def makes_only_variables(model: keras.Model) -> bool:
 def variables_made_outside() -> Iterator[None]:
     """Lift the creation of variables by metrics and optimizers out of a traced function.
 
-    ``tf.function`` traces anew what has made a variable, which takes as long as the first time.
+    ``tf.function`` traces a function that creates a variable twice, which takes as long again.
     """
     wrap = functools.partial(_outside, kind=type(tf.Variable(0.0, trainable=False)))
     with contextlib.ExitStack() as stack:

@@ -66,7 +66,7 @@ class KerasTrainee(Trainee):
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
         if self._rank == 0 and spec.config.checkpoints.saved_model:
-            self._builder().trace()  # what it cannot be is told at once
+            self._builder().trace()  # fails early if it cannot be exported
 
     def train_step(
         self, step: Step, requests: Sequence[bool], last: bool

@@ -24,7 +24,7 @@ _HOOK = re.compile(
 class TorchCallback:
     """Base class of callbacks, which a training calls on every rank; override the hooks you need.
 
-    All ranks must do the same. What is told of an epoch is the same on all of them.
+    All ranks must do the same. The results of an epoch are the same on all of them.
 
     Attributes:
         stop_training: set it to true, on any rank, to end the training after this step or epoch.

@@ -80,7 +80,7 @@ class GradientExchange:
     def seconds(self) -> float | None:
         """The seconds in which all steps so far had nothing to do but to wait for sums.
 
-        What is exchanged while the backward pass goes on is none of it. ``None`` on a GPU, which
+        An exchange during the backward pass does not count. ``None`` on a GPU, which
         computes while this process waits.
         """
         if self._size == 1:

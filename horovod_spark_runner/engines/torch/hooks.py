@@ -41,7 +41,7 @@ class TorchHooks(Hooks):
         modes: its modes.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
-        after_epoch: is told the results of an epoch.
+        after_epoch: receives the results of an epoch.
     """
 
     def __init__(

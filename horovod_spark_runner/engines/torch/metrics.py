@@ -20,7 +20,7 @@ from .targets import Pairing
 from .torch_model import MetricLike
 from .variables import ByteVariable
 
-# What PyTorch's losses of classes leave out if they are told nothing.
+# The default `ignore_index` of PyTorch's losses of classes.
 _IGNORED = -100
 
 
@@ -79,7 +79,7 @@ class Sums(ByteVariable):
         """Return the means there are.
 
         Args:
-            required: names that are told also where nothing counted, as no number: PyTorch's mean
+            required: names reported also where nothing counted, as NaN: PyTorch's mean
                 over labels that are all ignored is none.
         """
         return {
@@ -101,7 +101,7 @@ class Metrics:
     Args:
         metrics: `TorchModel.metrics`.
         device: where outputs are.
-        loss: `TorchModel.loss`, by which accuracy is told.
+        loss: `TorchModel.loss`, by which accuracy is computed.
 
     Raises:
         ModelError: one cannot be used; the message names it.

@@ -18,7 +18,7 @@ from ...sync.threshold import notice_late_momentum
 from .torch_model import TorchModel
 from .variables import parameters_of
 
-# What the checkpoint decides wherever a run goes on.
+# Settings that a resumed run always takes from the checkpoint.
 _RATES = ("lr", "initial_lr")
 # How a `collections.Counter`, whose keys are numbers, is marked in JSON.
 COUNTER = "counter"
@@ -192,7 +192,7 @@ def restore_settings(
 
     Args:
         optimizer: as this call made it.
-        initial: the settings that the checkpoint's training was begun with.
+        initial: the initial settings of the checkpoint's training.
         now: those when it was taken.
     """
     for group, first, last in zip(optimizer.param_groups, initial, now, strict=True):

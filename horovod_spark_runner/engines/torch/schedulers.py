@@ -87,7 +87,7 @@ class Schedulers:
         self._made = {name: plan.scheduler for name, plan in planned.items()}
         if any(plan.watches and plan.every == "step" for plan in planned.values()):
             raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
-        self.capture()  # what cannot be kept is told at once
+        self.capture()  # fails early if a state cannot be saved
 
     def __bool__(self) -> bool:
         return bool(self._made)

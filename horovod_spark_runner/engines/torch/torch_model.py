@@ -56,7 +56,7 @@ class TorchModel:
             of it; of several optimizers a dictionary by their names. ``None`` (default) for none.
             ``training_steps()`` gives it the number of steps.
         schedule: when the scheduler steps: after every ``"epoch"`` (default) or every ``"step"``.
-            ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
+            ``ReduceLROnPlateau`` gets the validation's loss, or without one the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that
             return one value per row, the mean over the rows, or a pair of a sum and what it is
             divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or metrics of ``torchmetrics``

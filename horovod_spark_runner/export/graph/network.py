@@ -31,7 +31,7 @@ class _Output:
     """One output of the network's graph.
 
     Attributes:
-        told: what errors call it.
+        subject: its name in errors.
         data: the tensor.
         dtype: NumPy's type of it, or ``"string"``.
         computed: name of the type that the model computes it in.

@@ -305,7 +305,7 @@ class LightningAdapter:
         """Return a stage's logs besides means over rows, the same on all ranks.
 
         The hook that ends it is called with metrics that have seen the rows of all ranks. Those
-        that were logged begin anew then.
+        that were logged are reset then.
 
         Raises:
             ModelError: a result is not the same on all ranks.
