@@ -39,7 +39,7 @@ from .model.estimator_files import EstimatorReader, EstimatorWriter
 from .model.estimator_params import EstimatorParams
 from .model.frame import check_added, surely_added
 from .model.outputs import check_classes
-from .model.params import camel_case, check_own_params, prediction_settings
+from .model.params import camel_case, check_stage_params, prediction_settings
 from .model.trained_transformer import TrainedTransformer
 from .run.pipeline import train_run
 from .run.resolve import resolve
@@ -128,7 +128,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 f"{brief(params)}"
             )
         for one in (params,) if isinstance(params, Mapping) else params or ():
-            check_own_params(self, one)
+            check_stage_params(self, one)
         return super().fit(dataset, dict(params) if isinstance(params, Mapping) else params)
 
     def fitMultiple(
@@ -151,8 +151,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             EnvironmentProblem: something is not installed or set up.
         """
         for one in paramMaps:
-            check_own_params(self, one)
-        _warn_of_unnamed(paramMaps)
+            check_stage_params(self, one)
+        _tell_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         configs = [

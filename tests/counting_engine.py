@@ -43,8 +43,8 @@ class CountingEngine(NumpyEngine):
         return model.read(WEIGHTS_FILE), str(model.directory.location)
 
     def load(self, recipe: Any) -> Model:
-        weights, place = recipe.own
-        model = super().load(replace(recipe, own=weights))
+        weights, place = recipe.parts
+        model = super().load(replace(recipe, parts=weights))
         note(place, "loads", os.getpid())
 
         def prepare(values: dict[str, np.ndarray]) -> Any:

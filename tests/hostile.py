@@ -42,7 +42,7 @@ from horovod_spark_runner.data.store import find_datasets, new_folder, publish
 from horovod_spark_runner.engines.keras.saved import KerasFacts
 from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.model.load import ServedModel, read_finished_run
+from horovod_spark_runner.model.load import ModelHandle, read_finished_run
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
 from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer
@@ -393,7 +393,7 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
         trained = read_finished_run(directory, checkpoint=checkpoint)
         place = target / "stage"
         with convert_save_errors("the model", Location(str(place))):
-            ServedModel(trained).save(RunDirectory(str(place)))
+            ModelHandle(trained).save(RunDirectory(str(place)))
         saved = place / "model" / ("model.keras" if checkpoint is None else "weights.npz")
         return f"{trained.stored.signature} {saved.read_bytes()!r}"
 

@@ -209,8 +209,8 @@ class NumpyEngine:
     def source(self, model: Any, custom_objects: Any) -> ModelSource:
         return ModelSource(function=model, engine=NAME)
 
-    def check_callbacks(self, given: Any) -> None:
-        assert all(map(callable, given))
+    def check_callbacks(self, callbacks: Any) -> None:
+        assert all(map(callable, callbacks))
 
     def names(self, source: ModelSource) -> ModelNames:
         return ModelNames()
@@ -234,12 +234,12 @@ class NumpyEngine:
         return weights
 
     def load(self, recipe: Any) -> Any:
-        weights = load_arrays(recipe.own)["00000"]
+        weights = load_arrays(recipe.parts)["00000"]
         prepare = functools.partial(inputs_of, names=recipe.inputs.columns)
         return Model(prepare, lambda inputs: [inputs @ weights])
 
     def model(self, recipe: Any) -> np.ndarray:
-        return load_arrays(recipe.own)["00000"]
+        return load_arrays(recipe.parts)["00000"]
 
     def held(self, parts: bytes) -> Mapping[str, bytes]:
         return {WEIGHTS_FILE: parts}
@@ -255,8 +255,8 @@ class NumpyEngine:
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""
 
-    def portable_metrics(self, given: Any) -> Any:
-        return given
+    def portable_metrics(self, metrics: Any) -> Any:
+        return metrics
 
     def evaluator(self, recipe: Any, question: Any) -> LineEvaluator:
         return LineEvaluator(self.load(recipe), question.targets.outputs.columns[0])

@@ -123,7 +123,7 @@ ALLOWED = {
     "engines.torch.modes": LIGHT | {"torch"},
     "engines.torch.optimizers": LIGHT | {"torch"},
     "engines.torch.outputs": LIGHT | {"torch"},
-    "engines.torch.own_step": LIGHT | {"torch"},
+    "engines.torch.custom_step": LIGHT | {"torch"},
     "engines.torch.probe": LIGHT | {"torch"},
     "engines.torch.graph": LIGHT | {"torch"},
     "engines.torch.program": LIGHT | {"torch"},

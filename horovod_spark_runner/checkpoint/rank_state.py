@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from ..sync.synchroniser import Alike, Synchroniser
+from ..sync.synchroniser import SyncedState, Synchroniser
 from .model_state import Variable, separate_seed
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def capture_rank(
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
     values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
-    if synchroniser.alike is not Alike.EVERYTHING:
+    if synchroniser.synced_state is not SyncedState.EVERYTHING:
         values["trained_by"] = trainee.variables.trained_by()
     if in_epoch:
         values["metrics"] = trainee.metric_names()
@@ -90,8 +90,8 @@ def capture_rank(
 
 
 def _unshared_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
-    """Return variables that differ from rank 0's: optimizers, where ranks share weights only."""
-    if synchroniser.alike is Alike.EVERYTHING:
+    """Return what is not as on rank 0: optimizers, where ranks share weights only."""
+    if synchroniser.synced_state is SyncedState.EVERYTHING:
         return {}
     captured = trainee.variables.capture()
     return {name: array for name, array in captured.items() if not name.startswith("model/")}
@@ -105,7 +105,7 @@ def restore_rank(
     Raises:
         RunDirectoryError: the model has other metrics now.
     """
-    apart = synchroniser.alike is not Alike.EVERYTHING
+    apart = synchroniser.synced_state is not SyncedState.EVERYTHING
     if apart:  # a weight that no row of this rank has used may have no moments here
         trained_by = state.values.get("trained_by", ())
         trainee.variables.build_optimizers([weights or [] for weights in trained_by])

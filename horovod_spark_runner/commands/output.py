@@ -1,4 +1,4 @@
-"""Output of commands: what they print, and the file they write, checked before the work."""
+"""Output of commands: printed lines, and the file to write, checked before the work."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ..storage.filesystem import Location
 
 
 def show(*lines: str) -> None:
-    """Print lines of what storage may hold: a terminal obeys nothing in them, and each is one."""
+    """Print lines from storage, one each, without control characters."""
     print(*map(one_line, lines), sep="\n", flush=True)
 
 
-def output_file(given: str) -> Location:
+def output_file(path: str) -> Location:
     """Return the file that ``--output`` names.
 
     Raises:
         InvalidInputError: it is a folder.
     """
-    file = Location(given)
+    file = Location(path)
     if file.is_folder:
-        raise InvalidInputError(f"--output {given} is a folder; name the file to write in it")
+        raise InvalidInputError(f"--output {path} is a folder; name the file to write in it")
     return file
 
 
 def json_text(value: Any) -> str:
-    """Return plain values as JSON, in which what is no finite number is ``null``."""
+    """Return plain values as JSON, with ``null`` for numbers that are not finite."""
     return json.dumps(_finite(value), indent=1)
 
 

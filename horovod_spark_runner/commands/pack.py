@@ -37,7 +37,7 @@ UNNEEDED = (
 
 @dataclass(frozen=True)
 class Editable:
-    """A package installed with ``pip install --editable``: its code lies elsewhere.
+    """A package installed with ``pip install --editable``, whose code is outside the environment.
 
     Attributes:
         name: of the distribution.
@@ -108,7 +108,7 @@ def pack(
         raise EnvironmentProblem(
             "venv-pack2 is not installed in this environment; pip install venv-pack2"
         ) from error
-    editables = [found for found in map(find_editable, metadata.distributions()) if found]
+    editables = [project for project in map(find_editable, metadata.distributions()) if project]
     try:
         environment = venv_pack.Env(sys.prefix)
         site = _site_packages(Path(sys.prefix))
@@ -131,7 +131,7 @@ def pack(
 
 
 def follow_foreign_link(file: Any) -> Any:
-    """Return ``file`` with what it links to in its place, if that is outside the environment.
+    """Return ``file`` with its link resolved, if the target is outside the environment.
 
     Spark refuses to unpack an archive with a link that leads out of it. A virtual environment's
     interpreter is such a link.
@@ -187,7 +187,7 @@ def _site_packages(prefix: Path) -> str:
 
 
 def find_editable(distribution: metadata.Distribution) -> Editable | None:
-    """Return what is to know of ``distribution`` if it is an editable install, else ``None``.
+    """Return ``distribution`` as an `Editable` if it is an editable install, else ``None``.
 
     Raises:
         EnvironmentProblem: it does not tell which modules it provides.

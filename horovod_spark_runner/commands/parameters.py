@@ -93,7 +93,7 @@ def page() -> str:
 
 
 def described_arguments(doc: str) -> dict[str, str]:
-    """Return what the section ``Args`` of a docstring says of each argument."""
+    """Return the descriptions of arguments in the section ``Args`` of a docstring."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
     entries = re.split(r"^    (?=\w)", section[1] if section else "", flags=re.MULTILINE)
     pairs = (entry.partition(": ") for entry in entries if entry)
@@ -108,13 +108,13 @@ def _section(name: str, thing: Any, lines: Iterator[str]) -> str:
 def _arguments(function: Callable[..., Any]) -> Iterator[str]:
     """Yield a line for each argument: of the table where it is there, else of the docstring."""
     tables = ONE_BY_ONE.get(function.__name__, ())
-    own = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
+    table_fields = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             yield f"- and {_markdown(texts[name])}"
-        elif name in own:
-            yield _line(own[name])
+        elif name in table_fields:
+            yield _line(table_fields[name])
         else:
             yield _entry(name, "", parameter.default, texts[name])
 
@@ -138,12 +138,12 @@ def _line(field: dataclasses.Field[Any]) -> str:
 
 
 def _entry(name: str, kind: str, default: Any, text: str) -> str:
-    said = [kind] if kind else []
+    facts = [kind] if kind else []
     if default is inspect.Parameter.empty or default is dataclasses.MISSING:
-        said.append("required")
+        facts.append("required")
     else:
-        said.append(f"default `{_shown(default)}`")
-    return f"- **`{name}`** ({'; '.join(said)}): {_markdown(text)}"
+        facts.append(f"default `{_shown(default)}`")
+    return f"- **`{name}`** ({'; '.join(facts)}): {_markdown(text)}"
 
 
 def _shown(default: Any) -> str:

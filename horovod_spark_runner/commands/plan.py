@@ -36,19 +36,19 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "networks": arguments.network,
         "ranks": None if arguments.ranks is None else _parse_numbers(arguments.ranks),
         "ranks_per_host": arguments.ranks_per_host,
         "cores_per_host": arguments.cores_per_host,
     }
-    return PlanOptions(**{name: value for name, value in given.items() if value is not None})
+    return PlanOptions(**{name: value for name, value in options.items() if value is not None})
 
 
-def _parse_numbers(given: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in given.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise InvalidInputError(
-            f"--ranks must be integers with commas between them, got {given!r}"
+            f"--ranks must be integers with commas between them, got {text!r}"
         ) from error

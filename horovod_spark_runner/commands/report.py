@@ -1,4 +1,4 @@
-"""``horovod-spark-runner report``: a page of what a run did, or of two runs side by side."""
+"""``horovod-spark-runner report``: write a page about a run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def command(arguments: argparse.Namespace) -> int:
     if output is None and len(arguments.run_dir) > 1:
         output = "report.html"
     file = None if output is None else output_file(output)
-    for given in arguments.run_dir:
-        study = StudyDirectory(Location(given)) if Location(given).is_local else None
+    for path in arguments.run_dir:
+        study = StudyDirectory(Location(path)) if Location(path).is_local else None
         if study is not None and study.record.exists():
             raise RunDirectoryError(
-                f"{given} holds a study: horovod-spark-runner tune show {given} prints it; a "
+                f"{path} holds a study: horovod-spark-runner tune show {path} prints it; a "
                 f"report is of one of its trials, in {study.trials}"
             )
     places = [RunDirectory(place) for place in arguments.run_dir]

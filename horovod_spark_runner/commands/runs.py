@@ -1,4 +1,4 @@
-"""``horovod-spark-runner runs``: what became of runs, read from their run directories alone."""
+"""``horovod-spark-runner runs``: list runs, from their run directories alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..storage.filesystem import Location
 from .output import json_text, show
 
 
-def describe_run(run: RunSummary) -> list[str]:
+def _describe_run(run: RunSummary) -> list[str]:
     """Return all of a run for people, in lines."""
     ranks = f", {run.workers} ranks" if run.workers else ""
     lines = [
@@ -65,8 +65,8 @@ def _value(value: LogValue) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def list_runs(folder: Location, now: float) -> list[RunSummary]:
-    """Return the runs whose directories lie in ``folder``, as their manifests tell them.
+def _list_runs(folder: Location, now: float) -> list[RunSummary]:
+    """Return the runs whose directories are in ``folder``, from their manifests.
 
     Raises:
         InvalidInputError: there is no such folder.
@@ -87,13 +87,13 @@ def list_runs(folder: Location, now: float) -> list[RunSummary]:
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one run."""
     run = read_run(RunDirectory(arguments.run_dir), time.time(), verify=True)
-    show(*(json_text(asdict(run)).split("\n") if arguments.json else describe_run(run)))
+    show(*(json_text(asdict(run)).split("\n") if arguments.json else _describe_run(run)))
     return 0
 
 
 def list_command(arguments: argparse.Namespace) -> int:
     """Show a line for each run in a folder."""
-    runs = list_runs(Location(arguments.folder), time.time())
+    runs = _list_runs(Location(arguments.folder), time.time())
     if arguments.json:
         show(*json_text([asdict(run) for run in runs]).split("\n"))
         return 0

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner tune``: what became of searches, read from their studies' directories."""
+"""``horovod-spark-runner tune``: list searches, from their studies' directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .output import json_text, show
 
 @dataclass(frozen=True)
 class StudySummary:
-    """What a study's directory tells.
+    """Summary of a study's directory.
 
     Attributes:
         place: the directory.
@@ -41,7 +41,7 @@ class StudySummary:
 
 
 def read_study(directory: StudyDirectory, now: float) -> StudySummary:
-    """Return what a study's directory tells.
+    """Read a study's directory.
 
     Args:
         directory: the study's directory.
@@ -69,15 +69,15 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         )
 
 
-def describe_study(study: StudySummary) -> list[str]:
+def _describe_study(study: StudySummary) -> list[str]:
     """Return all of a study for people, in lines."""
     counts = Counter(line.state for line in study.trials)
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [
         f"study   {study.place}",
         "state   " + (f"searching ({study.holder})" if study.holder else "nobody is searching"),
         f"metric  {study.metric}, {study.direction}",
-        f"trials  {len(study.trials)}" + (f": {told}" if told else ""),
+        f"trials  {len(study.trials)}" + (f": {summary}" if summary else ""),
         *_table(study),
     ]
     if study.best is not None:
@@ -122,5 +122,5 @@ def _first(text: str) -> str:
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
     study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
-    show(*(json_text(asdict(study)).split("\n") if arguments.json else describe_study(study)))
+    show(*(json_text(asdict(study)).split("\n") if arguments.json else _describe_study(study)))
     return 0

@@ -38,7 +38,7 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"stage {type(self.stage).__name__} ({self.stage.uid})"
 
     def get(self, param: str) -> Any:
@@ -64,11 +64,11 @@ class Fitted:
         return (self.input,), (self.output,)
 
     def refused(self, reason: str) -> ModelError:
-        """Return the error that says why the stage cannot be exported."""
+        """Return the error of a stage that cannot be exported, with the reason."""
         return ModelError(f"{self.name} cannot be exported: {reason}")
 
     def field(self, name: str) -> StructField:
-        """Return what is known of a column before the stage.
+        """Return the schema field of a column before the stage.
 
         Raises:
             ModelError: it is not there under exactly this name.
@@ -89,8 +89,10 @@ class Fitted:
         """
         kind = kind_of(self.field(name))
         if kind is None:
-            told = self.field(name).dataType.simpleString()
-            raise self.refused(f"column {name!r} is of type {told}, which the scorer does not know")
+            type_name = self.field(name).dataType.simpleString()
+            raise self.refused(
+                f"column {name!r} is of type {type_name}, which the scorer does not know"
+            )
         return kind
 
     def finite(self, values: Any) -> np.ndarray:
@@ -110,11 +112,11 @@ class Fitted:
 
     def attributes(self, name: str) -> list[dict[str, Any]] | None:
         """Return the attributes of a vector's elements, in their order; ``None`` if unknown."""
-        known = self.field(name).metadata.get("ml_attr", {}).get("attrs")
-        if known is None:
+        groups = self.field(name).metadata.get("ml_attr", {}).get("attrs")
+        if groups is None:
             return None
         return sorted(
-            ({**one, "type": kind} for kind, group in known.items() for one in group),
+            ({**one, "type": kind} for kind, group in groups.items() for one in group),
             key=lambda one: int(one["idx"]),
         )
 
@@ -128,12 +130,12 @@ def kind_of(field: StructField) -> str | None:
         return VECTOR
     if isinstance(field.dataType, StringType | CharType | VarcharType):
         return TEXT
-    told = str(field.dataType.simpleString())
-    if told in DTYPES:
-        return told
-    if told in _WORDS_TYPES:
+    type_name = str(field.dataType.simpleString())
+    if type_name in DTYPES:
+        return type_name
+    if type_name in _WORDS_TYPES:
         return WORDS
-    return ARRAY if told in _ARRAY_TYPES else None
+    return ARRAY if type_name in _ARRAY_TYPES else None
 
 
 def vector_size(frame: DataFrame, field: StructField) -> int:
@@ -144,11 +146,11 @@ def vector_size(frame: DataFrame, field: StructField) -> int:
     """
     from pyspark.sql import functions as F
 
-    known = field.metadata.get("ml_attr", {})
-    if "num_attrs" in known:
-        return int(known["num_attrs"])
-    if "attrs" in known:
-        return sum(len(group) for group in known["attrs"].values())
+    metadata = field.metadata.get("ml_attr", {})
+    if "num_attrs" in metadata:
+        return int(metadata["num_attrs"])
+    if "attrs" in metadata:
+        return sum(len(group) for group in metadata["attrs"].values())
     column = F.col("`" + field.name.replace("`", "``") + "`")
     row = frame.select(column).where(column.isNotNull()).first()
     if row is None:

@@ -23,7 +23,7 @@ from .fitted import Fitted
 
 
 def network(fitted: Fitted, format: str) -> Network:
-    """Return a transformer with its network, written anew; its framework is imported.
+    """Return a transformer with its network, exported again; its framework is imported.
 
     Args:
         fitted: the transformer.

@@ -56,7 +56,7 @@ def export_pipeline(
         path: the folder to write, or the file, whose name ends in ``.onnx``; or its URL.
         frame: a DataFrame as the pipeline takes it, such as the one it was fitted on: the types of
             its columns are those that are scored. For a bundle its rows are not read, but for the
-            size of vectors that no stage has told; for an ONNX file, 50 are.
+            size of vectors that no stage declares; for an ONNX file, 50 are.
         format: ``"bundle"`` (default) or ``"onnx"``.
         network: what networks in a bundle are: ``"saved_model"`` (default), which TensorFlow
             calls, or ``"onnx"``, which onnxruntime does; of PyTorch modules ``"onnx"`` only. In
@@ -129,11 +129,11 @@ def _flat(stage: Any) -> Iterator[Any]:
 
 
 def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
-    """Yield the scorer's stages; networks, which take longest, after all others are known."""
+    """Yield the scorer's stages; networks, which take longest, after all others are checked."""
     from ..model.predictions import PredictionModel
 
     stages = list(stages)
-    _check_known([one for one in stages if not isinstance(one, PredictionModel)])
+    _check_supported([one for one in stages if not isinstance(one, PredictionModel)])
     for stage in stages:
         fitted = Fitted(stage, frame, _transformed(stage, frame))
         if isinstance(stage, PredictionModel):
@@ -161,7 +161,7 @@ def _transformed(stage: Any, frame: DataFrame) -> DataFrame:
     return after
 
 
-def _check_known(stages: Iterable[Any]) -> None:
+def _check_supported(stages: Iterable[Any]) -> None:
     for stage in stages:
         kind = type(stage)
         if kind.__module__ != "pyspark.ml.feature" or kind.__name__ not in READERS:

@@ -47,27 +47,27 @@ _OTHER_CASE = ("az", "lt", "tr")
 _PROBES = ("a", "spark", "Ünïcödé", "0123456789", "")
 
 
-def string_indexer(fitted: Fitted) -> Stage:
+def _string_indexer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     there = set(fitted.after.columns)
     labels = tuple(as_text(one) for one in fitted.stage.labelsArray)
     # Spark passes over columns that are not there, as a label's when it is scored.
-    known = [n for n, name in enumerate(outputs) if name in there]
-    for number in known:
+    present = [n for n, name in enumerate(outputs) if name in there]
+    for number in present:
         fitted.kind(inputs[number])
     return StringIndexer(
-        tuple(inputs[n] for n in known),
-        tuple(outputs[n] for n in known),
-        tuple(labels[n] for n in known),
+        tuple(inputs[n] for n in present),
+        tuple(outputs[n] for n in present),
+        tuple(labels[n] for n in present),
         fitted.get("handleInvalid"),
     )
 
 
-def index_to_string(fitted: Fitted) -> Stage:
+def _index_to_string(fitted: Fitted) -> Stage:
     labels = fitted.get("labels")
     if not labels:
-        known = fitted.field(fitted.input).metadata.get("ml_attr", {})
-        labels = known.get("vals")
+        metadata = fitted.field(fitted.input).metadata.get("ml_attr", {})
+        labels = metadata.get("vals")
         if not labels:
             raise fitted.refused(
                 f"it has no labels, and column {fitted.input!r} does not tell them; set its labels"
@@ -75,14 +75,14 @@ def index_to_string(fitted: Fitted) -> Stage:
     return IndexToString(fitted.input, fitted.output, as_text(labels))
 
 
-def one_hot_encoder(fitted: Fitted) -> Stage:
+def _one_hot_encoder(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     sizes = tuple(int(size) for size in fitted.stage.categorySizes)
     keep = (fitted.get("dropLast"), fitted.get("handleInvalid"))
     return OneHotEncoder(inputs, outputs, sizes, *keep)
 
 
-def vector_assembler(fitted: Fitted) -> Stage:
+def _vector_assembler(fitted: Fitted) -> Stage:
     inputs = tuple(fitted.get("inputCols"))
     return VectorAssembler(inputs, fitted.output, fitted.get("handleInvalid"))
 
@@ -92,7 +92,7 @@ def _inverse(values: np.ndarray, zero: float) -> np.ndarray:
     return np.where(values == 0, zero, 1.0 / np.where(values == 0, 1.0, values))
 
 
-def standard_scaler(fitted: Fitted) -> Stage:
+def _standard_scaler(fitted: Fitted) -> Stage:
     model = fitted.stage
     factors = _inverse(fitted.finite(model.std), 0.0)
     shift = fitted.finite(model.mean)
@@ -105,12 +105,12 @@ def standard_scaler(fitted: Fitted) -> Stage:
     )
 
 
-def max_abs_scaler(fitted: Fitted) -> Stage:
+def _max_abs_scaler(fitted: Fitted) -> Stage:
     factors = _inverse(fitted.finite(fitted.stage.maxAbs), 1.0)
     return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
 
 
-def robust_scaler(fitted: Fitted) -> Stage:
+def _robust_scaler(fitted: Fitted) -> Stage:
     factors = _inverse(fitted.finite(fitted.stage.range), 0.0)
     shift = fitted.finite(fitted.stage.median)
     return Scaler(
@@ -122,7 +122,7 @@ def robust_scaler(fitted: Fitted) -> Stage:
     )
 
 
-def min_max_scaler(fitted: Fitted) -> Stage:
+def _min_max_scaler(fitted: Fitted) -> Stage:
     lows, highs = fitted.finite(fitted.stage.originalMin), fitted.finite(fitted.stage.originalMax)
     lower, upper = fitted.get("min"), fitted.get("max")
     spread = highs - lows
@@ -131,18 +131,18 @@ def min_max_scaler(fitted: Fitted) -> Stage:
     return MinMaxScaler(fitted.input, fitted.output, lows, factors, lower, middle)
 
 
-def normalizer(fitted: Fitted) -> Stage:
+def _normalizer(fitted: Fitted) -> Stage:
     return Normalizer(fitted.input, fitted.output, float(fitted.get("p")))
 
 
-def imputer(fitted: Fitted) -> Stage:
+def _imputer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     row = fitted.stage.surrogateDF.first()
     surrogates = tuple(float(row[name]) for name in inputs)
     return Imputer(inputs, outputs, surrogates, float(fitted.get("missingValue")))
 
 
-def bucketizer(fitted: Fitted) -> Stage:
+def _bucketizer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     several = fitted.stage.isSet("inputCols")
     splits = fitted.get("splitsArray") if several else [fitted.get("splits")]
@@ -150,19 +150,19 @@ def bucketizer(fitted: Fitted) -> Stage:
     return Bucketizer(inputs, outputs, bounds, fitted.get("handleInvalid"))
 
 
-def binarizer(fitted: Fitted) -> Stage:
+def _binarizer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     several = fitted.stage.isSet("thresholds")
-    given = fitted.get("thresholds") if several else [fitted.get("threshold")] * len(inputs)
-    return Binarizer(inputs, outputs, tuple(float(value) for value in given))
+    thresholds = fitted.get("thresholds") if several else [fitted.get("threshold")] * len(inputs)
+    return Binarizer(inputs, outputs, tuple(float(value) for value in thresholds))
 
 
-def vector_slicer(fitted: Fitted) -> Stage:
+def _vector_slicer(fitted: Fitted) -> Stage:
     names = list(fitted.get("names") or ())
     places = [int(place) for place in fitted.get("indices") or ()]
     if names:
-        known = fitted.attributes(fitted.input) or []
-        by_name = {str(one["name"]): int(one["idx"]) for one in known if "name" in one}
+        attributes = fitted.attributes(fitted.input) or []
+        by_name = {str(one["name"]): int(one["idx"]) for one in attributes if "name" in one}
         missing = [name for name in names if name not in by_name]
         if missing:
             raise fitted.refused(f"column {fitted.input!r} tells no place of {missing}")
@@ -170,21 +170,21 @@ def vector_slicer(fitted: Fitted) -> Stage:
     return VectorSlicer(fitted.input, fitted.output, np.array(places, np.int64))
 
 
-def elementwise_product(fitted: Fitted) -> Stage:
+def _elementwise_product(fitted: Fitted) -> Stage:
     factors = fitted.finite(fitted.get("scalingVec"))
     return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
 
 
-def idf(fitted: Fitted) -> Stage:
+def _idf(fitted: Fitted) -> Stage:
     factors = fitted.finite(fitted.stage.idf)
     return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
 
 
-def pca(fitted: Fitted) -> Stage:
+def _pca(fitted: Fitted) -> Stage:
     return Projection(fitted.input, fitted.output, np.array(fitted.stage.pc.toArray(), np.float64))
 
 
-def dct(fitted: Fitted) -> Stage:
+def _dct(fitted: Fitted) -> Stage:
     size = vector_size(fitted.before, fitted.field(fitted.input))
     if not 0 < size <= DENSE_SIZE:
         raise fitted.refused(f"vectors of {size} elements; up to {DENSE_SIZE} are transformed")
@@ -195,23 +195,23 @@ def dct(fitted: Fitted) -> Stage:
     return Projection(fitted.input, fitted.output, np.ascontiguousarray(matrix))
 
 
-def polynomial_expansion(fitted: Fitted) -> Stage:
+def _polynomial_expansion(fitted: Fitted) -> Stage:
     return PolynomialExpansion(fitted.input, fitted.output, int(fitted.get("degree")))
 
 
-def interaction(fitted: Fitted) -> Stage:
+def _interaction(fitted: Fitted) -> Stage:
     inputs = tuple(fitted.get("inputCols"))
     categories = []
     for name in inputs:
         if fitted.kind(name) == VECTOR:
-            known = fitted.attributes(name)
-            if known is None:
+            attributes = fitted.attributes(name)
+            if attributes is None:
                 raise fitted.refused(
                     f"column {name!r} does not tell the attributes of its elements"
                 )
         else:
-            known = [fitted.field(name).metadata.get("ml_attr", {})]
-        counts = tuple(_categories(fitted, name, one) for one in known)
+            attributes = [fitted.field(name).metadata.get("ml_attr", {})]
+        counts = tuple(_categories(fitted, name, one) for one in attributes)
         if len(counts) > 1 and any(counts):
             raise fitted.refused(
                 f"column {name!r} holds vectors with categories, of which Spark passes over 0 in "
@@ -232,11 +232,11 @@ def _categories(fitted: Fitted, name: str, attribute: dict[str, object]) -> int:
     return count if count > 1 else 0
 
 
-def tokenizer(fitted: Fitted) -> Stage:
+def _tokenizer(fitted: Fitted) -> Stage:
     return Tokenizer(fitted.input, fitted.output)
 
 
-def regex_tokenizer(fitted: Fitted) -> Stage:
+def _regex_tokenizer(fitted: Fitted) -> Stage:
     pattern = fitted.get("pattern")
     if not _PLAIN_PATTERN.fullmatch(pattern):
         raise fitted.refused(
@@ -258,7 +258,7 @@ def regex_tokenizer(fitted: Fitted) -> Stage:
     )
 
 
-def stop_words_remover(fitted: Fitted) -> Stage:
+def _stop_words_remover(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     sensitive, locale = fitted.get("caseSensitive"), str(fitted.get("locale"))
     if not sensitive and locale.partition("_")[0] in _OTHER_CASE:
@@ -266,22 +266,22 @@ def stop_words_remover(fitted: Fitted) -> Stage:
             f"in its locale {locale!r} letters have other lower cases than elsewhere; set another"
         )
     words = as_text(fitted.get("stopWords"))
-    known = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
-    return StopWordsRemover(inputs, outputs, known, sensitive)
+    stop_words = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
+    return StopWordsRemover(inputs, outputs, stop_words, sensitive)
 
 
-def ngram(fitted: Fitted) -> Stage:
+def _ngram(fitted: Fitted) -> Stage:
     return NGram(fitted.input, fitted.output, int(fitted.get("n")))
 
 
-def hashing_tf(fitted: Fitted) -> Stage:
+def _hashing_tf(fitted: Fitted) -> Stage:
     size = int(fitted.get("numFeatures"))
     if any(fitted.stage.indexOf(probe) != place_of(probe, size) for probe in _PROBES):
         raise fitted.refused("it hashes as Spark 2 did; make it anew with this Spark")
     return HashingTF(fitted.input, fitted.output, size, fitted.get("binary"))
 
 
-def feature_hasher(fitted: Fitted) -> Stage:
+def _feature_hasher(fitted: Fitted) -> Stage:
     inputs = tuple(fitted.get("inputCols"))
     categorical = [name for name in fitted.get("categoricalCols") or () if name in inputs]
     for name in inputs:
@@ -293,7 +293,7 @@ def feature_hasher(fitted: Fitted) -> Stage:
     return FeatureHasher(inputs, fitted.output, int(fitted.get("numFeatures")), tuple(categorical))
 
 
-def count_vectorizer(fitted: Fitted) -> Stage:
+def _count_vectorizer(fitted: Fitted) -> Stage:
     return CountVectorizer(
         fitted.input,
         fitted.output,
@@ -305,30 +305,30 @@ def count_vectorizer(fitted: Fitted) -> Stage:
 
 # Spark ML's class, by its name in `pyspark.ml.feature`.
 READERS: dict[str, Callable[[Fitted], Stage]] = {
-    "Binarizer": binarizer,
-    "Bucketizer": bucketizer,
-    "CountVectorizerModel": count_vectorizer,
-    "DCT": dct,
-    "ElementwiseProduct": elementwise_product,
-    "FeatureHasher": feature_hasher,
-    "HashingTF": hashing_tf,
-    "IDFModel": idf,
-    "ImputerModel": imputer,
-    "IndexToString": index_to_string,
-    "Interaction": interaction,
-    "MaxAbsScalerModel": max_abs_scaler,
-    "MinMaxScalerModel": min_max_scaler,
-    "NGram": ngram,
-    "Normalizer": normalizer,
-    "OneHotEncoderModel": one_hot_encoder,
-    "PCAModel": pca,
-    "PolynomialExpansion": polynomial_expansion,
-    "RegexTokenizer": regex_tokenizer,
-    "RobustScalerModel": robust_scaler,
-    "StandardScalerModel": standard_scaler,
-    "StopWordsRemover": stop_words_remover,
-    "StringIndexerModel": string_indexer,
-    "Tokenizer": tokenizer,
-    "VectorAssembler": vector_assembler,
-    "VectorSlicer": vector_slicer,
+    "Binarizer": _binarizer,
+    "Bucketizer": _bucketizer,
+    "CountVectorizerModel": _count_vectorizer,
+    "DCT": _dct,
+    "ElementwiseProduct": _elementwise_product,
+    "FeatureHasher": _feature_hasher,
+    "HashingTF": _hashing_tf,
+    "IDFModel": _idf,
+    "ImputerModel": _imputer,
+    "IndexToString": _index_to_string,
+    "Interaction": _interaction,
+    "MaxAbsScalerModel": _max_abs_scaler,
+    "MinMaxScalerModel": _min_max_scaler,
+    "NGram": _ngram,
+    "Normalizer": _normalizer,
+    "OneHotEncoderModel": _one_hot_encoder,
+    "PCAModel": _pca,
+    "PolynomialExpansion": _polynomial_expansion,
+    "RegexTokenizer": _regex_tokenizer,
+    "RobustScalerModel": _robust_scaler,
+    "StandardScalerModel": _standard_scaler,
+    "StopWordsRemover": _stop_words_remover,
+    "StringIndexerModel": _string_indexer,
+    "Tokenizer": _tokenizer,
+    "VectorAssembler": _vector_assembler,
+    "VectorSlicer": _vector_slicer,
 }

@@ -39,7 +39,7 @@ def check_feature(field: pa.Field, column: Column) -> None:
 
 
 def feature_array(array: pa.Array, column: Column) -> pa.Array:
-    """Return the values of a checked column as the model takes them; what does not fit is null."""
+    """Return a checked column's values as the model's type; values that do not fit are null."""
     if pa.types.is_struct(array.type):
         array = _vector_values(array)
     if column.encoding:
@@ -69,26 +69,26 @@ def _source(field: pa.Field) -> Source:
     depth = _levels(element)
     for _ in range(depth):
         element = element.value_type
-    given = _NUMBERS.get(str(element))
+    type_name = _NUMBERS.get(str(element))
     if pa.types.is_string(element) or pa.types.is_large_string(element):
-        given = TEXT
+        type_name = TEXT
     elif pa.types.is_decimal(element):
-        given = "decimal"
-    if given is None:
+        type_name = "decimal"
+    if type_name is None:
         raise DataError(
             f"column {name!r} holds {field.type}, which no model takes; turn it into numbers, or "
             "arrays of numbers"
         )
-    return Source(name, "array" if depth else "scalar", given, given, depth)
+    return Source(name, "array" if depth else "scalar", type_name, type_name, depth)
 
 
 def _depth(kind: pa.DataType) -> int:
-    """Return how deep lists of Arrow's first kind lie within each other."""
+    """Return the nesting depth of Arrow lists of the first kind."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Return how deep lists of any kind lie within each other."""
+    """Return the nesting depth of lists of any kind."""
     lists = pa.types.is_nested(kind) and hasattr(kind, "value_type")
     return 1 + _levels(kind.value_type) if lists else 0
 
@@ -134,10 +134,10 @@ def _flat(array: pa.Array, shape: tuple[int, ...]) -> pa.Array:
             wrong |= least != shape[depth - 1]
         of_row = of_row[pc.list_parent_indices(inner).to_numpy(zero_copy_only=False)]
         inner = inner.flatten()
-    kept = ~wrong[of_row]  # nothing may lie behind a null
+    valid = ~wrong[of_row]  # nothing may lie behind a null
     offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(np.bincount(of_row[kept], minlength=rows), out=offsets[1:])
-    elements = inner if kept.all() else inner.filter(pa.array(kept))
+    np.cumsum(np.bincount(of_row[valid], minlength=rows), out=offsets[1:])
+    elements = inner if valid.all() else inner.filter(pa.array(valid))
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(wrong))
 
 
@@ -170,8 +170,8 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         return array.cast(pa.string()).cast(wanted)
     if pa.types.is_integer(array.type) and pa.types.is_integer(wanted):
         bounds = np.iinfo(wanted.to_pandas_dtype())
-        given = np.iinfo(array.type.to_pandas_dtype())
-        low, high = max(bounds.min, given.min), min(bounds.max, given.max)
+        source_bounds = np.iinfo(array.type.to_pandas_dtype())
+        low, high = max(bounds.min, source_bounds.min), min(bounds.max, source_bounds.max)
         fits = pc.and_(pc.greater_equal(array, low), pc.less_equal(array, high))
         array = pc.if_else(fits, array, pa.scalar(None, array.type))
     return array.cast(wanted, safe=False)

@@ -43,7 +43,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
         self._stage = stage
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save it; what cannot be saved is refused before anything is replaced.
+        """Save the estimator; refuse it before anything is replaced, if it cannot be saved.
 
         Args:
             path: folder or URL.
@@ -98,14 +98,14 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
         location = location_of(self.sparkSession, path)
         try:
             metadata = load_json(read_metadata(location))
-            found, version = metadata.get("class"), metadata.get(_KEY)
+            class_name, version = metadata.get("class"), metadata.get(_KEY)
         except (ValueError, AttributeError) as error:
             if isinstance(error, RunDirectoryError):
                 raise
             raise RunDirectoryError(f"the metadata in {location} are damaged: {error}") from error
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
-        if found != expected:
-            raise InvalidInputError(f"{path} holds a {found}, not a {expected}")
+        if class_name != expected:
+            raise InvalidInputError(f"{path} holds a {class_name}, not a {expected}")
         if version != FORMAT:
             raise InvalidInputError(
                 f"{path} holds an estimator of format {version!r}; this version of "
@@ -132,8 +132,8 @@ def savable(name: str, value: Any) -> Any:
         by_name = name == "modelFn" and is_import_name(value)
         return value if by_name else str(Location(value))  # the whole path
     if callable(value):
-        found = name_here(value)
-        if found is None:
+        import_name = name_here(value)
+        if import_name is None:
             raise InvalidInputError(
                 f"{name} is {getattr(value, '__qualname__', repr(value))}, which has no name that "
                 "another process could import it by, so the estimator cannot be saved; define it "
@@ -141,7 +141,7 @@ def savable(name: str, value: Any) -> Any:
                 "function), and give what varies as modelArgs. What it has trained can be saved: "
                 "its model, and a search's bestModel"
             )
-        return found
+        return import_name
     if isinstance(value, Mapping):
         return {str(key): savable(f"{name}[{key!r}]", one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

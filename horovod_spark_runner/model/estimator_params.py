@@ -14,7 +14,7 @@ Getter = Callable[[Any], Any]
 Setter = Callable[[Any, Any], Any]
 
 
-def accessors(name: str) -> tuple[Getter, Setter]:
+def _accessors(name: str) -> tuple[Getter, Setter]:
     """Return the getter and the setter of the Param ``name``."""
 
     def get(self: Any) -> Any:
@@ -35,73 +35,73 @@ def accessors(name: str) -> tuple[Getter, Setter]:
 
 
 class EstimatorParams(PredictionParams):
-    """What the estimator trains, how, and what its model adds to a DataFrame."""
+    """Params of the estimator: its training, and its model's columns."""
 
     modelFn = param(EstimatorSettings, "model_fn")
-    getModelFn, setModelFn = accessors("modelFn")
+    getModelFn, setModelFn = _accessors("modelFn")
     modelArgs = param(EstimatorSettings, "model_args")
-    getModelArgs, setModelArgs = accessors("modelArgs")
+    getModelArgs, setModelArgs = _accessors("modelArgs")
     customObjects = param(EstimatorSettings, "custom_objects")
-    getCustomObjects, setCustomObjects = accessors("customObjects")
+    getCustomObjects, setCustomObjects = _accessors("customObjects")
     callbacks = param(EstimatorSettings, "callbacks")
-    getCallbacks, setCallbacks = accessors("callbacks")
+    getCallbacks, setCallbacks = _accessors("callbacks")
     initialWeights = param(EstimatorSettings, "initial_weights")
-    getInitialWeights, setInitialWeights = accessors("initialWeights")
+    getInitialWeights, setInitialWeights = _accessors("initialWeights")
 
     labelCol = param(EstimatorSettings, "label_col")
-    getLabelCol, setLabelCol = accessors("labelCol")
+    getLabelCol, setLabelCol = _accessors("labelCol")
     labelCols = param(EstimatorSettings, "label_cols")
-    getLabelCols, setLabelCols = accessors("labelCols")
+    getLabelCols, setLabelCols = _accessors("labelCols")
     weightCol = param(EstimatorSettings, "weight_col")
-    getWeightCol, setWeightCol = accessors("weightCol")
+    getWeightCol, setWeightCol = _accessors("weightCol")
     validationIndicatorCol = param(EstimatorSettings, "validation_indicator_col")
-    getValidationIndicatorCol, setValidationIndicatorCol = accessors("validationIndicatorCol")
+    getValidationIndicatorCol, setValidationIndicatorCol = _accessors("validationIndicatorCol")
     validationFraction = param(EstimatorSettings, "validation_fraction")
-    getValidationFraction, setValidationFraction = accessors("validationFraction")
+    getValidationFraction, setValidationFraction = _accessors("validationFraction")
 
     numWorkers = param(LaunchSettings, "num_workers")
-    getNumWorkers, setNumWorkers = accessors("numWorkers")
+    getNumWorkers, setNumWorkers = _accessors("numWorkers")
     gpusPerWorker = param(LaunchSettings, "gpus_per_worker")
-    getGpusPerWorker, setGpusPerWorker = accessors("gpusPerWorker")
+    getGpusPerWorker, setGpusPerWorker = _accessors("gpusPerWorker")
     streamLogs = param(LaunchSettings, "stream_logs")
-    getStreamLogs, setStreamLogs = accessors("streamLogs")
+    getStreamLogs, setStreamLogs = _accessors("streamLogs")
 
     batchSize = param(FitOptions, "batch_size")
-    getBatchSize, setBatchSize = accessors("batchSize")
+    getBatchSize, setBatchSize = _accessors("batchSize")
     epochs = param(FitOptions, "epochs")
-    getEpochs, setEpochs = accessors("epochs")
+    getEpochs, setEpochs = _accessors("epochs")
     stepsPerEpoch = param(FitOptions, "steps_per_epoch")
-    getStepsPerEpoch, setStepsPerEpoch = accessors("stepsPerEpoch")
+    getStepsPerEpoch, setStepsPerEpoch = _accessors("stepsPerEpoch")
     validationFreq = param(FitOptions, "validation_freq")
-    getValidationFreq, setValidationFreq = accessors("validationFreq")
+    getValidationFreq, setValidationFreq = _accessors("validationFreq")
     classWeight = param(FitOptions, "class_weight")
-    getClassWeight, setClassWeight = accessors("classWeight")
+    getClassWeight, setClassWeight = _accessors("classWeight")
     seed = param(FitOptions, "seed")
-    getSeed, setSeed = accessors("seed")
+    getSeed, setSeed = _accessors("seed")
     shuffle = param(FitOptions, "shuffle")
-    getShuffle, setShuffle = accessors("shuffle")
+    getShuffle, setShuffle = _accessors("shuffle")
     lrScaling = param(FitOptions, "lr_scaling")
-    getLrScaling, setLrScaling = accessors("lrScaling")
+    getLrScaling, setLrScaling = _accessors("lrScaling")
     warmupEpochs = param(FitOptions, "warmup_epochs")
-    getWarmupEpochs, setWarmupEpochs = accessors("warmupEpochs")
+    getWarmupEpochs, setWarmupEpochs = _accessors("warmupEpochs")
 
     runDir = param(EstimatorSettings, "run_dir")
-    getRunDir, setRunDir = accessors("runDir")
+    getRunDir, setRunDir = _accessors("runDir")
     resumeFrom = param(EstimatorSettings, "resume_from")
-    getResumeFrom, setResumeFrom = accessors("resumeFrom")
+    getResumeFrom, setResumeFrom = _accessors("resumeFrom")
 
     data = param(EstimatorSettings, "data")
-    getData, setData = accessors("data")
+    getData, setData = _accessors("data")
     checkpoints = param(EstimatorSettings, "checkpoints")
-    getCheckpoints, setCheckpoints = accessors("checkpoints")
+    getCheckpoints, setCheckpoints = _accessors("checkpoints")
     restarts = param(EstimatorSettings, "restarts")
-    getRestarts, setRestarts = accessors("restarts")
+    getRestarts, setRestarts = _accessors("restarts")
     launch = param(EstimatorSettings, "launch")
-    getLaunch, setLaunch = accessors("launch")
+    getLaunch, setLaunch = _accessors("launch")
     sync = param(EstimatorSettings, "sync")
-    getSync, setSync = accessors("sync")
+    getSync, setSync = _accessors("sync")
     mlflow = param(EstimatorSettings, "mlflow")
-    getMlflow, setMlflow = accessors("mlflow")
+    getMlflow, setMlflow = _accessors("mlflow")
 
     def __init__(self) -> None:
         super().__init__()

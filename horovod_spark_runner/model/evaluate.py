@@ -38,7 +38,7 @@ COMPILED = "compiled"
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What `TFTransformer.evaluate` was asked for; see there."""
+    """Arguments of `TFTransformer.evaluate`."""
 
     metrics: Any
     label_cols: ColumnNames | str | None
@@ -48,7 +48,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class _Metrics:
-    """The metrics asked for, by who computes them."""
+    """The requested metrics, by who computes them."""
 
     compiled: bool
     others: Any
@@ -121,27 +121,27 @@ def evaluate(
         raise
 
 
-def _sorted_out(given: Any, recipe: Recipe) -> _Metrics:
+def _sorted_out(metrics: Any, recipe: Recipe) -> _Metrics:
     """Return the metrics by who computes them.
 
     Raises:
         InvalidInputError: something is no metric.
     """
-    if given is None:
+    if metrics is None:
         return _Metrics(True, None, ())
-    if isinstance(given, Mapping):
-        items: list[Any] = [given]
+    if isinstance(metrics, Mapping):
+        items: list[Any] = [metrics]
     else:
-        items = list(given) if isinstance(given, (list, tuple)) else [given]
+        items = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     if not items:
         raise InvalidInputError(
             "metrics names none; None asks for the model's own loss and metrics"
         )
     compiled = any(isinstance(item, str) and item == COMPILED for item in items)
     items = [item for item in items if not (isinstance(item, str) and item == COMPILED)]
-    found = [(item, spark_metric(item)) for item in items]
-    spark = tuple(metric for _, metric in found if metric is not None)
-    others = [item for item, metric in found if metric is None]
+    pairs = [(item, spark_metric(item)) for item in items]
+    spark = tuple(metric for _, metric in pairs if metric is not None)
+    others = [item for item, metric in pairs if metric is None]
     names = [metric.name for metric in spark]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -149,21 +149,21 @@ def _sorted_out(given: Any, recipe: Recipe) -> _Metrics:
     if not others:
         return _Metrics(compiled, None, spark)
     portable = engine_named(recipe.engine).portable_metrics(
-        others[0] if isinstance(given, Mapping) else others
+        others[0] if isinstance(metrics, Mapping) else others
     )
     check_picklable({"metrics": portable})
     return _Metrics(compiled, portable, spark)
 
 
 def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
-    """Let a worker load the model and the metrics, before any row is read.
+    """Load the model and the metrics in a worker, before any row is read.
 
     Raises:
         HorovodSparkError: of the kind that it found.
     """
-    told = json.loads(query_worker(frame.sparkSession, evaluation.describe, keep=True))
-    if told["error"]:
-        raise getattr(errors, told["error"], ModelError)(told["message"])
+    answer = json.loads(query_worker(frame.sparkSession, evaluation.describe, keep=True))
+    if answer["error"]:
+        raise getattr(errors, answer["error"], ModelError)(answer["message"])
 
 
 def _one_pass(
@@ -171,28 +171,28 @@ def _one_pass(
 ) -> dict[str, Any]:
     if evaluation.label is None:
         return _conclude(rows.mapInArrow(evaluation.add_up, SCHEMA), evaluation)
-    told = rows.mapInArrow(evaluation.add_up, f"{SCHEMA}, {ROW_SCHEMA}")
+    evaluated = rows.mapInArrow(evaluation.add_up, f"{SCHEMA}, {ROW_SCHEMA}")
     # The model sees each row once; Spark's evaluators read what it gave.
-    told = told.persist()
+    evaluated = evaluated.persist()
     try:
-        results = _conclude(told.filter("sums is not null"), evaluation)
-        each = told.filter("output is not null").select("output", "label", "weight")
+        results = _conclude(evaluated.filter("sums is not null"), evaluation)
+        each = evaluated.filter("output is not null").select("output", "label", "weight")
         label = evaluation.name_of(evaluation.label)
         return {**results, **evaluate_rows(each, recipe.outputs[0], spark, label)}
     finally:
-        told.unpersist()
+        evaluated.unpersist()
 
 
-def _conclude(told: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
-    sums = told.select("task", "rows", "skipped", "sums").repartition(1)
+def _conclude(evaluated: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
+    sums = evaluated.select("task", "rows", "skipped", "sums").repartition(1)
     # Heard out, the worker stays for the next evaluation, with the model it has loaded.
-    told_of_all = sums.mapInArrow(evaluation.conclude, "text string").collect()
-    found: dict[str, Any] = {"rows": 0, "skipped": 0}
-    if told_of_all:
-        found = json.loads(told_of_all[0].text)
-    if not found["rows"]:
-        skipped = found["skipped"]
+    collected = sums.mapInArrow(evaluation.conclude, "text string").collect()
+    summary: dict[str, Any] = {"rows": 0, "skipped": 0}
+    if collected:
+        summary = json.loads(collected[0].text)
+    if not summary["rows"]:
+        skipped = summary["skipped"]
         hint = f"; {skipped} with invalid values were skipped" if skipped else ""
         raise DataError(f"the DataFrame has no rows to evaluate on{hint}")
-    results: dict[str, Any] = found["results"]
+    results: dict[str, Any] = summary["results"]
     return results

@@ -43,12 +43,12 @@ _ROW_FIELDS = pa.schema(
 Batches = Iterator[pa.RecordBatch]
 _ADVICE = "handle_invalid='skip' leaves such rows out of the evaluation"
 # The evaluator a worker has used last, by the hash of its model and question.
-_kept: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
+_cached: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the tasks of an evaluation need to know.
+    """Plan of an evaluation, for its tasks.
 
     Attributes:
         digest: identity of the model and its weights.
@@ -79,16 +79,16 @@ class Evaluation:
         return self.names[len(self.columns) + [c.name for c in self.targets].index(target)]
 
     def describe(self) -> str:
-        """Tell what can go wrong with the question, before any row is read, as JSON."""
-        told = {"error": "", "message": ""}
+        """Return an error of the question, before any row is read, as JSON."""
+        answer = {"error": "", "message": ""}
         try:
             self._loaded()
         except HorovodSparkError as error:
-            told = {"error": type(error).__name__, "message": str(error)}
-        return json.dumps(told)
+            answer = {"error": type(error).__name__, "message": str(error)}
+        return json.dumps(answer)
 
     def add_up(self, batches: Batches) -> Batches:
-        """Give the sums over a task's rows, and each row's output where wanted."""
+        """Yield the sums over a task's rows, and each row's output where wanted."""
         evaluator, transforms = self._loaded()
         evaluator.begin()
         with (
@@ -103,18 +103,18 @@ class Evaluation:
         from pyspark import TaskContext
 
         named = zip((*self.columns, *self.targets), self.names, strict=True)
-        given = [replace(column, name=name) for column, name in named]
+        renamed = [replace(column, name=name) for column, name in named]
         sums: list[np.ndarray] = []
         rows = skipped = 0
         for batch in batches:
-            valid = valid_in_all(batch.columns, given, None if self.skip else _ADVICE)
-            kept = batch if valid is None else batch.filter(pa.array(valid))
-            skipped += batch.num_rows - kept.num_rows
-            if not kept.num_rows:
+            valid = valid_in_all(batch.columns, renamed, None if self.skip else _ADVICE)
+            usable = batch if valid is None else batch.filter(pa.array(valid))
+            skipped += batch.num_rows - usable.num_rows
+            if not usable.num_rows:
                 continue
             # What is decoded takes more memory than what Spark gives at once.
-            for begin in range(0, kept.num_rows, self.batch_size):
-                part = kept.slice(begin, self.batch_size)
+            for begin in range(0, usable.num_rows, self.batch_size):
+                part = usable.slice(begin, self.batch_size)
                 try:
                     x, y = self._arrays(part, features, labels)
                 except UndecodableRow as error:
@@ -125,17 +125,17 @@ class Evaluation:
                 output = evaluator.update(x, y)
                 if self.label is not None:
                     yield self._each(output, y)
-            rows += kept.num_rows
+            rows += usable.num_rows
             added = evaluator.take_sums()
             sums = merged_sums([sums, added]) if sums else added
         if rows or skipped:
             context = TaskContext.get()
             task = 0 if context is None else context.partitionId()
             data = dump_arrays({f"{n:05d}": array for n, array in enumerate(sums)})
-            yield _told([task], [rows], [skipped], [bytes(data)], each=self.label is not None)
+            yield _sums_batch([task], [rows], [skipped], [bytes(data)], each=self.label is not None)
 
     def conclude(self, batches: Batches) -> Batches:
-        """Give the results that follow from the sums of all tasks, as JSON."""
+        """Yield the results from the sums of all tasks, as JSON."""
         parts: list[tuple[int, list[np.ndarray]]] = []
         rows = skipped = 0
         for batch in batches:
@@ -149,18 +149,18 @@ class Evaluation:
             # In one order, whichever task was first: the last bits are the same every time.
             ordered = [sums for _, sums in sorted(parts, key=lambda part: part[0])]
             results = self._loaded()[0].results(merged_sums(ordered))
-        told = {"rows": rows, "skipped": skipped, "results": results}
-        yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
+        summary = {"rows": rows, "skipped": skipped, "results": results}
+        yield pa.RecordBatch.from_pydict({"text": [json.dumps(summary)]})
 
     def _arrays(
         self, batch: pa.RecordBatch, features: RowDecoder, labels: RowDecoder
     ) -> tuple[Arrays, Arrays]:
-        found: list[Arrays] = []
+        decoded: list[Arrays] = []
         begin = 0
         for columns, decode in ((self.columns, features), (self.targets, labels)):
             arrays = batch.columns[begin : begin + len(columns)]
             begin += len(columns)
-            found.append(
+            decoded.append(
                 decode(
                     {
                         column.name: column_to_numpy(pa.chunked_array([array]), column)
@@ -168,7 +168,7 @@ class Evaluation:
                     }
                 )
             )
-        x, y = found
+        x, y = decoded
         if self.weight is not None and (negative := np.flatnonzero(y[self.weight] < 0)).size:
             cause = DataError(f"a sample weight is negative: {y[self.weight][negative[0]]}")
             raise UndecodableRow(int(negative[0]), cause)
@@ -189,7 +189,7 @@ class Evaluation:
             _ROW_FIELDS,
         )
 
-    def _asked(self) -> Question:
+    def _load_question(self) -> Question:
         try:
             question: Question = cloudpickle.loads(self.question)
         except Exception as error:  # a metric of the user's own may fail in any way
@@ -201,12 +201,12 @@ class Evaluation:
         return question
 
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
-        global _kept
+        global _cached
         apply_task_limits()
         key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
-        if _kept is None or _kept[0] != key:
+        if _cached is None or _cached[0] != key:
             recipe = self.load()
-            question = self._asked()
+            question = self._load_question()
             missing = [n for n in question.targets.transforms if n not in recipe.transforms]
             if missing:
                 raise DataError(
@@ -214,13 +214,13 @@ class Evaluation:
                     "functions are not kept in storage: give them, from_run(…, transforms={…})"
                 )
             evaluator = engine_named(recipe.engine).evaluator(recipe, question)
-            drops = _kept is not None
-            _kept = key, evaluator, recipe.transforms
-            exclude_from_gc(dropped=drops)
-        return _kept[1], _kept[2]
+            drops = _cached is not None
+            _cached = key, evaluator, recipe.transforms
+            spare_from_collection(dropped=drops)
+        return _cached[1], _cached[2]
 
 
-def _told(
+def _sums_batch(
     task: Sequence[int],
     rows: Sequence[int],
     skipped: Sequence[int],

@@ -13,13 +13,13 @@ from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from ..training.onnx import PLAIN, VECTOR, ClassColumn
 from .features import feature_names
 from .files import MODES
-from .load import ServedModel
+from .load import ModelHandle
 from .outputs import added_by
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is to be written, and where.
+    """Model, format and destination of an export.
 
     Attributes:
         target: the folder or file to write.
@@ -51,7 +51,7 @@ class ExportRequest:
             )
 
 
-def export_model(model: ServedModel, request: ExportRequest) -> None:
+def export_model(model: ModelHandle, request: ExportRequest) -> None:
     """Write the model; the framework is imported.
 
     Raises:

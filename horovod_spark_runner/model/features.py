@@ -31,30 +31,31 @@ def feature_names(
         InvalidInputError: other columns are named than the model takes.
     """
     trained = tuple(column.name for column in columns)
-    setting, given = "feature_cols", settings.feature_cols
+    setting, user_columns = "feature_cols", settings.feature_cols
     if settings.features_col is not None:
-        setting, given = "features_col", [settings.features_col]
-    if given is None:
+        setting, user_columns = "features_col", [settings.features_col]
+    if user_columns is None:
         return trained
     takes = f"the model takes {quote_all(trained)}, in this order"
     slots = inputs.slots
-    if isinstance(given, Mapping):
+    if isinstance(user_columns, Mapping):
         # A model trained on a list of columns knows its inputs by these.
         names = inputs.names or tuple(" + ".join(slot) for slot in slots)
-        if set(names) != set(given):
+        if set(names) != set(user_columns):
             raise InvalidInputError(
-                f"{setting}={brief(given)} does not fit: {takes}, for its inputs {quote_all(names)}"
+                f"{setting}={brief(user_columns)} does not fit: {takes}, for its inputs "
+                f"{quote_all(names)}"
             )
-        asked = [given[name] for name in names]
+        requested = [user_columns[name] for name in names]
     else:
-        asked = list(given)
-    each = [[one] if isinstance(one, str) else list(one or ()) for one in asked]
+        requested = list(user_columns)
+    each = [[one] if isinstance(one, str) else list(one or ()) for one in requested]
     flat, wanted = [n for s in each for n in s], [n for s in slots for n in s]
     renamed = dict(zip(wanted, flat, strict=False))
     nested = any(len(slot) > 1 for slot in each)
     same = len(flat) == len(wanted) and [renamed[name] for name in wanted] == flat
     if not same or (nested and list(map(len, each)) != list(map(len, slots))):
-        raise InvalidInputError(f"{setting}={brief(given)} does not fit: {takes}")
+        raise InvalidInputError(f"{setting}={brief(user_columns)} does not fit: {takes}")
     return tuple(renamed[name] for name in trained)
 
 
@@ -99,9 +100,9 @@ def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkC
     from pyspark.sql import functions as F
 
     for level in range(2, source.depth + 1):
-        found = sizes(source, level)
-        size = F.array_min(found)
-        same = size == F.array_max(found)
+        level_sizes = sizes(source, level)
+        size = F.array_min(level_sizes)
+        same = size == F.array_max(level_sizes)
         if len(column.shape) == source.depth:
             same &= size == column.shape[level - 1]
         value = F.when(same, value)

@@ -63,7 +63,7 @@ def check_destination(destination: Location, mode: str) -> None:
 
 @contextlib.contextmanager
 def committing(destination: Location, mode: str) -> Iterator[Commit]:
-    """Lease a destination, yield what to fill, and move the files into place at the end.
+    """Lease a destination, yield a folder to fill, and move its files into place at the end.
 
     Args:
         destination: the folder to write.

@@ -71,14 +71,14 @@ class FileTask:
     Attributes:
         source: the folder to read.
         predictor: the model.
-        kept: columns to copy.
+        copied: columns to copy.
         schema: schema of scored files: the copied columns, then the predictions.
         options: options of their writer.
     """
 
     source: Location
     predictor: Predictor
-    kept: tuple[str, ...]
+    copied: tuple[str, ...]
     schema: pa.Schema
     options: Mapping[str, Any]
 
@@ -164,8 +164,8 @@ class FileTask:
             raise DataError(f"{place}: {error}") from error
         single = len(self.predictor.outputs) == 1
         outputs = [predicted] if single else predicted.flatten()
-        types = self.schema.types[len(self.kept) :]
-        columns = [chunk.column(name) for name in self.kept]
+        types = self.schema.types[len(self.copied) :]
+        columns = [chunk.column(name) for name in self.copied]
         columns += [output.cast(kind) for output, kind in zip(outputs, types, strict=True)]
         table = pa.Table.from_arrays(columns, schema=self.schema)
         skips = self.predictor.handle_invalid == SKIP and predicted.null_count
@@ -177,7 +177,7 @@ class FileTask:
         Raises:
             DataError: a row group cannot be read.
         """
-        columns = list(dict.fromkeys([*self.kept, *self.predictor.names]))
+        columns = list(dict.fromkeys([*self.copied, *self.predictor.names]))
         for number in unit.groups:
             try:
                 yield from _chunks_of(file, number, columns)
@@ -262,16 +262,16 @@ def _leaves(kind: pa.DataType) -> int:
     return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def scored_schema(schema: pa.Schema, kept: Sequence[str], added: Mapping[str, str]) -> pa.Schema:
+def scored_schema(schema: pa.Schema, copied: Sequence[str], added: Mapping[str, str]) -> pa.Schema:
     """Return the schema of a scored file.
 
     Args:
         schema: schema of the source.
-        kept: its columns to copy.
+        copied: its columns to copy.
         added: columns of predictions, and Spark's types of them.
     """
-    fields = [schema.field(name) for name in kept]
-    known = []
+    fields = [schema.field(name) for name in copied]
+    spark_fields = []
     for name, spark_type in added.items():
         is_array = spark_type.startswith("array<")
         element, kind = _ELEMENTS[spark_type.removeprefix("array<").removesuffix(">")]
@@ -280,19 +280,19 @@ def scored_schema(schema: pa.Schema, kept: Sequence[str], added: Mapping[str, st
             kind = pa.list_(pa.field("element", kind))
             json_type = {"type": "array", "elementType": element, "containsNull": True}
         fields.append(pa.field(name, kind))
-        known.append({"name": name, "type": json_type, "nullable": True, "metadata": {}})
+        spark_fields.append({"name": name, "type": json_type, "nullable": True, "metadata": {}})
     metadata = dict(schema.metadata or {})
-    if len(kept) < len(schema.names):
+    if len(copied) < len(schema.names):
         metadata.pop(_PANDAS_KEY, None)
     if SPARK_KEY in metadata:
         struct = load_json(metadata[SPARK_KEY])
         by_name = {field["name"]: field for field in struct["fields"]}
-        struct["fields"] = [by_name[name] for name in kept if name in by_name] + known
+        struct["fields"] = [by_name[name] for name in copied if name in by_name] + spark_fields
         metadata[SPARK_KEY] = json.dumps(struct).encode()
     return pa.schema(fields, metadata)
 
 
-def check_stored_alike(leaves: Sequence[Leaf], schema: pa.Schema, place: str) -> None:
+def check_stored_types(leaves: Sequence[Leaf], schema: pa.Schema, place: str) -> None:
     """Check that pyarrow stores the copied columns as they are in the source.
 
     Args:

@@ -40,7 +40,7 @@ from .file_task import (
     FileTask,
     Leaf,
     Unit,
-    check_stored_alike,
+    check_stored_types,
     opened,
     parquet_file,
     scored_schema,
@@ -105,17 +105,18 @@ def _real_place(place: Location) -> str:
 
 def _check_plain(settings: PredictionSettings) -> None:
     """Refuse settings of columns that only Spark makes of the outputs."""
-    asked = [
-        f"{name}={given!r}"
+    unsupported = [
+        f"{name}={value!r}"
         for name in ("probability_col", "raw_prediction_col")
-        if (given := getattr(settings, name)) is not None
+        if (value := getattr(settings, name)) is not None
     ]
     if settings.output_form != "array":
-        asked.append(f"output_form={settings.output_form!r}")
-    if asked:
+        unsupported.append(f"output_form={settings.output_form!r}")
+    if unsupported:
         raise InvalidInputError(
-            f"predict_files writes the outputs as numbers and arrays, not as {' and '.join(asked)} "
-            "asks for; leave it out, or read the files with Spark and use transform"
+            "predict_files writes the outputs as numbers and arrays, not as "
+            f"{' and '.join(unsupported)} asks for; leave it out, or read the files with Spark and "
+            "use transform"
         )
 
 
@@ -155,12 +156,12 @@ def predict_files(spark: SparkSession, request: FilesRequest, predictor: Predict
     """
     plan = plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
     with committing(request.destination, request.mode) as commit:
-        scored = run_plan(spark, plan, commit.staging, request.destination)
+        scored = _run_plan(spark, plan, commit.staging, request.destination)
         commit.files.update({plan.units[number].target: name for number, name, _ in scored})
     return sum(rows for _, _, rows in scored)
 
 
-def run_plan(
+def _run_plan(
     spark: SparkSession, plan: FilesPlan, staging: Location, destination: Location
 ) -> list[tuple[int, str, int]]:
     """Run a plan's job; return the number of each unit, its file in ``staging``, and its rows.
@@ -210,14 +211,14 @@ def plan_files(
         DataError, InvalidInputError, ModelError: see `predict_files`.
     """
     check_destination(request.destination, request.mode)
-    found = parquet_files(request.source)
-    found.check_all_count("read them with Spark, and use transform")
-    if not found.files:
+    listing = parquet_files(request.source)
+    listing.check_all_count("read them with Spark, and use transform")
+    if not listing.files:
         there = "holds no Parquet files" if request.source.exists() else "does not exist"
         raise DataError(f"the source {request.source} {there}")
     with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
-        names = [file.name for file in found.files]
-        files = list(pool.map(lambda name: _read_source_file(found.folder, name), names))
+        names = [file.name for file in listing.files]
+        files = list(pool.map(lambda name: _read_source_file(listing.folder, name), names))
     first = files[0]
     for file in files:
         if (file.schema, file.leaves) != (first.schema, first.leaves):
@@ -226,7 +227,9 @@ def plan_files(
                 "or in other types: put files of one schema into a folder each, or read them with "
                 "Spark and use transform"
             )
-    task = _task(request, predictor, found.folder, files, found.partitions or (), by_case=by_case)
+    task = _task(
+        request, predictor, listing.folder, files, listing.partitions or (), by_case=by_case
+    )
     size = sum(sum(file.sizes) for file in files)
     low, high = _UNIT_BYTES
     tasks = max(slots * _TASKS_PER_SLOT, size // high)
@@ -284,7 +287,7 @@ def _task(
         DataError: a column is none that can be scored and written again.
     """
     place, schema = str(files[0].place), files[0].schema
-    kept = _kept_columns(schema, request.columns, partitions, place)
+    copied = _copied_columns(schema, request.columns, partitions, place)
     for name, column in zip(predictor.names, predictor.columns, strict=True):
         if name not in schema.names and name in partitions:
             raise DataError(
@@ -300,17 +303,17 @@ def _task(
         check_feature(schema.field(name), column)
     outputs = [output.name for output in predictor.outputs]
     names = added_columns(outputs, request.settings.prediction_col)
-    check_added(names, [*kept, *partitions], request.settings, by_case=by_case, outputs=outputs)
+    check_added(names, [*copied, *partitions], request.settings, by_case=by_case, outputs=outputs)
     types = [spark_type(output) for output in predictor.outputs]
-    scored = scored_schema(schema, kept, dict(zip(names, types, strict=True)))
-    leaves = [leaf for leaf in files[0].leaves if leaf[0] in kept]
-    check_stored_alike(leaves, scored, place)
+    scored = scored_schema(schema, copied, dict(zip(names, types, strict=True)))
+    leaves = [leaf for leaf in files[0].leaves if leaf[0] in copied]
+    check_stored_types(leaves, scored, place)
     sample = next((file for file in files if file.metadata.num_row_groups), None)
-    options = {} if sample is None else _writer_options(sample, kept)
-    return FileTask(folder, predictor, kept, scored, options)
+    options = {} if sample is None else _writer_options(sample, copied)
+    return FileTask(folder, predictor, copied, scored, options)
 
 
-def _kept_columns(
+def _copied_columns(
     schema: pa.Schema, columns: Sequence[str] | None, folders: Sequence[str], place: str
 ) -> tuple[str, ...]:
     """Return the columns of a file to copy, in the file's order.
@@ -338,7 +341,7 @@ def _kept_columns(
     return tuple(name for name in schema.names if name in columns)
 
 
-def _writer_options(file: SourceFile, kept: Sequence[str]) -> dict[str, Any]:
+def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, Any]:
     """Return options to write as the file is written.
 
     Its compression, and its dictionaries, but for numbers with a fraction, which hardly ever
@@ -352,7 +355,7 @@ def _writer_options(file: SourceFile, kept: Sequence[str]) -> dict[str, Any]:
         "use_dictionary": [
             chunk.path_in_schema
             for (name, _), chunk in zip(file.leaves, chunks, strict=True)
-            if name in kept
+            if name in copied
             and chunk.has_dictionary_page
             and chunk.physical_type not in ("FLOAT", "DOUBLE")
         ],

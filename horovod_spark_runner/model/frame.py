@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]:
-    """Return the names of columns that will be added, as far as they are known before the model is.
+    """Return the names of added columns, as far as the settings determine them.
 
     Args:
         settings: what is asked for.
@@ -29,16 +29,16 @@ def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]
             that it is the model's only output is taken for granted.
     """
     names: list[str] = []
-    for given in (settings.probability_col, settings.raw_prediction_col):
-        if given is not None:
-            names += [given] if isinstance(given, str) else given.values()
-    asked = settings.prediction_col
-    if isinstance(asked, Mapping):
-        return [*names, *asked.values()]
-    if asked is None or isinstance(asked, str):
+    for class_col in (settings.probability_col, settings.raw_prediction_col):
+        if class_col is not None:
+            names += [class_col] if isinstance(class_col, str) else class_col.values()
+    prediction_col = settings.prediction_col
+    if isinstance(prediction_col, Mapping):
+        return [*names, *prediction_col.values()]
+    if prediction_col is None or isinstance(prediction_col, str):
         single = outputs == 1 or settings.output_form == "struct"
-        return [*names, asked or DEFAULT] if single else names
-    return [*names, *asked]
+        return [*names, prediction_col or DEFAULT] if single else names
+    return [*names, *prediction_col]
 
 
 def check_added(
@@ -61,10 +61,10 @@ def check_added(
     Raises:
         DataError: a name is taken.
     """
-    kept = {_plain(name, by_case): name for name in existing}
-    clashing = [name for name in added if _plain(name, by_case) in kept]
+    existing_names = {_plain(name, by_case): name for name in existing}
+    clashing = [name for name in added if _plain(name, by_case) in existing_names]
     if clashing:
-        taken = [kept[_plain(name, by_case)] for name in clashing]
+        taken = [existing_names[_plain(name, by_case)] for name in clashing]
         raise DataError(
             f"the DataFrame already has a column {quote_all(taken)}, which a prediction is to be "
             "called; drop it, or name the predictions otherwise: "
@@ -84,12 +84,12 @@ def _plain(name: str, by_case: bool) -> str:
 
 
 def _advice(clashing: Sequence[str], settings: PredictionSettings, outputs: Sequence[str]) -> str:
-    """Return how other names are given, by the setting that names those in the way."""
+    """Return advice how to choose other names, by the setting of the conflicting ones."""
     for setting in ("probability_col", "raw_prediction_col"):
-        given: ClassCol = getattr(settings, setting)
-        if isinstance(given, str) and given in clashing:
+        class_col: ClassCol = getattr(settings, setting)
+        if isinstance(class_col, str) and class_col in clashing:
             return f'{setting}="…"'
-        for output, name in given.items() if isinstance(given, Mapping) else ():
+        for output, name in class_col.items() if isinstance(class_col, Mapping) else ():
             if name in clashing:
                 return f'{setting}={{{output!r}: "…"}}'
     if len(outputs) < 2:

@@ -31,7 +31,7 @@ from .shipping import describe_outputs, load_model
 
 
 def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
-    """Tell which rows hold a value as the model takes it.
+    """Return which rows hold a value as the model takes it.
 
     Args:
         array: the rows of a feature column.
@@ -53,14 +53,14 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
             return mask
     if valid is None:
         return None
-    given = _to_numpy(valid)
-    return None if bool(np.all(given)) else given
+    valid_mask = _to_numpy(valid)
+    return None if bool(np.all(valid_mask)) else valid_mask
 
 
 def valid_in_all(
     arrays: Sequence[pa.Array], columns: Sequence[Column], advice: str | None
 ) -> np.ndarray | None:
-    """Tell which rows hold a value in every column.
+    """Return which rows hold a value in every column.
 
     Args:
         arrays: the rows, by column.
@@ -89,7 +89,7 @@ def valid_in_all(
 
 
 def describe_fault(array: pa.Array, column: Column, row: int) -> str:
-    """Say what is wrong with a row that is not valid."""
+    """Describe the fault of an invalid row."""
     value = array[row]
     if not value.is_valid:
         return f"column {column.name!r} is null" + _or_what_became_null(column)
@@ -107,7 +107,7 @@ def describe_fault(array: pa.Array, column: Column, row: int) -> str:
 
 
 def _or_what_became_null(column: Column) -> str:
-    """Return what else Spark hands over as null: what does not fit the type or shape."""
+    """Return the further causes of null: values that do not fit the type or shape."""
     if len(column.shape) > 1 and not column.encoding:
         return ", or holds nested arrays of other sizes,"
     if not column.shape and is_whole(column):
@@ -116,7 +116,7 @@ def _or_what_became_null(column: Column) -> str:
 
 
 def is_whole(column: Column) -> bool:
-    """Tell whether a column holds whole numbers."""
+    """Return whether a column holds integers."""
     return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
 
@@ -163,7 +163,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Batch:
+class _Batch:
     """Rows for one call of the model.
 
     Attributes:
@@ -178,7 +178,7 @@ class Batch:
 
     @property
     def valid(self) -> np.ndarray | None:
-        """Which rows can be predicted on; ``None`` if all can."""
+        """Rows that can be predicted on; ``None`` if all can."""
         if all(piece.valid is None for piece in self.pieces):
             return None
         masks = [np.ones(p.rows, bool) if p.valid is None else p.valid for p in self.pieces]
@@ -192,7 +192,7 @@ class Batch:
         return joined if valid is None else tuple(a.filter(pa.array(valid)) for a in joined)
 
     def place(self, row: int) -> str:
-        """Say where a row of `arrays` came from."""
+        """Describe the origin of a row of `arrays`."""
         valid = self.valid
         number = row if valid is None else int(np.flatnonzero(valid)[row])
         for piece in self.pieces:
@@ -202,7 +202,7 @@ class Batch:
         return f"row {piece.begin + number} of a batch of {piece.whole} (counted from 0)"
 
 
-def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
+def _cut(pieces: Iterator[Piece], size: int) -> Iterator[list[_Batch]]:
     """Yield batches of ``size`` rows; only the very last one may have fewer.
 
     All batches that an Arrow batch makes full come together, as soon as it has come: nothing is
@@ -211,7 +211,7 @@ def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
     open_pieces: list[Piece] = []
     wanted = size
     for piece in pieces:
-        full: list[Batch] = []
+        full: list[_Batch] = []
         begin = 0
         while begin < piece.rows:
             end = min(begin + wanted, piece.rows)
@@ -219,19 +219,19 @@ def cut(pieces: Iterator[Piece], size: int) -> Iterator[list[Batch]]:
             wanted -= end - begin
             begin = end
             if not wanted:
-                full.append(Batch(tuple(open_pieces)))
+                full.append(_Batch(tuple(open_pieces)))
                 open_pieces, wanted = [], size
         if full:
             yield full
     if open_pieces:
-        yield [Batch(tuple(open_pieces))]
+        yield [_Batch(tuple(open_pieces))]
 
 
 T = TypeVar("T")
 P = TypeVar("P")
 
 
-class Prepared(Generic[T, P]):
+class _Prepared(Generic[T, P]):
     """Prepares things one ahead of their use; a context, at whose end its thread ends.
 
     Args:
@@ -243,7 +243,7 @@ class Prepared(Generic[T, P]):
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-prepare") if ahead else None
 
-    def __enter__(self) -> Prepared[T, P]:
+    def __enter__(self) -> _Prepared[T, P]:
         return self
 
     def __exit__(
@@ -256,7 +256,7 @@ class Prepared(Generic[T, P]):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def each(self, things: Sequence[T]) -> Iterator[tuple[T, P]]:
-        """Yield each thing and what it was made into.
+        """Yield each item and its prepared form.
 
         Raises:
             Exception: whatever ``prepare`` raised, at the turn of what it could not prepare.
@@ -336,10 +336,10 @@ class Predictor:
         drops = len(_models) == _CACHE_SIZE
         model = self._model()
         pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
-        with Prepared(
+        with _Prepared(
             functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
         ) as made:
-            for group in cut(pieces, self.batch_size):
+            for group in _cut(pieces, self.batch_size):
                 each = (self._predict(model, *pair) for pair in made.each(group))
                 for predicted in joined(each):
                     if loads:  # once it has been called, as a graph is made then
@@ -354,8 +354,8 @@ class Predictor:
         advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
         return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
-    def _prepare(self, model: Model, batch: Batch) -> Any:
-        """Return what the model computes with; ``None`` where there is no row for it."""
+    def _prepare(self, model: Model, batch: _Batch) -> Any:
+        """Return the model's inputs; ``None`` if there is no row."""
         arrays = batch.arrays()
         if not len(arrays[0]):
             return None
@@ -368,15 +368,15 @@ class Predictor:
         except UndecodableRow as error:
             raise DataError(f"{batch.place(error.row)}: {error.cause}") from error.cause
 
-    def _predict(self, model: Model, batch: Batch, prepared: Any) -> pa.Array:
+    def _predict(self, model: Model, batch: _Batch, prepared: Any) -> pa.Array:
         valid = batch.valid
         rows = batch.rows if valid is None else int(np.count_nonzero(valid))
         outputs = [_nothing(output) for output in self.outputs]
         if prepared is not None:
-            given = model.compute(prepared)
-            for value, output in zip(given, self.outputs, strict=True):
+            results = model.compute(prepared)
+            for value, output in zip(results, self.outputs, strict=True):
                 _check_rows(value, output, rows)
-            outputs = [array_of(v, output) for v, output in zip(given, self.outputs, strict=True)]
+            outputs = [array_of(v, output) for v, output in zip(results, self.outputs, strict=True)]
         single = len(outputs) == 1
         names = field_names(len(outputs))
         array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
@@ -402,7 +402,7 @@ def _decoding(recipe: Recipe, model: Model) -> Model:
 
 
 def _prepares_ahead(model: Model) -> bool:
-    """Tell whether to prepare a batch while the one before it is computed.
+    """Return whether to prepare a batch while the one before it is computed.
 
     Where preparing is work, or computing leaves the processor idle; else it is one more thread on
     the cores that are to compute.
@@ -437,28 +437,28 @@ def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
 
 
 def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
-    """Return the question to a worker what a model gives, or why it gives nothing.
+    """Return a query for a worker: a model's outputs, or the reason why it has none.
 
     The answer is a JSON list: the outputs, why there are none, and why it is the wrong model.
     """
 
     def describe() -> str:
         try:
-            told: list[Any] = [*describe_outputs(load()), ""]
+            answer: list[Any] = [*describe_outputs(load()), ""]
         except ModelError as error:
-            told = [[], "", str(error)]
-        return json.dumps(told)
+            answer = [[], "", str(error)]
+        return json.dumps(answer)
 
     return describe
 
 
 def field_names(outputs: int) -> list[str]:
-    """Return what outputs are called inside the UDF's result; their own names may be anything."""
+    """Return the names of outputs inside the UDF's result; their own names may be anything."""
     return [f"output{number}" for number in range(outputs)]
 
 
 def is_scalar(spec: OutputSpec) -> bool:
-    """Tell whether an output is one number per row, in a column of numbers."""
+    """Return whether an output is one number per row, in a column of numbers."""
     return spec.shape in ((), (1,))
 
 

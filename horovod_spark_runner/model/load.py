@@ -66,7 +66,7 @@ class TrainedModel:
 
     @property
     def place(self) -> str:
-        """Where it lies, for messages."""
+        """The location, for messages."""
         return str(self.stored.directory.location)
 
 
@@ -86,8 +86,8 @@ def read_trained_model(
     """
     model = read_model(directory)
     recipe = _recipe(model, source.engine, transforms, source)
-    own = engine_named(source.engine).parts(model, source, saved, {})
-    return _trained(model, replace(recipe, own=own))
+    parts = engine_named(source.engine).parts(model, source, saved, {})
+    return _trained(model, replace(recipe, parts=parts))
 
 
 def adopt_model(
@@ -169,8 +169,8 @@ def read_finished_run(
             f"the model in {directory.location} was trained with transforms of column "
             f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
         )
-    asked = {*signature.transforms, *(signature.targets.transforms if signature.targets else ())}
-    transforms = {name: one for name, one in transforms.items() if name in asked}
+    needed = {*signature.transforms, *(signature.targets.transforms if signature.targets else ())}
+    transforms = {name: one for name, one in transforms.items() if name in needed}
     wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
     if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
         raise RunDirectoryError(
@@ -188,8 +188,8 @@ def read_finished_run(
         recipe = _recipe(model, engine, transforms, source)
         if signature.outputs is None and model_fn is None:
             return _trained(model, recipe)
-        own = engine_named(engine).parts(model, source, None, custom_objects)
-    trained = _trained(model, replace(recipe, own=own))
+        parts = engine_named(engine).parts(model, source, None, custom_objects)
+    trained = _trained(model, replace(recipe, parts=parts))
     return replace(trained, learn_outputs=model_fn is not None)
 
 
@@ -241,8 +241,8 @@ def _recipe(
     )
 
 
-class ServedModel:
-    """A model as bytes for Spark's workers, and what is known of it; safe in threads.
+class ModelHandle:
+    """A model as bytes for Spark's workers, and its metadata; thread-safe.
 
     It can be pickled and copied.
 
@@ -252,7 +252,7 @@ class ServedModel:
 
     def __init__(self, model: TrainedModel) -> None:
         self._shipped = ShippedModel(model.recipe)
-        self._known = replace(model, recipe=_without_contents(model.recipe))
+        self._metadata = replace(model, recipe=_without_contents(model.recipe))
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -262,9 +262,9 @@ class ServedModel:
         self.__dict__.update(state, _lock=threading.Lock())
 
     @property
-    def known(self) -> TrainedModel:
-        """What is known of the model without loading it."""
-        return self._known
+    def metadata(self) -> TrainedModel:
+        """Metadata of the model, without loading it."""
+        return self._metadata
 
     def model(self) -> Any:
         """Return the framework's model, on the driver; see `Engine.model`."""
@@ -272,19 +272,19 @@ class ServedModel:
         return engine_named(recipe.engine).model(recipe)
 
     def whole(self) -> Recipe:
-        """Return all that the model is made from, and what it gives; the framework may be loaded.
+        """Return all parts and outputs of the model; the framework may be loaded.
 
         Raises:
             ModelError: the model cannot be called, or is not the one that was trained.
         """
         recipe = self._shipped.recipe()
-        known = self._known
-        if known.learn_outputs and not recipe.outputs:
-            told, problem = engine_named(recipe.engine).describe_outputs(recipe)
-            outputs = tuple(read_fields(one, OutputSpec) for one in told)
-            known = replace(known, recipe=replace(recipe, outputs=outputs), problem=problem)
-        check_callable(known)
-        return replace(recipe, outputs=known.recipe.outputs)
+        metadata = self._metadata
+        if metadata.learn_outputs and not recipe.outputs:
+            described, problem = engine_named(recipe.engine).describe_outputs(recipe)
+            outputs = tuple(read_fields(one, OutputSpec) for one in described)
+            metadata = replace(metadata, recipe=replace(recipe, outputs=outputs), problem=problem)
+        check_callable(metadata)
+        return replace(recipe, outputs=metadata.recipe.outputs)
 
     def save(self, directory: RunDirectory) -> None:
         """Write the model's files.
@@ -298,24 +298,24 @@ class ServedModel:
         def held() -> Mapping[str, bytes | Contents]:
             recipe = self._shipped.recipe()
             sample = {} if recipe.sample is None else {SAMPLE_FILE: recipe.sample}
-            files = engine_named(recipe.engine).held(recipe.own)
+            files = engine_named(recipe.engine).held(recipe.parts)
             return {**sample, **files} if files else {}
 
-        copy_model(self._known.stored, directory, held)
+        copy_model(self._metadata.stored, directory, held)
 
     def predictor(self, spark: SparkSession, settings: PredictionSettings) -> Predictor:
-        """Return what predicts in the workers of a session.
+        """Return the predictor for the workers of a session.
 
         Raises:
             ModelError: the model cannot be called, or is not the one that was trained.
             InvalidInputError: other feature columns are named than it takes.
         """
         with self._lock:  # also so that it is sent once
-            if self._known.learn_outputs:
+            if self._metadata.learn_outputs:
                 self._learn_outputs(spark)
-            check_callable(self._known)
+            check_callable(self._metadata)
             load = self._shipped.loader(spark)
-        recipe = self._known.recipe
+        recipe = self._metadata.recipe
         return Predictor(
             digest=self._shipped.digest,
             load=load,
@@ -327,17 +327,19 @@ class ServedModel:
         )
 
     def _learn_outputs(self, spark: SparkSession) -> None:
-        """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        told = query_worker(spark, describing(self._shipped.loader(spark)), keep=True)
-        outputs, problem, wrong = json.loads(told)
+        """Determine the model's outputs in a worker; the driver loads no framework."""
+        answer = query_worker(spark, describing(self._shipped.loader(spark)), keep=True)
+        outputs, problem, wrong = json.loads(answer)
         if wrong:
-            raise ModelError(f"{wrong} (run {self._known.place})")
-        known = self._known.recipe
-        if not known.outputs:
-            known = replace(known, outputs=tuple(read_fields(one, OutputSpec) for one in outputs))
-        self._known = replace(self._known, recipe=known, problem=problem, learn_outputs=not outputs)
+            raise ModelError(f"{wrong} (run {self._metadata.place})")
+        recipe = self._metadata.recipe
+        if not recipe.outputs:
+            recipe = replace(recipe, outputs=tuple(read_fields(one, OutputSpec) for one in outputs))
+        self._metadata = replace(
+            self._metadata, recipe=recipe, problem=problem, learn_outputs=not outputs
+        )
 
 
 def _without_contents(recipe: Recipe) -> Recipe:
-    """Return what the driver has to know of a recipe."""
-    return replace(recipe, own=None, transforms={}, sample=None)
+    """Return a recipe without contents, for the driver."""
+    return replace(recipe, parts=None, transforms={}, sample=None)

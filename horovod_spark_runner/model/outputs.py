@@ -1,4 +1,4 @@
-"""From what a model gives to the columns that are added: arrays, vectors, classes. In Spark's JVM.
+"""Conversion of a model's outputs to added columns: arrays, vectors, classes. In Spark's JVM.
 
 Whether an output is probabilities or scores is never guessed: the user says it, what is known of
 the model's last activation must agree, and probabilities are checked in every row.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Added:
-    """A column that is made of one output.
+    """A column made from one output.
 
     Attributes:
         name: its name.
@@ -81,7 +81,7 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
 def check_classes(
     outputs: Sequence[OutputSpec], settings: PredictionSettings, *, whole: bool = False
 ) -> None:
-    """Check that outputs can be of the classes that settings ask for, whatever else is set.
+    """Check that outputs can be of the requested classes, whatever else is set.
 
     Args:
         outputs: the model's outputs.
@@ -108,15 +108,15 @@ def struct_name(settings: PredictionSettings) -> str:
     Raises:
         InvalidInputError: the settings ask for several columns.
     """
-    asked = [
+    conflicting = [
         name
         for name in ("probability_col", "raw_prediction_col")
         if getattr(settings, name) is not None
     ]
-    if asked:
+    if conflicting:
         raise InvalidInputError(
             f"output_form='struct' puts all outputs as they are into one column; leave it or "
-            f"{' and '.join(asked)} out"
+            f"{' and '.join(conflicting)} out"
         )
     name = settings.prediction_col
     if name is None:
@@ -153,7 +153,7 @@ def expression(added: Added, value: SparkColumn) -> SparkColumn:
 
 
 def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
-    """Return what the output, which is about class 1, says of both classes."""
+    """Return the values of both classes from an output that describes class 1."""
     from pyspark.sql import functions as F
 
     if not added.scores:
@@ -168,7 +168,7 @@ def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
 
 
 def _of_several(added: Added, value: SparkColumn) -> SparkColumn:
-    """Return what the output says of each class."""
+    """Return the output's value of each class."""
     from pyspark.sql import functions as F
 
     if not added.scores:
@@ -203,9 +203,9 @@ def _each(
     from pyspark.sql import functions as F
 
     # Inside a lambda Spark computes an outer expression again for each element; not a field.
-    known = F.array(F.struct(array.alias("array"), summary(array).alias("summary")))
+    computed = F.array(F.struct(array.alias("array"), summary(array).alias("summary")))
     return F.transform(
-        known, lambda row: F.transform(row["array"], lambda one: function(one, row["summary"]))
+        computed, lambda row: F.transform(row["array"], lambda one: function(one, row["summary"]))
     )[0]
 
 
@@ -221,32 +221,33 @@ def _checked(added: Added, value: SparkColumn, right: SparkColumn) -> SparkColum
             "says it is (give raw_prediction_col as well if it is scores before softmax or "
             "sigmoid): "
         )
-    found = F.concat(F.lit(problem), F.substring(value.cast("string"), 1, 200))
-    return F.when(right | value.isNull(), value).otherwise(F.raise_error(found))
+    message = F.concat(F.lit(problem), F.substring(value.cast("string"), 1, 200))
+    return F.when(right | value.isNull(), value).otherwise(F.raise_error(message))
 
 
-def _by_output(setting: str, given: ClassCol, outputs: Sequence[str]) -> Mapping[str, str]:
+def _by_output(setting: str, columns: ClassCol, outputs: Sequence[str]) -> Mapping[str, str]:
     """Return the column for each output that has one."""
-    if given is None:
+    if columns is None:
         return {}
-    if isinstance(given, str):
+    if isinstance(columns, str):
         if len(outputs) > 1:
             raise InvalidInputError(
-                f"{setting}={given!r} does not say which output it is of; the model has "
-                f"{quote_all(outputs)}: give a dictionary, {setting}={{{outputs[0]!r}: {given!r}}}"
+                f"{setting}={columns!r} does not say which output it is of; the model has "
+                f"{quote_all(outputs)}: give a dictionary, {setting}={{{outputs[0]!r}: "
+                f"{columns!r}}}"
             )
-        return {outputs[0]: given}
-    unknown = [name for name in given if name not in outputs]
+        return {outputs[0]: columns}
+    unknown = [name for name in columns if name not in outputs]
     if unknown:
         raise InvalidInputError(
             f"{setting} names the output {quote_all(unknown)}; the model's outputs are "
             + quote_all(outputs)
         )
-    return given
+    return columns
 
 
 def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
-    """Say why an output cannot be what it is taken for, as far as that is known of the model.
+    """Return the reason why an output cannot hold classes, as far as the model shows it.
 
     Args:
         spec: the output.
@@ -258,28 +259,28 @@ def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
         right) and a clause that says so; ``None`` if nothing is known against it.
     """
     several = len(spec.shape) == 1 and spec.shape[0] is not None and spec.shape[0] > 1
-    name, known = f"output {spec.name!r}", f"its last activation is {spec.activation!r}"
+    name, activation = f"output {spec.name!r}", f"its last activation is {spec.activation!r}"
     if holds != CLASS and (spec.dtype not in TOLERANCE or not (several or is_scalar(spec))):
         return "form", f"{name} is of classes, but it is {spec.dtype} of shape {spec.shape}"
     if holds == SCORES and spec.activation in ("softmax", "sigmoid"):
-        return "activation", f"{name} is scores of classes, but {known}"
+        return "activation", f"{name} is scores of classes, but {activation}"
     if holds == PROBABILITY and spec.activation == "linear":
-        return "activation", f"{name} is probabilities, but {known}"
+        return "activation", f"{name} is probabilities, but {activation}"
     if holds != SCORES and several and spec.activation == "sigmoid":
         return "several", (
-            f"{name} is probabilities of classes of which one is right, but {known}: "
+            f"{name} is probabilities of classes of which one is right, but {activation}: "
             f"{spec.shape[0]} answers of yes or no, which do not add up to 1"
         )
     return None
 
 
 def _check_classes(spec: OutputSpec, *, scores: bool) -> None:
-    """Check that an output can be of classes, as far as that is known of the model."""
+    """Check that an output can be of classes, as far as the model shows it."""
     setting = "raw_prediction_col" if scores else "probability_col"
-    found = misfit_of_classes(spec, SCORES if scores else PROBABILITY)
-    if found is None:
+    misfit = misfit_of_classes(spec, SCORES if scores else PROBABILITY)
+    if misfit is None:
         return
-    what, text = found
+    what, text = misfit
     if what == "form":
         advice = "; it must be a real number per class, or one for two classes"
     elif what == "several":

@@ -34,7 +34,7 @@ _RENAMED = {"sample_weight_col": "weightCol"}
 
 @dataclass(frozen=True)
 class Converter:
-    """Makes the value of a Param of what a user gives for it; can be pickled.
+    """Converts a user's value to a Param's value; can be pickled.
 
     Attributes:
         settings: the class that has the setting.
@@ -71,8 +71,8 @@ class Converter:
 
 def converted(one: Param[Any], value: Any) -> Any:
     """Return a value as a stage keeps it; that of another stage's Param as it is."""
-    own = isinstance(one.typeConverter, Converter) and value is not None
-    return one.typeConverter.checked(value) if own else value
+    convertible = isinstance(one.typeConverter, Converter) and value is not None
+    return one.typeConverter.checked(value) if convertible else value
 
 
 def param(settings: type[Settings], name: str) -> Param[Any]:
@@ -82,23 +82,23 @@ def param(settings: type[Settings], name: str) -> Param[Any]:
         settings: the class that has the setting.
         name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
     """
-    text = said_of_param(text_of(_field(settings, name)))
+    text = param_text(text_of(_field(settings, name)))
     return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
 
 
-def said_of_param(text: str) -> str:
-    """Return what a setting does, with the names that Params have for other settings."""
+def param_text(text: str) -> str:
+    """Return a setting's description, with the Params' names of other settings."""
     return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 
 
 def camel_case(name: str) -> str:
-    """Return what Spark ML calls a setting: ``featureCols`` for ``feature_cols``."""
+    """Return the Spark ML name of a setting: ``featureCols`` for ``feature_cols``."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
 def set_defaults(stage: Params, settings: type[Settings]) -> None:
-    """Give the Params of a stage the defaults of the table.
+    """Set the Params of a stage to the defaults of the table.
 
     Args:
         stage: has Params of some of these settings.
@@ -124,27 +124,27 @@ def set_params(stage: Params, settings: Settings) -> None:
 
 
 def prediction_settings(stage: PredictionParams) -> PredictionSettings:
-    """Return what the Params of a stage say of predicting.
+    """Return a stage's Params as prediction settings.
 
     Raises:
         InvalidInputError: they contradict each other.
     """
-    given = {
+    values = {
         one.name: stage.getOrDefault(camel_case(one.name)) for one in fields(PredictionSettings)
     }
     # Spark ML's default for it, which a stage may have, is no wish.
     if not stage.isSet("featuresCol"):
-        given["features_col"] = None
-    return PredictionSettings(**given)
+        values["features_col"] = None
+    return PredictionSettings(**values)
 
 
-def check_params(given: Mapping[Any, Any]) -> None:
+def _check_params(param_map: Mapping[Any, Any]) -> None:
     """Check that a map goes from Params of stages to values.
 
     Raises:
         InvalidInputError: a key is something else, and would have no effect.
     """
-    for key in given:
+    for key in param_map:
         if not isinstance(key, Param):
             raise InvalidInputError(
                 f"{brief(key)} is no Param; a map goes from Params to values, such as "
@@ -157,7 +157,7 @@ def check_params(given: Mapping[Any, Any]) -> None:
             )
 
 
-def check_own_params(stage: Params, given: Any) -> None:
+def check_stage_params(stage: Params, param_map: Any) -> None:
     """Check that a map holds Params of ``stage`` only: others would have no effect.
 
     A model has its estimator's uid, and searches give it the estimator's maps, too.
@@ -165,10 +165,10 @@ def check_own_params(stage: Params, given: Any) -> None:
     Raises:
         InvalidInputError: it does not, or is no map.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidInputError(f"a map from Params to values is needed, got {brief(given)}")
-    check_params(given)
-    for key in given:
+    if not isinstance(param_map, Mapping):
+        raise InvalidInputError(f"a map from Params to values is needed, got {brief(param_map)}")
+    _check_params(param_map)
+    for key in param_map:
         if key.parent != stage.uid:
             raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
 
@@ -203,7 +203,7 @@ class FeatureParams(Params):  # type: ignore[misc]
 
 
 class PredictionParams(FeatureParams):
-    """Params of what a model reads, and adds to a DataFrame."""
+    """Params of a model's input and output columns."""
 
     predictionCol: Param[PredictionCol] = param(PredictionSettings, "prediction_col")
     probabilityCol: Param[ClassCol] = param(PredictionSettings, "probability_col")
@@ -225,9 +225,9 @@ class PredictionParams(FeatureParams):
         Raises:
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
-        check_params(extra or {})
-        given = {one: converted(one, value) for one, value in (extra or {}).items()}
-        copied: P = super().copy(given)  # type: ignore[misc]
+        _check_params(extra or {})
+        values = {one: converted(one, value) for one, value in (extra or {}).items()}
+        copied: P = super().copy(values)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {
             one: copy_user_mark(value, value) for one, value in copied._defaultParamMap.items()
@@ -259,25 +259,25 @@ class PredictionParams(FeatureParams):
         return value
 
     def setRawPredictionCol(self: P, value: ClassCol) -> P:
-        """Say that the output is scores of classes, add them, and predict the highest."""
+        """Add the scores of classes in this column, and predict the highest."""
         return _set(self, rawPredictionCol=value)
 
     def getOutputForm(self) -> OutputForm:
-        """Return what outputs of several numbers become."""
+        """Return the form of outputs of several numbers."""
         value: OutputForm = self.getOrDefault(self.outputForm)
         return value
 
     def setOutputForm(self: P, value: OutputForm) -> P:
-        """Choose what outputs of several numbers become."""
+        """Set the form of outputs of several numbers."""
         return _set(self, outputForm=value)
 
     def getHandleInvalid(self) -> HandleInvalid:
-        """Return what becomes of rows that cannot be predicted on."""
+        """Return the handling of rows that cannot be predicted on."""
         value: HandleInvalid = self.getOrDefault(self.handleInvalid)
         return value
 
     def setHandleInvalid(self: P, value: HandleInvalid) -> P:
-        """Choose what becomes of rows that cannot be predicted on."""
+        """Set the handling of rows that cannot be predicted on."""
         return _set(self, handleInvalid=value)
 
     def getPredictBatchSize(self) -> int:
@@ -291,7 +291,7 @@ class PredictionParams(FeatureParams):
 
 
 def _set(stage: P, **values: Any) -> P:
-    """Set Params; None takes what was set away."""
+    """Set Params; None removes a value."""
     for name, value in values.items():
         if value is None:
             stage.clear(stage.getParam(name))

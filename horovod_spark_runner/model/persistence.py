@@ -32,7 +32,7 @@ from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import convert_save_errors, write_aside
 from ..typed_json import load_json, read_fields
-from .load import ServedModel, read_finished_run
+from .load import ModelHandle, read_finished_run
 from .summary import TrainingSummary
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
 
 
 def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Location) -> None:
-    """Check that the server of Spark Connect reads what this process has written.
+    """Check that the server of Spark Connect reads the files of this process.
 
     Raises:
         InvalidInputError: it does not; then nothing stays there.
@@ -159,7 +159,7 @@ def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Loc
 R = TypeVar("R", bound="StageReader")
 
 FORMAT = 1
-_OWN = "horovod_spark_runner"
+_PACKAGE_KEY = "horovod_spark_runner"
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class _Written:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _PackageFields:
     """Its other fields, but the sum of all metadata."""
 
     signature: str
@@ -182,7 +182,7 @@ class _Own:
 
 @dataclass(frozen=True)
 class UserCode:
-    """What a stage may need besides its files; see ``from_run`` of its class."""
+    """Code that a stage may need besides its files; see ``from_run`` of its class."""
 
     custom_objects: Mapping[str, Any] | None = None
     model_fn: Callable[[], Any] | None = None
@@ -190,22 +190,22 @@ class UserCode:
 
 
 # By the name of the class.
-_given: ContextVar[Mapping[str, UserCode] | None] = ContextVar("given", default=None)
+_user_code: ContextVar[Mapping[str, UserCode] | None] = ContextVar("user_code", default=None)
 
 
 @contextlib.contextmanager
 def loading_with(kind: str, code: UserCode) -> Iterator[None]:
-    """Let stages that are loaded inside, also as parts of pipelines, be given ``code``.
+    """Pass ``code`` to stages that are loaded inside, also as parts of pipelines.
 
     Args:
         kind: the name of their class.
         code: what they are given.
     """
-    token = _given.set({**(_given.get() or {}), kind: code})
+    token = _user_code.set({**(_user_code.get() or {}), kind: code})
     try:
         yield
     finally:
-        _given.reset(token)
+        _user_code.reset(token)
 
 
 class StageWriter(MLWriter):  # type: ignore[misc]
@@ -214,17 +214,17 @@ class StageWriter(MLWriter):  # type: ignore[misc]
     Args:
         stage: the transformer.
         model: its model.
-        summary: what is told of its training.
+        summary: the summary of its training.
     """
 
-    def __init__(self, stage: Any, model: ServedModel, summary: TrainingSummary | None) -> None:
+    def __init__(self, stage: Any, model: ModelHandle, summary: TrainingSummary | None) -> None:
         super().__init__()
         self._stage = stage
         self._model = model
         self._summary = summary
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save it; what its loading will need besides is told as a warning.
+        """Save the stage; warn of code that loading it will need.
 
         On local storage and HDFS a reader sees the old stage or the new one, never a part.
 
@@ -242,24 +242,26 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         location = write_stage(
             spark, path, lambda place: self._write(place, spark), overwrite=self.shouldOverwrite
         )
-        self._tell_needs(location)
+        self._warn_of_needs(location)
 
     def _write(self, location: Location, spark: SparkSession) -> None:
         directory = RunDirectory(location)
         self._model.save(directory)
-        own = {
+        package_fields = {
             "format": FORMAT,
             "version": __version__,
             "signature": compute_checksum(directory.signature.read_bytes()),
             "summary": None if self._summary is None else self._summary.to_fields(),
         }
-        text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
+        text = DefaultParamsWriter._get_metadata_to_save(
+            self._stage, spark, {_PACKAGE_KEY: package_fields}
+        )
         metadata = load_json(text)
-        metadata[_OWN]["metadata"] = _sum_of_all(metadata)
+        metadata[_PACKAGE_KEY]["metadata"] = _sum_of_all(metadata)
         write_metadata(location, json.dumps(metadata))
 
-    def _tell_needs(self, location: Location) -> None:
-        """Warn of what loading will need besides the files, by loading it."""
+    def _warn_of_needs(self, location: Location) -> None:
+        """Load the files, and warn of code that loading needs besides."""
         try:
             loaded = read_finished_run(RunDirectory(location), engine=self._stage.engine)
         except (RunDirectoryError, DataError) as error:
@@ -270,7 +272,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 _advice(type(self._stage), error),
             )
             return
-        if loaded.recipe.outputs != self._model.known.recipe.outputs:
+        if loaded.recipe.outputs != self._model.metadata.recipe.outputs:
             logger.warning(
                 "%s is saved, but what it gives is known from model_fn only: give it, "
                 "%s.read().modelFn(…).load(path)",
@@ -289,16 +291,16 @@ class StageReader(MLReader):  # type: ignore[misc]
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self._kind = kind
-        self._code = vars((_given.get() or {}).get(kind.__name__) or UserCode()).copy()
+        self._code = vars((_user_code.get() or {}).get(kind.__name__) or UserCode()).copy()
 
-    def modelFn(self: R, given: Callable[[], Any]) -> R:
-        """Give the function that builds the model, which is then given its weights."""
-        self._code["model_fn"] = given
+    def modelFn(self: R, model_fn: Callable[[], Any]) -> R:
+        """Set the function that builds the model, which then receives its weights."""
+        self._code["model_fn"] = model_fn
         return self
 
-    def transforms(self: R, given: Mapping[str, Transform]) -> R:
-        """Give the functions that columns were trained with, by column."""
-        self._code["transforms"] = given
+    def transforms(self: R, transforms: Mapping[str, Transform]) -> R:
+        """Set the functions that columns were trained with, by column."""
+        self._code["transforms"] = transforms
         return self
 
     def load(self, path: str | os.PathLike[str]) -> Any:
@@ -315,21 +317,23 @@ class StageReader(MLReader):  # type: ignore[misc]
         """
         location = location_of(self.sparkSession, path)
         metadata = _read_metadata(location, f"{self._kind.__module__}.{self._kind.__name__}")
-        own = read_fields(metadata[_OWN], _Own)
+        stage_fields = read_fields(metadata[_PACKAGE_KEY], _PackageFields)
         directory = RunDirectory(location)
         try:
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
-        if compute_checksum(directory.signature.read_bytes()) != own.signature:
+        if compute_checksum(directory.signature.read_bytes()) != stage_fields.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
             )
         try:
-            known = own.summary
-            summary = None if known is None else read_fields(known, TrainingSummary)
-            stage = self._kind(ServedModel(model), summary=summary)
+            summary_fields = stage_fields.summary
+            summary = (
+                None if summary_fields is None else read_fields(summary_fields, TrainingSummary)
+            )
+            stage = self._kind(ModelHandle(model), summary=summary)
             stage._resetUid(metadata["uid"])
             DefaultParamsReader.getAndSetParams(stage, metadata)
         except Exception as error:  # Spark's code takes the metadata for its own
@@ -340,14 +344,14 @@ class StageReader(MLReader):  # type: ignore[misc]
 class KerasStageReader(StageReader):
     """Loads a transformer of a Keras model."""
 
-    def customObjects(self, given: Mapping[str, Any]) -> KerasStageReader:
-        """Give the model's own classes and functions, by name."""
-        self._code["custom_objects"] = given
+    def customObjects(self, custom_objects: Mapping[str, Any]) -> KerasStageReader:
+        """Set the model's own classes and functions, by name."""
+        self._code["custom_objects"] = custom_objects
         return self
 
 
 def _advice(kind: Any, error: RunDirectoryError | DataError) -> str:
-    """Return how what is missing is given when a stage of class ``kind`` is loaded."""
+    """Return advice how to provide missing code when a stage of class ``kind`` is loaded."""
     if isinstance(error, RunDirectoryError):
         advice: str = kind.loading_advice
         return advice
@@ -363,17 +367,17 @@ def _read_metadata(location: Location, name: str) -> dict[str, Any]:
     folder, text = location.join("metadata"), read_metadata(location)
     try:
         metadata: dict[str, Any] = load_json(text)
-        found = metadata["class"]
-        if found != name:
-            raise RunDirectoryError(f"{location} holds a stage of class {found}, not {name}")
-        written = read_fields(metadata[_OWN], _Written)
+        class_name = metadata["class"]
+        if class_name != name:
+            raise RunDirectoryError(f"{location} holds a stage of class {class_name}, not {name}")
+        written = read_fields(metadata[_PACKAGE_KEY], _Written)
         if written.format > FORMAT:
             raise RunDirectoryError(
                 f"{location} was saved by horovod_spark_runner {written.version} in format "
                 f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
             )
-        read_fields(metadata[_OWN], _Own)
-        wanted = metadata[_OWN].pop("metadata")
+        read_fields(metadata[_PACKAGE_KEY], _PackageFields)
+        wanted = metadata[_PACKAGE_KEY].pop("metadata")
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RunDirectoryError):
             raise

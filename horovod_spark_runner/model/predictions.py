@@ -24,11 +24,11 @@ from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
 from .inference import ERROR, KEEP
-from .load import ServedModel
+from .load import ModelHandle
 from .outputs import check_classes
 from .params import (
     PredictionParams,
-    check_own_params,
+    check_stage_params,
     prediction_settings,
     set_params,
 )
@@ -48,7 +48,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         settings: how it predicts.
     """
 
-    def __init__(self, model: ServedModel, settings: PredictionSettings | None = None) -> None:
+    def __init__(self, model: ModelHandle, settings: PredictionSettings | None = None) -> None:
         super().__init__()
         self._model = model
         set_params(self, settings or PredictionSettings())
@@ -56,17 +56,17 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
     def _set(self, **values: Any) -> PredictionModel:
         before = dict(self._paramMap)
         super()._set(**values)
-        known = self._model.known
-        outputs = () if known.learn_outputs else known.recipe.outputs
+        metadata = self._model.metadata
+        outputs = () if metadata.learn_outputs else metadata.recipe.outputs
         if outputs and not _OF_CLASSES.keys().isdisjoint(values):
             # A copy is given one Param after the other.
-            asked = {
+            class_columns = {
                 name: self.getOrDefault(param)
                 for param, name in _OF_CLASSES.items()
                 if self.isDefined(param)
             }
             try:
-                check_classes(outputs, PredictionSettings(**asked))
+                check_classes(outputs, PredictionSettings(**class_columns))
             except InvalidInputError:
                 self._paramMap.clear()
                 self._paramMap.update(before)
@@ -86,7 +86,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             InvalidInputError: a Param does not fit the model, or the map has no effect.
             ModelError: the model cannot be called.
         """
-        check_own_params(self, params or {})
+        check_stage_params(self, params or {})
         return super().transform(dataset, dict(params or {}))
 
     def evaluate(
@@ -152,7 +152,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             sample_weight_col,
             by_default if handle_invalid is None else handle_invalid,
         )
-        return evaluate(dataset, self._model.known.recipe, predictor, request)
+        return evaluate(dataset, self._model.metadata.recipe, predictor, request)
 
     def predict_files(
         self,

@@ -45,8 +45,8 @@ class ShippedModel:
         # Only bytes and contents are kept, so that it can be pickled.
         self._recipe, self._contents = dumps_without(recipe, Contents)
         self._sums = [compute_checksum(one) for one in self._contents]
-        told = [self._recipe, *(one.encode() for one in self._sums)]
-        self.digest = hashlib.sha256(b"".join(told)).hexdigest()
+        digested = [self._recipe, *(one.encode() for one in self._sums)]
+        self.digest = hashlib.sha256(b"".join(digested)).hexdigest()
         self._broadcast: _Broadcast | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class ShippedModel:
         return recipe
 
     def loader(self, spark: SparkSession) -> Load:
-        """Return what unpacks the recipe on a worker of this session."""
+        """Return a function that unpacks the recipe on a worker of this session."""
         context = classic_context(spark)
         if context is None:
             large = sum(one.size for one in self._contents) > SMALL_BYTES
@@ -76,7 +76,7 @@ class ShippedModel:
 
 
 class Value(Protocol):
-    """What Spark gives a worker: a broadcast, or what stands in for one."""
+    """Value sent to a worker: a broadcast, or a substitute for one."""
 
     @property
     def value(self) -> Any: ...
@@ -122,7 +122,7 @@ class _Broadcast:
 
 @dataclass(frozen=True)
 class _SentPiece:
-    """A piece as a broadcast of its own."""
+    """A piece as a separate broadcast."""
 
     sent: Any = field(repr=False)
 
@@ -144,19 +144,19 @@ _uploading = threading.Lock()
 
 
 def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile:
-    """Give contents to a session of Spark Connect as a file, once.
+    """Upload contents to a session of Spark Connect as a file, once.
 
     Its messages, and the memory of its server, hold no large models.
     """
     name = f"horovod-{digest}"
     with _uploading:
-        known = _files.setdefault(spark, set())
-        if name not in known:
+        uploaded = _files.setdefault(spark, set())
+        if name not in uploaded:
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder, name)
                 contents.write_to(place)
                 spark.addArtifact(str(place), file=True)
-            known.add(name)
+            uploaded.add(name)
     return _SentFile(name, contents.size)
 
 
@@ -206,7 +206,7 @@ def load_model(recipe: Recipe) -> Model:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
-    """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why.
+    """Return the outputs of the model of ``recipe`` as JSON, or none and the reason.
 
     Raises:
         ModelError: it is not the model that was trained.
@@ -229,7 +229,7 @@ def _in_batches_of(size: int, model: Model) -> Model:
         return parts
 
     def compute(parts: list[tuple[Any, int]]) -> list[np.ndarray]:
-        given = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
-        return [np.concatenate(output) for output in zip(*given, strict=True)]
+        part_outputs = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
+        return [np.concatenate(output) for output in zip(*part_outputs, strict=True)]
 
     return Model(prepare, compute, slow=model.slow)

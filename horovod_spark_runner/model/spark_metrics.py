@@ -59,40 +59,40 @@ class SparkMetric:
     evaluator: Any = field(repr=False)
 
 
-def spark_metric(given: Any) -> SparkMetric | None:
-    """Return the metric of Spark ML that is meant; ``None`` if another kind is.
+def spark_metric(metric: Any) -> SparkMetric | None:
+    """Return the Spark ML metric of this name or evaluator; ``None`` for another kind of metric.
 
     Raises:
         InvalidInputError: Spark has no such metric, or not for what a model gives.
     """
     from pyspark.ml import evaluation
 
-    if isinstance(given, evaluation.Evaluator):
-        kind = type(given).__name__
+    if isinstance(metric, evaluation.Evaluator):
+        kind = type(metric).__name__
         if kind not in _METRICS:
             raise InvalidInputError(
                 f"{kind} cannot evaluate a network's outputs; those that can are "
                 + ", ".join(_METRICS)
             )
-        return SparkMetric(f"{PREFIX}{given.getMetricName()}", kind, given)
-    if not isinstance(given, str) or not given.startswith(PREFIX):
+        return SparkMetric(f"{PREFIX}{metric.getMetricName()}", kind, metric)
+    if not isinstance(metric, str) or not metric.startswith(PREFIX):
         return None
-    name = given.removeprefix(PREFIX)
+    name = metric.removeprefix(PREFIX)
     for kind, names in _METRICS.items():
         if name in names:
-            return SparkMetric(given, kind, getattr(evaluation, kind)(metricName=name))
+            return SparkMetric(metric, kind, getattr(evaluation, kind)(metricName=name))
     every = [PREFIX + name for names in _METRICS.values() for name in names]
-    close = difflib.get_close_matches(given, every, n=1)
+    close = difflib.get_close_matches(metric, every, n=1)
     meant = f" (did you mean {close[0]!r}?)" if close else ""
     raise InvalidInputError(
-        f"Spark ML has no metric {given!r}{meant}; there are {', '.join(every)}"
+        f"Spark ML has no metric {metric!r}{meant}; there are {', '.join(every)}"
     )
 
 
 def check_fit(
     metrics: Sequence[SparkMetric], outputs: Sequence[OutputSpec], targets: Targets
 ) -> None:
-    """Check that Spark ML's evaluators can take what the model gives, and its labels.
+    """Check that Spark ML's evaluators support the model's outputs and labels.
 
     Raises:
         InvalidInputError: they cannot.
@@ -168,9 +168,9 @@ def _check_activation(metric: SparkMetric, output: OutputSpec) -> None:
     if _width(output) == 1:
         return
     holds = PROBABILITY if _takes_probabilities(metric) else CLASS
-    found = misfit_of_classes(output, holds)
-    if found is not None:
-        what, text = found
+    misfit = misfit_of_classes(output, holds)
+    if misfit is not None:
+        what, text = misfit
         advice = "; use Keras' metrics, such as 'binary_accuracy' or 'AUC'"
         if what == "activation":
             advice = (
@@ -195,7 +195,7 @@ def _wanted_label(metric: SparkMetric, output: OutputSpec) -> str:
 
 
 def _width(output: OutputSpec) -> int | None:
-    """Return how many numbers a row's output has; ``None`` if it is no vector of known size."""
+    """Return the elements of a row's output; ``None`` if it is no vector of static size."""
     if is_scalar(output):
         return 1
     return output.shape[0] if len(output.shape) == 1 else None
@@ -235,7 +235,7 @@ def evaluate_rows(
         .alias("label"),
         "weight",
     )
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for metric in metrics:
         _check_label_arrays(rows, metric, output, label)
         _check_classes(frame, metric, output, label)
@@ -251,14 +251,14 @@ def evaluate_rows(
             columns[one.predictionCol] = "prediction"
         if metric.kind == _CLASSES:
             columns[one.probabilityCol] = "scores"
-        found[metric.name] = float(one.evaluate(frame, columns))
-    return found
+        results[metric.name] = float(one.evaluate(frame, columns))
+    return results
 
 
 def _check_label_arrays(
     rows: DataFrame, metric: SparkMetric, output: OutputSpec, label: str
 ) -> None:
-    """Check that each row's label is as long as the metric takes it, and says one class."""
+    """Check that each row's label has the length that the metric takes, and names one class."""
     from pyspark.sql import functions as F
 
     value = F.col("label")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def targets_by_outputs(
     frame: DataFrame, outputs: Sequence[OutputSpec], label_cols: ColumnNames | str | None
 ) -> Targets:
-    """Return what the outputs of a model that was trained elsewhere are compared with.
+    """Return the targets of an externally trained model's outputs.
 
     Args:
         frame: the rows; labels have the types that `run_training` would give them.
@@ -71,14 +71,14 @@ def _label_column(source: Source, output: OutputSpec, joined: int) -> Column:
     shape: tuple[int | None, ...] = ()
     if depth and joined == 1 and depth in (len(output.shape), len(output.shape) - 1):
         shape = output.shape[:depth]
-    known = tuple(size for size in shape if size is not None)
-    if source.kind == "binary" or len(known) != depth:
+    sizes = tuple(size for size in shape if size is not None)
+    if source.kind == "binary" or len(sizes) != depth:
         raise DataError(
             f"label column {source.name!r} holds {source.kind} values, which cannot be compared "
             f"with output {output.name!r} of shape {output.shape}; give numbers, or arrays of "
             "that shape"
         )
-    return Column(source.name, source.dtype, known)
+    return Column(source.name, source.dtype, sizes)
 
 
 def _names_of(outputs: Sequence[OutputSpec]) -> str:
@@ -88,7 +88,7 @@ def _names_of(outputs: Sequence[OutputSpec]) -> str:
 def choose_targets(
     trained: Targets, label_cols: ColumnNames | str | None, weight: str | bool | None
 ) -> tuple[Targets, tuple[str, ...]]:
-    """Return what outputs are compared with, and the DataFrame's column for each of its columns.
+    """Return the targets of outputs, and the DataFrame's column for each of their columns.
 
     Args:
         trained: what they were compared with in training.
@@ -101,7 +101,7 @@ def choose_targets(
     labels = trained.outputs.columns
     names = _renamed(trained.outputs, label_cols)
     columns = [column for column in trained.columns if column.name in labels]
-    given = [names[column.name] for column in columns]
+    frame_columns = [names[column.name] for column in columns]
     chosen = trained.weight if weight is None else weight or None
     if chosen is True or not isinstance(chosen, (str, type(None))):
         raise InvalidInputError(
@@ -109,39 +109,43 @@ def choose_targets(
             f"for no weights, got {brief(weight)}"
         )
     if chosen is None:
-        return replace(trained, columns=tuple(columns), weight=None), tuple(given)
+        return replace(trained, columns=tuple(columns), weight=None), tuple(frame_columns)
     key = "weight"  # a name of its own: the column may be a label, too
     while key in labels:
         key += "_"
     dtypes = [column.dtype for column in trained.columns if column.name == trained.weight]
     column = Column(key, dtypes[0] if dtypes else "float32")
-    return replace(trained, columns=(*columns, column), weight=key), (*given, chosen)
+    return replace(trained, columns=(*columns, column), weight=key), (*frame_columns, chosen)
 
 
 def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str, str]:
-    """Return what each label column of the training is called now."""
+    """Return the current name of each label column of the training."""
     names = {name: name for name in trained.columns}
     if label_cols is None:
         return names
-    given = bind_columns(label_cols, "label_cols")
-    if given.names is None:
-        if len(given.slots) != len(trained.slots):
+    binding = bind_columns(label_cols, "label_cols")
+    if binding.names is None:
+        if len(binding.slots) != len(trained.slots):
             raise InvalidInputError(
-                f"label_cols gives {given.describe()}, but the model was trained on "
+                f"label_cols gives {binding.describe()}, but the model was trained on "
                 f"{trained.describe()}; name as many, in this order"
             )
-        pairs = list(zip(trained.slots, given.slots, strict=True))
+        pairs = list(zip(trained.slots, binding.slots, strict=True))
     else:
-        known = dict(zip(trained.names or (), trained.slots, strict=False))
-        unknown = [name for name in given.names if name not in known]
+        slots_by_name = dict(zip(trained.names or (), trained.slots, strict=False))
+        unknown = [name for name in binding.names if name not in slots_by_name]
         if unknown:
-            right = quote_all(list(known)) if known else f"not named: give {trained.describe()}"
+            right = (
+                quote_all(list(slots_by_name))
+                if slots_by_name
+                else f"not named: give {trained.describe()}"
+            )
             raise InvalidInputError(
                 f"label_cols names {quote_all(unknown)}, but the outputs it was trained with are "
                 + right
             )
-        asked = dict(zip(given.names, given.slots, strict=True))
-        pairs = [(slot, asked.get(name, slot)) for name, slot in known.items()]
+        new_slots = dict(zip(binding.names, binding.slots, strict=True))
+        pairs = [(slot, new_slots.get(name, slot)) for name, slot in slots_by_name.items()]
     called: dict[str, str] = {}
     for before, now in pairs:
         if len(before) != len(now):

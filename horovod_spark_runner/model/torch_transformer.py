@@ -16,10 +16,10 @@ from ..config.prediction import (
     PredictionSettings,
 )
 from ..config.validators import ColumnNames, check_place
-from ..engines.torch.saved import PROGRAM, SCRIPT, GivenModule
+from ..engines.torch.saved import PROGRAM, SCRIPT, ModuleWithExample
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
-from .load import ServedModel, adopt_model
+from .load import ModelHandle, adopt_model
 from .persistence import StageReader, UserCode, loading_with
 from .trained_transformer import TrainedTransformer
 
@@ -122,8 +122,8 @@ class TorchTransformer(TrainedTransformer):
             ModelError: it is no module, columns do not fit it, or it cannot be called so.
             InvalidInputError: another argument cannot be right.
         """
-        given = GivenModule(module, example)
-        return cls(ServedModel(adopt_model(cls.engine, given, feature_cols)))
+        source = ModuleWithExample(module, example)
+        return cls(ModelHandle(adopt_model(cls.engine, source, feature_cols)))
 
     @classmethod
     def from_exported(
@@ -146,7 +146,7 @@ class TorchTransformer(TrainedTransformer):
             InvalidInputError: another argument cannot be right.
         """
         check_place("path", path)
-        return cls(ServedModel(adopt_model(cls.engine, path, feature_cols, signature=PROGRAM)))
+        return cls(ModelHandle(adopt_model(cls.engine, path, feature_cols, signature=PROGRAM)))
 
     @classmethod
     def from_torchscript(
@@ -173,8 +173,8 @@ class TorchTransformer(TrainedTransformer):
             InvalidInputError: another argument cannot be right.
         """
         check_place("path", path)
-        given = GivenModule(path, example)
-        return cls(ServedModel(adopt_model(cls.engine, given, feature_cols, signature=SCRIPT)))
+        source = ModuleWithExample(path, example)
+        return cls(ModelHandle(adopt_model(cls.engine, source, feature_cols, signature=SCRIPT)))
 
     def export(
         self, path: str | os.PathLike[str], format: str = TORCH_EXPORT, *, mode: str = "error"
@@ -206,7 +206,7 @@ class TorchTransformer(TrainedTransformer):
 
     @classmethod
     def read(cls) -> StageReader:
-        """Return what loads a transformer: ``read().load(path)``.
+        """Return a reader of transformers: ``read().load(path)``.
 
         Code of the user's that it needs is given by ``modelFn`` and ``transforms``, as to
         `from_run`: ``read().modelFn(make_model).load(path)``.
@@ -224,7 +224,7 @@ class TorchTransformer(TrainedTransformer):
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
-        """Give code of the user's to transformers that are loaded inside of pipelines.
+        """Pass user code to transformers that are loaded inside pipelines.
 
         ``with TorchTransformer.loading(model_fn=…): PipelineModel.load(path)``.
 

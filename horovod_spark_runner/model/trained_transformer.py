@@ -12,7 +12,7 @@ from ..config.prediction import PredictionSettings
 from ..errors import InvalidInputError
 from ..formatting import quote_all
 from ..storage.filesystem import Location
-from .load import ServedModel, read_finished_run
+from .load import ModelHandle, read_finished_run
 from .persistence import StageWriter
 from .predictions import PredictionModel
 from .summary import TrainingSummary
@@ -25,7 +25,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     Args:
         model: the model, on the driver.
-        summary: what is told of its training.
+        summary: the summary of its training.
         settings: how it predicts.
 
     Attributes:
@@ -38,7 +38,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     def __init__(
         self,
-        model: ServedModel,
+        model: ModelHandle,
         *,
         summary: TrainingSummary | None = None,
         settings: PredictionSettings | None = None,
@@ -63,16 +63,16 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
                 "was trained without a transform of: leave it out, or change the DataFrame's column"
             )
         summary = TrainingSummary(str(directory.location), directory.read_metrics())
-        return cls(ServedModel(model), summary=summary, settings=settings)
+        return cls(ModelHandle(model), summary=summary, settings=settings)
 
     @property
     def output_names(self) -> list[str]:
         """The names of the model's outputs, in its order."""
-        return [output.name for output in self._model.known.recipe.outputs]
+        return [output.name for output in self._model.metadata.recipe.outputs]
 
     @property
     def summary(self) -> TrainingSummary:
-        """What is told of the model's training.
+        """Summary of the model's training.
 
         Raises:
             InvalidInputError: it comes from no training of this package's.
@@ -85,7 +85,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
 
     @property
     def hasSummary(self) -> bool:
-        """Whether there is a `summary`."""
+        """True if there is a `summary`."""
         return self._summary is not None
 
     def getModel(self) -> Any:
@@ -100,7 +100,7 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
         return self._model.model()
 
     def write(self) -> StageWriter:
-        """Return what saves this transformer: ``write().overwrite().save(path)``.
+        """Return a writer of this transformer: ``write().overwrite().save(path)``.
 
         Raises:
             RunDirectoryError: from its ``save``: there is something at the path, or the files the

@@ -18,7 +18,7 @@ from ..config.prediction import (
 from ..config.validators import ColumnNames, check_place
 from ..errors import InvalidInputError, brief
 from ..frameworks import KERAS
-from .load import ServedModel, adopt_model
+from .load import ModelHandle, adopt_model
 from .persistence import KerasStageReader, UserCode, loading_with
 from .trained_transformer import TrainedTransformer
 
@@ -128,7 +128,7 @@ class TFTransformer(TrainedTransformer):
             ModelError: it is no such model, columns do not fit it, or it cannot be called.
             InvalidInputError: another argument cannot be right.
         """
-        return cls(ServedModel(adopt_model(cls.engine, model, feature_cols, custom_objects)))
+        return cls(ModelHandle(adopt_model(cls.engine, model, feature_cols, custom_objects)))
 
     @classmethod
     def from_saved_model(
@@ -158,11 +158,11 @@ class TFTransformer(TrainedTransformer):
         if not isinstance(signature, str) or not signature:
             raise InvalidInputError(f"signature must be a name, got {brief(signature)}")
         model = adopt_model(cls.engine, path, feature_cols, signature=signature)
-        return cls(ServedModel(model))
+        return cls(ModelHandle(model))
 
     @classmethod
     def read(cls) -> KerasStageReader:
-        """Return what loads a transformer: ``read().load(path)``.
+        """Return a reader of transformers: ``read().load(path)``.
 
         Code of the user's that it needs is given by ``customObjects``, ``modelFn`` and
         ``transforms``, as to `from_run`: ``read().customObjects({…}).load(path)``.
@@ -181,7 +181,7 @@ class TFTransformer(TrainedTransformer):
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
-        """Give code of the user's to transformers that are loaded inside of pipelines.
+        """Pass user code to transformers that are loaded inside pipelines.
 
         ``with TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)``.
 

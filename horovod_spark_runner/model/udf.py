@@ -29,7 +29,7 @@ def prediction_udf(
     from pyspark.sql import functions as F
 
     if not hasattr(F, "arrow_udf"):
-        return pandas_udf_of(predictor, return_type, deterministic=deterministic)
+        return _pandas_udf_of(predictor, return_type, deterministic=deterministic)
 
     def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         yield from predictor(_tuples(batches))
@@ -40,7 +40,7 @@ def prediction_udf(
     return made
 
 
-def pandas_udf_of(
+def _pandas_udf_of(
     predictor: Predictor, return_type: str, *, deterministic: bool
 ) -> Callable[..., SparkColumn]:
     """Return the UDF for Spark before 4.1; see `prediction_udf`."""
@@ -69,9 +69,9 @@ def pandas_udf_of(
         # inside an array they stay what they are. Real numbers are told where they are null, for
         # which pandas has nothing but NaN.
         pairs = list(zip(arguments, columns, strict=True))
-        given = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
+        inputs = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
         nulls = [_has_null(*pairs[number]) for number in reals]
-        called: SparkColumn = udf(*given, *nulls)
+        called: SparkColumn = udf(*inputs, *nulls)
         return called
 
     return call
@@ -125,7 +125,7 @@ def _array_of(series: Any, column: Column, nulls: Any | None) -> pa.Array:
 
 
 def _nullable(kind: pa.DataType) -> Any:
-    """Return pandas' type of numbers that tells null from NaN, and keeps whole ones whole."""
+    """Return pandas' nullable type of numbers, which separates null from NaN and keeps integers."""
     import pandas as pd
 
     if pa.types.is_boolean(kind):
@@ -137,10 +137,10 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
-    """Return the type hints by which PySpark tells the kinds of UDF apart."""
-    given: Any = kind if arguments == 1 else tuple[(kind, ...)]
+    """Return the type hints by which PySpark distinguishes the kinds of UDF."""
+    argument_types: Any = kind if arguments == 1 else tuple[(kind, ...)]
     returned: Any = result or kind
-    return {"batches": Iterator[given], "return": Iterator[returned]}
+    return {"batches": Iterator[argument_types], "return": Iterator[returned]}
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from ..training.epochs import Epochs, Step
 from ..training.spec import TrainingSpec
 from ..training.strategies import SYNCHRONISERS
 from ..training.trainee import Trainee
-from ..training.training_steps import steps_known
+from ..training.training_steps import provide_steps
 from .measurement import RankFigures
 from .model import StepTime
 
@@ -83,7 +83,7 @@ def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
 def _build(spec: TrainingSpec, world: MPI.Comm, collectives: Collectives) -> Trainee:
     """Build the model, the same on all ranks."""
     synchroniser = SYNCHRONISERS[type(spec.config.sync)](spec.config.sync, collectives)
-    with steps_known(spec.steps):
+    with provide_steps(spec.steps):
         trainee = engine_named(spec.engine).trainee(spec, world, synchroniser)
     broadcast(trainee.variables, world)
     trainee.variables_were_set()

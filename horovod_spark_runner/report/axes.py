@@ -41,11 +41,11 @@ class Scale:
     def __call__(self, values: float | np.ndarray) -> np.ndarray:
         """Return the places of values; not finite where they are not, or not on a log axis."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            given = np.asarray(values, np.float64)
+            data = np.asarray(values, np.float64)
             low, high = self.low, self.high
             if self.log:
-                given, low, high = np.log10(given), math.log10(low), math.log10(high)
-            places: np.ndarray = self.begin + (given - low) / (high - low) * (self.end - self.begin)
+                data, low, high = np.log10(data), math.log10(low), math.log10(high)
+            places: np.ndarray = self.begin + (data - low) / (high - low) * (self.end - self.begin)
         return places
 
     def at(self, value: float) -> float:
@@ -80,13 +80,13 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
     decades = math.log10(high / low)
     factors = [1.0, 2.0, 5.0] if decades < count / 2 else [1.0]
     every = max(1, math.ceil(decades / count)) if factors == [1.0] else 1
-    found = [
+    ticks = [
         factor * 10.0**power
         for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         if power % every == 0
         for factor in factors
     ]
-    inside = [value for value in found if low * 0.999 <= value <= high * 1.001]
+    inside = [value for value in ticks if low * 0.999 <= value <= high * 1.001]
     return inside if len(inside) > 1 else linear_ticks(low, high, count)
 
 
@@ -112,7 +112,7 @@ def bounds(values: np.ndarray, *, log: bool, from_zero: bool = False) -> tuple[f
 
 
 def spans_decades(values: Sequence[float] | np.ndarray) -> bool:
-    """Tell whether values, all of them positive, are better shown on a log axis."""
+    """Return whether a log axis suits these values, all of them positive."""
     array = np.asarray(values, np.float64)
     array = array[np.isfinite(array)]
     return bool(len(array) and array.min() > 0 and array.max() / array.min() >= 50)
@@ -139,7 +139,7 @@ class Frame:
 
         Args:
             x_title: what the horizontal axis shows, with its unit.
-            y_title: the same of the vertical one, which is told above it.
+            y_title: the same of the vertical one, which is written above it.
             whole_x: ticks at whole numbers only.
         """
         left, right = self.x.begin, self.x.end
@@ -191,12 +191,12 @@ def frame(
 def text(
     words: str, x: float, y: float, anchor: str = "start", class_: str | None = None
 ) -> Markup:
-    """Return text in a chart; ``anchor`` is the end of it that lies at ``x``."""
+    """Return text in a chart; ``anchor`` is the end that is at ``x``."""
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def chart(width: int, height: float, label: str, *children: Child, kind: str = "") -> Markup:
-    """Return a chart of this size; ``label`` tells those who cannot see it what it shows."""
+    """Return a chart of this size; ``label`` describes it to screen readers."""
     return element(
         "svg",
         *children,

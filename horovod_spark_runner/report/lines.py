@@ -33,12 +33,12 @@ def thin(x: np.ndarray, y: np.ndarray, columns: int) -> np.ndarray:
     column = np.minimum(((x - x[0]) * (columns / width)).astype(np.int64), columns - 1)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     finite = np.isfinite(y)
-    kept = [starts, np.append(starts[1:], count) - 1, _first_in_each(column, ~finite)]
+    chosen = [starts, np.append(starts[1:], count) - 1, _first_in_each(column, ~finite)]
     owner = np.cumsum(np.diff(column, prepend=-1) != 0) - 1
     for reduce, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf)):
         extreme = reduce.reduceat(np.where(finite, y, nothing), starts)
-        kept.append(_first_in_each(column, finite & (y == extreme[owner])))
-    return np.unique(np.concatenate(kept))
+        chosen.append(_first_in_each(column, finite & (y == extreme[owner])))
+    return np.unique(np.concatenate(chosen))
 
 
 def _first_in_each(column: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def line_chart(
     wide: bool = False,
     points: int = 300,
 ) -> Markup:
-    """Return a chart of curves, which tells its values under the pointer.
+    """Return a chart of curves, which shows its values under the pointer.
 
     Args:
         series: the curves; those without a point are left out.
@@ -102,7 +102,7 @@ def line_chart(
         log_y: whether the vertical axis is logarithmic; values that are not positive break the
             curve then.
         from_zero: whether the vertical axis shows zero.
-        whole_x: whether the horizontal axis counts, so that only whole numbers are told.
+        whole_x: whether the horizontal axis counts, so that only whole numbers are shown.
         wide: whether it takes the whole width of the page.
         points: parts of the horizontal axis of which extremes are kept; see `thin`.
     """
@@ -155,8 +155,8 @@ class _Curve:
     @classmethod
     def of(cls, series: Series, place: int, log: bool) -> _Curve:
         x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
-        kept = np.isfinite(x)
-        x, y = x[kept], y[kept]
+        finite = np.isfinite(x)
+        x, y = x[finite], y[finite]
         if np.any(np.diff(x) < 0):
             order = np.argsort(x, kind="stable")
             x, y = x[order], y[order]
@@ -173,8 +173,8 @@ class _Curve:
         return f"c{self.colour % 8}" + (" dashed" if self.series.dashed else "")
 
     def thinned(self, points: int) -> _Curve:
-        kept = thin(self.x, self.y, points)
-        return _Curve(self.series, self.colour, self.x[kept], self.y[kept])
+        chosen = thin(self.x, self.y, points)
+        return _Curve(self.series, self.colour, self.x[chosen], self.y[chosen])
 
     def draw(self, plot: Frame) -> Markup:
         x, y = plot.x(self.x), plot.y(self.y)
@@ -202,7 +202,7 @@ class _Curve:
 
 
 def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
-    """Return the names at the ends of curves, moved apart where they would lie on each other."""
+    """Return the names at the ends of curves, moved apart where they would overlap."""
     wanted: list[tuple[float, _Curve]] = []
     for curve in curves:
         finite = np.flatnonzero(np.isfinite(curve.y))

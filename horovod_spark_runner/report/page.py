@@ -1,4 +1,4 @@
-"""The page, and what stands around charts in it."""
+"""The page, and its elements around charts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _text(value: str | int | float) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-# More rows of a table are left out, and their number told.
+# More rows of a table are left out, and their number shown.
 MOST_ROWS = 500
 
 
@@ -143,7 +143,7 @@ def grid(*figures: Child) -> Markup:
 
 
 def facts(pairs: Mapping[str, Child]) -> Markup:
-    """Return what is to be seen first, by its name."""
+    """Return the main facts, by name."""
     return element(
         "dl",
         [
@@ -165,7 +165,7 @@ def preformatted(words: str) -> Markup:
 
 
 def folded(title: str, *contents: Child) -> Markup:
-    """Return what is shown only once its title is chosen."""
+    """Return content that is shown only once its title is chosen."""
     return element("details", element("summary", title), contents)
 
 
@@ -176,7 +176,7 @@ def table(
     numeric: Iterable[int] = (),
     strong: Iterable[int] = (),
 ) -> Markup:
-    """Return a table of at most `MOST_ROWS` rows; below it is told how many are left out.
+    """Return a table of at most `MOST_ROWS` rows, with the number of rows left out.
 
     Args:
         header: names of the columns.

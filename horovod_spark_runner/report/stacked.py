@@ -1,4 +1,4 @@
-"""Bars that consist of parts: what a whole is made of, for several wholes."""
+"""Stacked bars: the parts of several wholes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """What is divided.
+    """A whole to divide into parts.
 
     Attributes:
         label: what it stands for.
@@ -72,7 +72,7 @@ def stacked_rows(
     parts: Sequence[Part],
     *,
     title: str,
-    tell: Callable[[float], str] = duration,
+    format_value: Callable[[float], str] = duration,
     wide: bool = False,
 ) -> Markup:
     """Return a horizontal bar for each of ``wholes``, with its total at its end.
@@ -81,7 +81,7 @@ def stacked_rows(
         wholes: in the order to show them; a few dozen can be read.
         parts: in the order to lay them, with their colours; draw them with `legend`.
         title: what lengths show, with the unit.
-        tell: returns a value as it is shown; by default they are seconds.
+        format_value: returns a value as it is shown; by default they are seconds.
         wide: whether it takes the whole width of the page.
 
     Raises:
@@ -90,7 +90,7 @@ def stacked_rows(
     _check(wholes, parts)
     width = WIDE if wide else WIDTH
     left = 10 + CHARACTER * max((len(shortened(w.label, _LABEL_LENGTH)) for w in wholes), default=0)
-    right = 12 + CHARACTER * max((len(tell(w.total)) for w in wholes), default=0)
+    right = 12 + CHARACTER * max((len(format_value(w.total)) for w in wholes), default=0)
     high = max((whole.total for whole in wholes), default=0.0) or 1.0
     scale = Scale(0.0, high, left, width - right)
     rows = [text(title, 2, 11, "start", "title")]
@@ -101,9 +101,11 @@ def stacked_rows(
             value = whole.values.get(part.name, 0.0)
             if value > 0:
                 begin, end = scale.at(before), scale.at(before + value)
-                rows.append(_box(whole, part, tell, begin, top + 2, end - begin, ROW - 6))
+                rows.append(_box(whole, part, format_value, begin, top + 2, end - begin, ROW - 6))
                 before += value
-        rows.append(text(tell(whole.total), scale.at(before) + 5, top + 12, "start", "value"))
+        rows.append(
+            text(format_value(whole.total), scale.at(before) + 5, top + 12, "start", "value")
+        )
     return chart(width, 24 + len(wholes) * ROW, title, *rows)
 
 
@@ -114,7 +116,7 @@ def stacked_columns(
     x_title: str,
     y_title: str,
     first: int = 1,
-    tell: Callable[[float], str] = duration,
+    format_value: Callable[[float], str] = duration,
     wide: bool = False,
 ) -> Markup:
     """Return an upright bar for each of ``wholes``, which are in a sequence, such as epochs.
@@ -128,7 +130,7 @@ def stacked_columns(
         x_title: what the columns are.
         y_title: what heights show, with the unit.
         first: number of the first whole.
-        tell: returns a value as it is shown; by default they are seconds.
+        format_value: returns a value as it is shown; by default they are seconds.
         wide: whether it takes the whole width of the page.
 
     Raises:
@@ -146,8 +148,8 @@ def stacked_columns(
         right=14,
     )
     most = max(map(len, together), default=1)
-    said = x_title if most == 1 else f"{x_title} (each column the mean of up to {most})"
-    rows = [plot.draw(said, y_title, whole_x=True)]
+    x_label = x_title if most == 1 else f"{x_title} (each column the mean of up to {most})"
+    rows = [plot.draw(x_label, y_title, whole_x=True)]
     for column, one in zip(columns, together, strict=True):
         begin, end = plot.x.at(first + one[0] - 0.5), plot.x.at(first + one[-1] + 0.5)
         gap, before = (end - begin) * _GAP, 0.0
@@ -156,7 +158,15 @@ def stacked_columns(
             if value > 0:
                 low, top = plot.y.at(before), plot.y.at(before + value)
                 rows.append(
-                    _box(column, part, tell, begin + gap / 2, top, end - begin - gap, low - top)
+                    _box(
+                        column,
+                        part,
+                        format_value,
+                        begin + gap / 2,
+                        top,
+                        end - begin - gap,
+                        low - top,
+                    )
                 )
                 before += value
     return chart(plot.width, plot.height, f"{y_title} by {x_title}", *rows)
@@ -165,17 +175,18 @@ def stacked_columns(
 def _box(
     whole: Whole,
     part: Part,
-    tell: Callable[[float], str],
+    format_value: Callable[[float], str],
     x: float,
     y: float,
     width: float,
     height: float,
 ) -> Markup:
     value, total = whole.values[part.name], whole.total
-    told = f"{whole.label}: {part.name} {tell(value)} ({value / total:.0%} of {tell(total)})"
+    fraction = f"{value / total:.0%} of {format_value(total)}"
+    label = f"{whole.label}: {part.name} {format_value(value)} ({fraction})"
     return element(
         "rect",
-        element("title", told),
+        element("title", label),
         class_=f"f{part.colour % 8}",
         x=x,
         y=y,
@@ -193,10 +204,10 @@ def _mean(wholes: Sequence[Whole]) -> Whole:
 
 
 def _check(wholes: Sequence[Whole], parts: Sequence[Part]) -> None:
-    known = {part.name for part in parts}
+    names = {part.name for part in parts}
     for whole in wholes:
         for name, value in whole.values.items():
-            if name not in known:
-                raise ValueError(f"{whole.label} has a part {name!r}, which is none of {known}")
+            if name not in names:
+                raise ValueError(f"{whole.label} has a part {name!r}, which is none of {names}")
             if not value >= 0:
                 raise ValueError(f"{whole.label}: the part {name!r} cannot be {value}")

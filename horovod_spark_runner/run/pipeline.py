@@ -32,7 +32,7 @@ from ..data.prepare.datasets import (
 from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
-from ..model.load import ServedModel, read_trained_model
+from ..model.load import ModelHandle, read_trained_model
 from ..model.summary import TrainingSummary
 from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
@@ -126,7 +126,7 @@ def train_run(
             raise
     report, result = trained.report, trained.result
     transforms = config.data.transforms
-    model = ServedModel(read_trained_model(directory, run.model, report.saved, transforms))
+    model = ModelHandle(read_trained_model(directory, run.model, report.saved, transforms))
     ended = time.monotonic()
     launching = trained.ended - trained.materialized
     timings = {

@@ -145,7 +145,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         EnvironmentProblem: something is not installed or set up.
     """
     began = time.monotonic()
-    Console("a new run", quiet=not config.stream_logs).say("checking the configuration")
+    Console("a new run", quiet=not config.stream_logs).report("checking the configuration")
     spark = check_running(session_of(df))
     model = _resolve_model(config)
     columns = _columns_without_model(df, config)

@@ -102,9 +102,9 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
     stages, arrays = [], Arrays()
     files: dict[str, bytes | memoryview] = {}
     for number, stage in enumerate(bundle.stages):
-        plain, own, contents = to_stored(stage, number)
+        plain, stage_arrays, contents = to_stored(stage, number)
         stages.append(plain)
-        arrays.update(own)
+        arrays.update(stage_arrays)
         files.update(contents)
     files[ARRAYS_FILE] = dump_arrays(arrays)
     facts = {
@@ -119,7 +119,7 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """Return the bundle that lies at a place.
+    """Read the bundle at a location.
 
     Args:
         path: folder; or a URL, which needs pyarrow.
@@ -183,7 +183,7 @@ def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathL
 
 
 def _reader(path: str | os.PathLike[str]) -> Callable[[str], Contents]:
-    """Return what reads a file of a folder, the large ones where they lie."""
+    """Return a function that reads a folder's files, large ones in place."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InvalidInputError(f"path must be a path or URL, got {path!r}")
     if "://" in os.fspath(path):
@@ -201,11 +201,11 @@ def _reader(path: str | os.PathLike[str]) -> Callable[[str], Contents]:
     place = Path(path).expanduser()
 
     def read(name: str) -> Contents:
-        found = (place / name).stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        status = (place / name).stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise InvalidInputError(f"{place / name} is not a regular file")
-        if name == MAIN_FILE and found.st_size > MAX_TEXT_BYTES:
+        if name == MAIN_FILE and status.st_size > MAX_TEXT_BYTES:
             raise InvalidInputError(f"{place / name} has more than {MAX_TEXT_BYTES:,} bytes")
-        return Contents(FilePart(str(place / name), 0, found.st_size))
+        return Contents(FilePart(str(place / name), 0, status.st_size))
 
     return read

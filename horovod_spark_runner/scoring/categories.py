@@ -52,7 +52,7 @@ class StringIndexer:
         return {}
 
     def __call__(self, batch: Batch) -> None:
-        found = {}
+        indices = {}
         for number, (name, output) in enumerate(zip(self.inputs, self.outputs, strict=True)):
             if name in batch.columns:
                 column = batch.columns[name]
@@ -61,17 +61,17 @@ class StringIndexer:
                     places = _without_nan(column, places)
                 elif self.handle_invalid == ERROR:
                     batch.check(name, places >= 0, "it is none of the labels in the fitted data")
-                found[output] = places
-        kept = np.ones(len(batch), bool)
+                indices[output] = places
+        keep = np.ones(len(batch), bool)
         for number, output in enumerate(self.outputs):
-            if output not in found:
+            if output not in indices:
                 continue
-            places = found[output]
+            places = indices[output]
             if self.handle_invalid == SKIP:
-                kept &= places >= 0
-            known = np.where(places < 0, len(self.labels[number]), places)
-            batch.columns[output] = Numbers(known.astype(np.float64))
-        batch.keep(kept)
+                keep &= places >= 0
+            categories = np.where(places < 0, len(self.labels[number]), places)
+            batch.columns[output] = Numbers(categories.astype(np.float64))
+        batch.keep(keep)
 
     def _places(self, number: int, column: Column) -> np.ndarray:
         """Return the place of each row's label; -1 where it has none."""
@@ -87,7 +87,7 @@ class StringIndexer:
         return places if column.valid is None else np.where(column.valid, places, -1)
 
     def _real(self, number: int, data: np.ndarray) -> np.ndarray:
-        """Look real numbers up by their bits: what text Java makes of them need not be known."""
+        """Look real numbers up by their bits, which avoids Java's text form of them."""
         key = number, data.dtype.name
         if key not in self._bits:
             table: dict[Hashable, int] = {}
@@ -160,8 +160,8 @@ class IndexToString:
         right = (places >= 0) & (places < len(self.labels))
         right = right if valid is None else right & valid
         batch.check(self.input, right, f"there are labels for 0 to {len(self.labels) - 1}")
-        found = [self.labels[place] for place in places.astype(np.int64).tolist()]
-        batch.columns[self.output] = Words(found)
+        words = [self.labels[place] for place in places.astype(np.int64).tolist()]
+        batch.columns[self.output] = Words(words)
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ class OneHotEncoder:
             data, valid = batch.numbers(name)
             right = (data >= 0) & (data < size)
             if not keep:
-                told = right if valid is None else right | ~valid
-                batch.check(name, told, f"there are the categories 0 to {size - 1}")
+                accepted = right if valid is None else right | ~valid
+                batch.check(name, accepted, f"there are the categories 0 to {size - 1}")
             width = size + keep - self.drop_last
             places = np.where(right, data, size)
             if valid is not None:

@@ -1,4 +1,4 @@
-"""From what a network gives to the columns that are added: numbers, vectors, classes. Pure."""
+"""Conversion of a network's outputs to added columns: numbers, vectors, classes. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .columns import Column, Numbers, Vectors, Words
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a network, and what is made of it.
+    """An output of a network, and its column.
 
     Attributes:
         name: the output's name.
@@ -73,7 +73,7 @@ def column_of_scores(values: np.ndarray, output: Output, numbers: np.ndarray) ->
 
 
 def _of_two(value: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarray:
-    """Return what an output, which is about class 1, says of both classes."""
+    """Return the values of both classes from an output that describes class 1."""
     if not output.scores:
         _check((value >= 0) & (value <= 1), value, output, numbers)
         return np.stack([1.0 - value, value], axis=1)
@@ -85,7 +85,7 @@ def _of_two(value: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarra
 
 
 def _of_several(rows: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarray:
-    """Return what an output says of each class."""
+    """Return an output's value of each class."""
     if not output.scores:
         tolerance = TOLERANCE[output.computed]
         right = (rows.min(axis=1) >= -tolerance) & (abs(rows.sum(axis=1) - 1.0) <= tolerance)

@@ -53,7 +53,7 @@ class Words:
 
     @property
     def valid(self) -> Mask:
-        """Which rows are not null; ``None`` if all are not."""
+        """Mask of rows that are not null; ``None`` if no row is."""
         if None not in self.data:
             return None
         return np.fromiter((value is not None for value in self.data), bool, len(self.data))
@@ -71,7 +71,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors of one size: with their zeros, or by what is not zero.
+    """Vectors of one size, dense or sparse.
 
     Attributes:
         size: elements of each.
@@ -141,7 +141,7 @@ def vectors_of(
     data: np.ndarray,
     valid: Mask = None,
 ) -> Vectors:
-    """Return vectors made of their entries, each place once.
+    """Return vectors from their entries, each index once.
 
     Args:
         size: elements of each.
@@ -258,7 +258,7 @@ class Batch:
         """Check that all rows are right.
 
         Args:
-            name: the column whose value is told.
+            name: the column whose value the message shows.
             right: a boolean per row; ``None`` if all are.
             advice: what is wrong, or to be done.
 
@@ -269,6 +269,6 @@ class Batch:
             return
         row = int(np.argmin(right))
         value = self.column(name).value(row)
-        told = "null" if value is None else f"{value!r:.200}"
+        shown = "null" if value is None else f"{value!r:.200}"
         number = row if self.rows is None else int(self.rows[row])
-        raise DataError(f"column {name!r} is {told} in row {number} (counted from 0); {advice}")
+        raise DataError(f"column {name!r} is {shown} in row {number} (counted from 0); {advice}")

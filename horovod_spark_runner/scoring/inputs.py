@@ -42,16 +42,16 @@ class Input:
     size: int = 0
     needed: bool = True
 
-    def convert(self, given: Any) -> Column:
-        """Return the column of what is given for it.
+    def convert(self, source: Any) -> Column:
+        """Convert a user's column of values.
 
         Args:
-            given: a sequence, NumPy array, pandas series or Arrow array.
+            source: a sequence, NumPy array, pandas series or Arrow array.
 
         Raises:
             DataError: a value does not fit; the message names column, row and value.
         """
-        values, valid = _plain(given, real=self.kind in ("float", "double"))
+        values, valid = _plain(source, real=self.kind in ("float", "double"))
         if self.kind in (TEXT, WORDS):
             return self._words(values, valid)
         if self.kind in (VECTOR, ARRAY):
@@ -60,20 +60,20 @@ class Input:
 
     def _words(self, values: Sequence[Any], valid: Mask) -> Words:
         lists = self.kind == WORDS
-        found: list[Any] = []
+        words: list[Any] = []
         for row, value in enumerate(values):
             value = value.tolist() if isinstance(value, np.ma.MaskedArray) else value
             if _is_null(value) or (valid is not None and not valid[row]):
-                found.append(None)
+                words.append(None)
             elif not lists and isinstance(value, str):
-                found.append(str(value))
+                words.append(str(value))
             elif lists and isinstance(value, list | tuple | np.ndarray):
                 if not all(isinstance(word, str) for word in value):
                     raise self._misfit(row, value, "it must be a list of strings")
-                found.append([str(word) for word in value])
+                words.append([str(word) for word in value])
             else:
                 raise self._misfit(row, value, f"it must be {self._described()} or None")
-        return Words(found, lists)
+        return Words(words, lists)
 
     def _vectors(self, values: Any, valid: Mask) -> Vectors:
         if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind in "iuf":
@@ -134,11 +134,11 @@ class Input:
         self, values: Sequence[Any], valid: Mask, *, whole: bool
     ) -> tuple[np.ndarray, Mask]:
         there = np.ones(len(values), bool) if valid is None else valid.copy()
-        found: list[Any] = []
+        items: list[Any] = []
         for row, value in enumerate(values):
             if not there[row] or value is None or type(value).__name__ == "NAType":
                 there[row] = False
-                found.append(None)
+                items.append(None)
             elif isinstance(value, bool | np.bool_) != (self.kind == "boolean") or not isinstance(
                 value, bool | int | float | np.bool_ | np.integer | np.floating
             ):
@@ -146,16 +146,16 @@ class Input:
             elif whole and isinstance(value, float | np.floating):
                 if np.isnan(value):  # as pandas tells null; as a float it would round the others
                     there[row] = False
-                    found.append(None)
+                    items.append(None)
                     continue
                 if not float(value).is_integer():
                     raise self._misfit(row, value, f"it must be {self._described()} or None")
-                found.append(int(value))
+                items.append(int(value))
             else:
-                found.append(value)
+                items.append(value)
         mask = None if there.all() else there
         blank = False if self.kind == "boolean" else 0
-        plain = [blank if one is None else one for one in found]
+        plain = [blank if one is None else one for one in items]
         if self.kind == "boolean":
             return np.array(plain, bool), mask
         if whole:
@@ -207,51 +207,51 @@ def _is_null(value: Any) -> bool:
     return isinstance(value, float) and value != value  # pandas' null among objects
 
 
-def _plain(given: Any, *, real: bool) -> tuple[Any, Mask]:
+def _plain(source: Any, *, real: bool) -> tuple[Any, Mask]:
     """Return a NumPy array or list of the values, and which of them are not null.
 
     Args:
-        given: a column.
+        source: a column.
         real: whether it holds real numbers, of which NaN is one.
     """
-    if isinstance(given, np.ma.MaskedArray):
-        return _masked(given)
-    if isinstance(given, np.ndarray):
-        return (given if given.dtype.kind in "biuf" else given.tolist()), None
-    if hasattr(given, "to_pylist"):  # Arrow's
-        kind = str(given.type)
+    if isinstance(source, np.ma.MaskedArray):
+        return _masked(source)
+    if isinstance(source, np.ndarray):
+        return (source if source.dtype.kind in "biuf" else source.tolist()), None
+    if hasattr(source, "to_pylist"):  # Arrow's
+        kind = str(source.type)
         if kind == "bool" or kind.startswith(("int", "uint", "float", "double")):
-            if not given.null_count:
-                return _arrow_numbers(given), None
-            there = np.asarray(given.is_valid().to_pylist(), bool)
-            return _arrow_numbers(given.fill_null(False if kind == "bool" else 0)), there
-        return given.to_pylist(), None
-    if hasattr(given, "iloc"):  # pandas'
-        if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf":
-            return given.to_numpy(), None
-        if real and given.dtype == object:
-            return given.tolist(), None
-        there = ~np.asarray(given.isna(), bool)
-        return given.tolist(), None if there.all() else there
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise DataError(f"a column must be a sequence of values, got {given!r:.200}")
-    return given, None
+            if not source.null_count:
+                return _arrow_numbers(source), None
+            there = np.asarray(source.is_valid().to_pylist(), bool)
+            return _arrow_numbers(source.fill_null(False if kind == "bool" else 0)), there
+        return source.to_pylist(), None
+    if hasattr(source, "iloc"):  # pandas'
+        if isinstance(source.dtype, np.dtype) and source.dtype.kind in "biuf":
+            return source.to_numpy(), None
+        if real and source.dtype == object:
+            return source.tolist(), None
+        there = ~np.asarray(source.isna(), bool)
+        return source.tolist(), None if there.all() else there
+    if isinstance(source, str | bytes) or not isinstance(source, Sequence):
+        raise DataError(f"a column must be a sequence of values, got {source!r:.200}")
+    return source, None
 
 
-def _masked(given: np.ma.MaskedArray) -> tuple[Any, Mask]:
+def _masked(array: np.ma.MaskedArray) -> tuple[Any, Mask]:
     """Return the values of an array whose masked elements are null, and which rows are not."""
-    if given.ndim > 1:  # of which a row may be null in part
-        return given.tolist(), None
-    there = ~np.ma.getmaskarray(given)
-    if given.dtype.kind not in "biuf":
-        return given.tolist(), None
-    values = given.filled(False if given.dtype.kind == "b" else 0)
+    if array.ndim > 1:  # of which a row may be null in part
+        return array.tolist(), None
+    there = ~np.ma.getmaskarray(array)
+    if array.dtype.kind not in "biuf":
+        return array.tolist(), None
+    values = array.filled(False if array.dtype.kind == "b" else 0)
     return values, None if there.all() else there
 
 
-def _arrow_numbers(given: Any) -> np.ndarray:
+def _arrow_numbers(array: Any) -> np.ndarray:
     """Return Arrow's numbers, which a table has in pieces and a record batch has not."""
     whole: np.ndarray = (
-        given.to_numpy() if hasattr(given, "chunks") else given.to_numpy(zero_copy_only=False)
+        array.to_numpy() if hasattr(array, "chunks") else array.to_numpy(zero_copy_only=False)
     )
     return whole

@@ -30,7 +30,7 @@ INEXACT = "it must hold whole numbers below 2**53: larger ones are not held exac
 
 
 def beyond(low: int, high: int) -> str:
-    """Return what an error says of numbers that an input of the network does not hold."""
+    """Return the error text for numbers that an input of the network cannot hold."""
     return f"the network's input holds {low} to {high}"
 
 
@@ -72,7 +72,7 @@ class Network:
         return tuple(name for name, *_ in self.added)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what has been loaded, which can be neither pickled nor copied."""
+        """Drop the loaded model, which can be neither pickled nor copied."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
@@ -97,31 +97,31 @@ class Network:
             unpack(io.BytesIO(self.contents), folder, "a SavedModel's files")
             loaded = tf.saved_model.load(folder)
 
-        def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        def call(inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             # Also the loaded model is kept: the function alone does not hold the variables.
             function = loaded.signatures[_SIGNATURE]
-            tensors = {name: tf.constant(array) for name, array in given.items()}
+            tensors = {name: tf.constant(array) for name, array in inputs.items()}
             try:
-                found = function(**tensors)
+                outputs = function(**tensors)
             except tf.errors.InvalidArgumentError as error:
                 whole = " ".join(str(error.message).split()).replace("\\'", "'")
                 # What an assertion of the graph says, before TensorFlow's name of it.
-                told = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
+                message = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
                 for name, argument in zip(self.inputs, self.arguments, strict=True):
-                    told = told.replace(f"column {argument} ", f"column {name!r} ")
-                raise DataError(f"the network does not take the rows: {told:.500}") from error
-            return {name: tensor.numpy() for name, tensor in found.items()}
+                    message = message.replace(f"column {argument} ", f"column {name!r} ")
+                raise DataError(f"the network does not take the rows: {message:.500}") from error
+            return {name: tensor.numpy() for name, tensor in outputs.items()}
 
         return call
 
     @cached_property
     def _bounds(self) -> Mapping[str, tuple[int, int]]:
-        """What an ONNX file's inputs hold, if not all of a column; a SavedModel looks itself."""
+        """Bounds of an ONNX file's inputs; a SavedModel checks them itself."""
         call = self._call
         return call.facts.get(BOUNDS, {}) if isinstance(call, OnnxSession) else {}
 
     def _check_bounds(self, batch: Batch, valid: Mask) -> None:
-        """Check that the network's inputs hold the numbers of all rows that it is asked about.
+        """Check that the network's inputs can hold the numbers of all scored rows.
 
         Raises:
             DataError: one does not; the message names column, row and value.
@@ -164,26 +164,26 @@ class Network:
             batch.columns[name] = column if valid is None else _spread(column, valid)
 
     def _predict(self, batch: Batch) -> list[np.ndarray]:
-        """Return the outputs for all rows; of no rows, what one row shows of their shapes."""
-        given = {
+        """Return the outputs for all rows; for no rows, empty outputs of the right shape."""
+        arguments = {
             argument: _argument(batch, name, dtype, shape)
             for argument, name, dtype, shape in zip(
                 self.arguments, self.inputs, self.dtypes, self.shapes, strict=True
             )
         }
         if not len(batch):  # which end the process in onnxruntime's LSTM
-            given = {name: _blank_row(values) for name, values in given.items()}
-            found = self._call(given)
-            return [found[name][:0] for name in self.outputs]
+            arguments = {name: _blank_row(values) for name, values in arguments.items()}
+            outputs = self._call(arguments)
+            return [outputs[name][:0] for name in self.outputs]
         parts = []
         for begin in range(0, len(batch), self.batch_size):
-            piece = {n: v[begin : begin + self.batch_size] for n, v in given.items()}
+            piece = {n: v[begin : begin + self.batch_size] for n, v in arguments.items()}
             parts.append(self._call(piece))
         return [np.concatenate([part[name] for part in parts]) for name in self.outputs]
 
 
 def _fitting(batch: Batch, name: str, dtype: str, width: int) -> Mask:
-    """Return which rows hold what the model takes; ``None`` if all do."""
+    """Return the mask of rows that the model can take; ``None`` if it takes all."""
     column = batch.column(name)
     valid = column.valid
     if isinstance(column, Vectors):

@@ -28,7 +28,7 @@ def load_pipeline(path: str | os.PathLike[str]) -> Scorer:
 
 
 class Scorer:
-    """Computes what ``PipelineModel.transform`` does, in this process.
+    """Computes the result of ``PipelineModel.transform`` in this process.
 
     TensorFlow is imported where the first row reaches a network.
 
@@ -56,7 +56,7 @@ class Scorer:
     def score_row(
         self, row: Mapping[str, Any], columns: Sequence[str] | None = None
     ) -> dict[str, Any] | None:
-        """Return what the pipeline makes of one row.
+        """Score one row.
 
         Args:
             row: its values by column: numbers, strings, lists; ``None`` for null. Columns that the
@@ -85,7 +85,7 @@ class Scorer:
         }
 
     def score(self, rows: Any, columns: Sequence[str] | None = None) -> Any:
-        """Return what the pipeline makes of many rows.
+        """Score many rows.
 
         Rows that a stage with ``handleInvalid="skip"`` leaves out are not among those returned; ask
         for a column of the rows' own, such as a key, to know which those are.
@@ -115,10 +115,10 @@ class Scorer:
         twice = sorted({str(name) for name in there if there.count(name) > 1})
         if twice:
             raise DataError(f"there are several columns called {twice[0]!r}; rename all but one")
-        given = {name: rows[name] for name in there}
-        wanted = self._wanted(columns, given)
-        batch = self._scored(given, _count(given), wanted)
-        left = np.arange(_count(given)) if batch.rows is None else batch.rows
+        data = {name: rows[name] for name in there}
+        wanted = self._wanted(columns, data)
+        batch = self._scored(data, _count(data), wanted)
+        left = np.arange(_count(data)) if batch.rows is None else batch.rows
         if frame:
             return _frame(rows, wanted, batch, left)
         if table:
@@ -126,13 +126,13 @@ class Scorer:
         return {
             name: _array(batch.columns[name])
             if name in batch.columns
-            else np.asanyarray(given[name])[left]  # masked arrays stay such
+            else np.asanyarray(data[name])[left]  # masked arrays stay such
             for name in wanted
         }
 
-    def _wanted(self, columns: Sequence[str] | None, given: Mapping[str, Any]) -> list[str]:
+    def _wanted(self, columns: Sequence[str] | None, data: Mapping[str, Any]) -> list[str]:
         wanted = list(self.output_columns if columns is None else columns)
-        unknown = [name for name in wanted if name not in self._last and name not in given]
+        unknown = [name for name in wanted if name not in self._last and name not in data]
         if isinstance(columns, str) or unknown:
             raise InvalidInputError(
                 f"columns={columns!r}: there is no column {unknown or columns!r}; the pipeline "
@@ -140,25 +140,25 @@ class Scorer:
             )
         return wanted
 
-    def _scored(self, given: Mapping[str, Any], count: int, wanted: Sequence[str]) -> Batch:
+    def _scored(self, data: Mapping[str, Any], count: int, wanted: Sequence[str]) -> Batch:
         """Return the rows after all stages that are needed for the columns."""
-        missing = [n for n, one in self._inputs.items() if one.needed and n not in given]
+        missing = [n for n, one in self._inputs.items() if one.needed and n not in data]
         if missing:
             raise DataError(
                 f"column {missing[0]!r} is missing; the pipeline takes {self.input_types}, and "
-                f"there is {sorted(map(str, given))}"
+                f"there is {sorted(map(str, data))}"
             )
         taken: dict[str, Column] = {}
         for name, one in self._inputs.items():
-            if name in given:
+            if name in data:
                 with _computing(f"input {name!r}"):
-                    taken[name] = one.convert(given[name])
+                    taken[name] = one.convert(data[name])
         batch = Batch(taken, count)
         with np.errstate(all="ignore"):  # infinities and NaN are as good as Spark's
             for stage in self._stages[: max((self._last.get(n, 0) for n in wanted), default=0)]:
                 with _computing(f"stage {type(stage).__name__} of {', '.join(stage.adds)}"):
                     stage(batch)
-        absent = [name for name in wanted if name not in batch.columns and name not in given]
+        absent = [name for name in wanted if name not in batch.columns and name not in data]
         if absent:
             raise DataError(
                 f"column {absent[0]!r} could not be made: what it is made of is missing"
@@ -168,7 +168,7 @@ class Scorer:
 
 @contextlib.contextmanager
 def _computing(what: str) -> Iterator[None]:
-    """Let all that fails within be an error of this package: the bundle may be a stranger's."""
+    """Raise every failure as an error of this package: the bundle may come from a stranger."""
     try:
         yield
     except HorovodSparkError:
@@ -179,18 +179,18 @@ def _computing(what: str) -> Iterator[None]:
         ) from error
 
 
-def _count(given: Mapping[str, Any]) -> int:
-    for name, values in given.items():
+def _count(data: Mapping[str, Any]) -> int:
+    for name, values in data.items():
         single = getattr(values, "shape", None) == ()
         if single or isinstance(values, str) or not hasattr(values, "__len__"):
             raise DataError(
                 f"column {name!r} must be a sequence of values, got {values!r:.200}; one row is "
                 "scored by score_row"
             )
-    lengths = {len(values) for values in given.values()}
+    lengths = {len(values) for values in data.values()}
     if len(lengths) > 1:
-        told = {name: len(values) for name, values in given.items()}
-        raise DataError(f"the columns must be equally long, got {told}")
+        lengths_by_name = {name: len(values) for name, values in data.items()}
+        raise DataError(f"the columns must be equally long, got {lengths_by_name}")
     return lengths.pop() if lengths else 0
 
 
@@ -206,35 +206,35 @@ def _array(column: Column) -> np.ndarray:
 
 def _frame(rows: Any, wanted: Sequence[str], batch: Batch, left: np.ndarray) -> Any:
     """Return the columns as a pandas DataFrame."""
-    found = {}
+    columns = {}
     for name in wanted:
         if name not in batch.columns:
-            found[name] = rows[name].iloc[left]
+            columns[name] = rows[name].iloc[left]
             continue
         column = batch.columns[name]
         array = _array(column)
-        found[name] = list(array) if isinstance(column, Vectors) else array
-    return type(rows)(found, index=rows.index[left], columns=list(wanted))
+        columns[name] = list(array) if isinstance(column, Vectors) else array
+    return type(rows)(columns, index=rows.index[left], columns=list(wanted))
 
 
 def _table(rows: Any, wanted: Sequence[str], batch: Batch, left: np.ndarray) -> Any:
     """Return the columns as an Arrow table."""
     import pyarrow as pa
 
-    found = []
+    arrays = []
     for name in wanted:
         if name not in batch.columns:
-            found.append(rows[name].take(pa.array(left)))
+            arrays.append(rows[name].take(pa.array(left)))
             continue
         column = batch.columns[name]
         if isinstance(column, Numbers):
             mask = None if column.valid is None else ~column.valid
-            found.append(pa.array(column.data, mask=mask))
+            arrays.append(pa.array(column.data, mask=mask))
         elif isinstance(column, Words):
             kind = pa.list_(pa.string()) if column.lists else pa.string()
-            found.append(pa.array(column.data, kind))
+            arrays.append(pa.array(column.data, kind))
         else:
             flat = pa.from_numpy_dtype(column.data.dtype)
             values = [column.value(row) for row in range(len(column))]
-            found.append(pa.array(values, pa.list_(flat)))
-    return pa.table(found, names=list(wanted))
+            arrays.append(pa.array(values, pa.list_(flat)))
+    return pa.table(arrays, names=list(wanted))

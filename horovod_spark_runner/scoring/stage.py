@@ -75,11 +75,11 @@ def from_stored(
     Raises:
         ValueError: it is of none of these kinds, or a field is of another type.
     """
-    known = dict(plain)
-    kind = known.pop("kind")
+    fields = dict(plain)
+    kind = fields.pop("kind")
     if kind not in kinds:
         raise ValueError(f"it has a stage {kind!r}, which this version does not know")
-    for name, value in known.items():
+    for name, value in fields.items():
         if isinstance(value, dict):
-            known[name] = arrays[value["array"]] if "array" in value else files[value["file"]]
-    return read_fields(known, kinds[kind])
+            fields[name] = arrays[value["array"]] if "array" in value else files[value["file"]]
+    return read_fields(fields, kinds[kind])

@@ -16,7 +16,7 @@ SEED = 42
 _MASK = 0xFFFFFFFF
 
 
-def hash_of(text: str) -> int:
+def _hash_of(text: str) -> int:
     """Return the hash of a text's UTF-8, as a signed 32-bit number."""
     data = text.encode("utf-8", "surrogatepass")
     mixed, whole = SEED, len(data) & ~3
@@ -43,7 +43,7 @@ def _scrambled(word: int) -> int:
 
 def place_of(text: str, size: int) -> int:
     """Return the place of a text among ``size``."""
-    return hash_of(text) % size  # not negative in Python
+    return _hash_of(text) % size  # not negative in Python
 
 
 _SPACE = re.compile(r"\s", re.ASCII)
@@ -108,8 +108,8 @@ class RegexTokenizer:
 
     def _words(self, text: str) -> list[str]:
         text = text.lower() if self.lower else text
-        found = _split(self._compiled, text) if self.gaps else self._compiled.findall(text)
-        return [word for word in found if _java_length(word) >= self.min_length]
+        tokens = _split(self._compiled, text) if self.gaps else self._compiled.findall(text)
+        return [word for word in tokens if _java_length(word) >= self.min_length]
 
 
 def _java_length(word: str) -> int:
@@ -190,7 +190,7 @@ class NGram:
 
 @dataclass(frozen=True)
 class HashingTF:
-    """How often words come, by their hashes; see `pyspark.ml.feature.HashingTF`.
+    """Term frequencies by hashes of words; see `pyspark.ml.feature.HashingTF`.
 
     Attributes:
         input: column of lists of words.
@@ -222,7 +222,7 @@ class HashingTF:
 
 @dataclass(frozen=True)
 class CountVectorizer:
-    """How often known words come; see `pyspark.ml.feature.CountVectorizerModel`.
+    """Term frequencies of a vocabulary; see `pyspark.ml.feature.CountVectorizerModel`.
 
     Attributes:
         input: column of lists of words.

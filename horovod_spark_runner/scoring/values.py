@@ -60,7 +60,7 @@ def _as_whole(batch: Batch, name: str, data: np.ndarray, dtype: np.dtype) -> np.
 
 @dataclass(frozen=True)
 class Bucketizer:
-    """The bucket a number lies in; see `pyspark.ml.feature.Bucketizer`.
+    """Buckets of numbers; see `pyspark.ml.feature.Bucketizer`.
 
     Attributes:
         inputs: columns of numbers.
@@ -108,7 +108,7 @@ def _ordered(data: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Binarizer:
-    """Whether numbers are above a threshold; see `pyspark.ml.feature.Binarizer`.
+    """Binarization of numbers by a threshold; see `pyspark.ml.feature.Binarizer`.
 
     Attributes:
         inputs: columns of numbers or vectors.
@@ -143,14 +143,14 @@ class Binarizer:
 
 def drop_missing(batch: Batch, names: tuple[str, ...]) -> None:
     """Leave out rows with a null or NaN, as ``DataFrame.na.drop`` does: not NaN in vectors."""
-    kept = np.ones(len(batch), bool)
+    complete = np.ones(len(batch), bool)
     for name in names:
         column = batch.column(name)
         if column.valid is not None:
-            kept &= column.valid
+            complete &= column.valid
         if isinstance(column, Numbers) and column.data.dtype.kind == "f":
-            kept &= ~np.isnan(column.data)
-    batch.keep(kept)
+            complete &= ~np.isnan(column.data)
+    batch.keep(complete)
     for name in names:
         column = batch.columns[name]
         if not isinstance(column, Vectors | Numbers) or column.valid is None:

@@ -1,1 +1,1 @@
-"""Ways of synchronising: what makes the ranks of a training train one model."""
+"""Synchronisation strategies, by which the ranks of a training train one model."""

@@ -1,4 +1,4 @@
-"""Allreduce: every step adds the gradients of all ranks up, so that all make the same step.
+"""Allreduce: every step adds up the gradients of all ranks, so that all make the same step.
 
 Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the sum
 of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the global
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .synchroniser import (
-    Alike,
     Collectives,
     Share,
+    SyncedState,
     Tensor,
     Traffic,
     Variables,
@@ -31,7 +31,7 @@ class AllreduceSynchroniser:
     """
 
     meets_in_every_step = in_step = True
-    alike = Alike.EVERYTHING
+    synced_state = SyncedState.EVERYTHING
     lasting = False
 
     def __init__(self, compression: str, collectives: Collectives) -> None:

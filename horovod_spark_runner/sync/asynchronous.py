@@ -18,9 +18,9 @@ from ..config.sync import AsyncServer
 from ..errors import ModelError
 from .board import Board, Memory, Seen
 from .synchroniser import (
-    Alike,
     Collectives,
     Share,
+    SyncedState,
     Tensor,
     Traffic,
     Variables,
@@ -58,7 +58,8 @@ class Ranks(Protocol):
 
 
 class AsyncSynchroniser:
-    """Ranks hold the same weights at the end of what they `open`; see `Synchroniser`.
+    """Asynchronous strategy: ranks hold equal weights at the end of each `open`; see
+    `Synchroniser`.
 
     What is in the model but not trained (moments of normalisation, say) is each rank's own until
     ranks meet: then real numbers have changed by the mean of what they have on all ranks, by rows,
@@ -77,7 +78,7 @@ class AsyncSynchroniser:
 
     meets_in_every_step = False
     in_step = False
-    alike = Alike.WEIGHTS
+    synced_state = SyncedState.WEIGHTS
     lasting = False
 
     def __init__(self, options: AsyncServer, collectives: Collectives, ranks: Ranks) -> None:
@@ -135,7 +136,7 @@ class AsyncSynchroniser:
         return board
 
     def go_on(self, number: int) -> None:
-        """Say which step of all ranks' the next one is."""
+        """Set the number of the next step among all ranks' steps."""
         self._number = number
 
     def before_step(self, step: int) -> None:
@@ -193,7 +194,7 @@ class AsyncSynchroniser:
         self._meet_rest()
 
     def _meet_rest(self) -> None:
-        """Bring what is not trained together."""
+        """Average the state that is not trained."""
         now, met, named = self._rest(), self._met, self._variables.named
         busy = bool(self._rows)
         rows = np.array([self._rows, busy], np.float64)
@@ -221,7 +222,7 @@ class AsyncSynchroniser:
         return np.asarray(variables.view(variables.named[name]))
 
     def _flat(self) -> np.ndarray:
-        """Return a copy of what is trained as one array, of single precision or more."""
+        """Return a copy of the trained weights as one array, of single precision or more."""
         values = read_values(self._variables, (MODEL,), self._trained)
         parts = [value.reshape(-1) for value in values.values()]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
@@ -229,13 +230,13 @@ class AsyncSynchroniser:
     def _assign(self, flat: np.ndarray) -> None:
         named, begin = self._variables.named, 0
         for name in self._trained:
-            own = self._value(name)
-            part = flat[begin : begin + own.size].reshape(own.shape)
-            named[name].assign(part.astype(own.dtype))
-            begin += own.size
+            value = self._value(name)
+            part = flat[begin : begin + value.size].reshape(value.shape)
+            named[name].assign(part.astype(value.dtype))
+            begin += value.size
 
     def _rest(self) -> Arrays:
-        """Return copies of what is in the model but not trained."""
+        """Return copies of the model's state that is not trained."""
         trained = set(self._trained)
         names = [name for name in self._variables.named if name not in trained]
         return read_values(self._variables, (MODEL,), names)

@@ -1,6 +1,6 @@
 """Counters shared by ranks that step independently.
 
-An epoch's batches lie in *shares*, one for each rank that the epoch was begun with. Who wants a
+An epoch's batches lie in *shares*, one for each rank at the epoch's beginning. Who wants a
 batch takes the next one of a share by counting up how many are taken, so each is one rank's. Steps
 are numbered in the order they begin, over all ranks.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 # Later than any step.
 _NEVER = 1 << 40
-_BEGUN, _UPDATES = range(2)
+_STARTED, _UPDATES = range(2)
 # What ranks may ask of all; see `agreement`.
 _REQUESTS = slice(2, 5)
 
@@ -24,7 +24,7 @@ class Memory(Protocol):
     """An array that all ranks share."""
 
     def get(self) -> np.ndarray:
-        """Return a copy; what is added meanwhile may be in it, or in part."""
+        """Return a copy, which may include concurrent additions, or parts of them."""
         ...
 
     def add(self, values: np.ndarray) -> None:
@@ -32,11 +32,11 @@ class Memory(Protocol):
         ...
 
     def add_at(self, index: int, value: int) -> int:
-        """Add to one number; return what it was, which no other rank is told of it."""
+        """Add to one number atomically; return its previous value, which no other rank receives."""
         ...
 
     def close(self) -> None:
-        """Give it up, once no rank uses it any more; all ranks must call it."""
+        """Release it, once no rank uses it any more; all ranks must call it."""
         ...
 
 
@@ -47,12 +47,12 @@ def divided(size: int, holders: Sequence[int]) -> dict[int, tuple[int, int]]:
 
 
 def holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
-    """Return the rank that holds one number of what was `divided`."""
+    """Return the rank that holds one of the `divided` numbers."""
     return next(rank for rank, (_, end) in parts.items() if index < end)
 
 
 class Seen(NamedTuple):
-    """What a rank has read of a `Board`.
+    """A rank's reading of a `Board`.
 
     Attributes:
         updates: updates of the weights, of all ranks.
@@ -68,7 +68,7 @@ class Seen(NamedTuple):
 
 
 class Board:
-    """The numbers of an epoch, or of what is left of it; all ranks make it together.
+    """The counters of an epoch, or of its remainder; all ranks create it together.
 
     Args:
         opened: returns memory of all ranks that begins with such values.
@@ -88,7 +88,7 @@ class Board:
         self._memory = opened(values)
 
     def read(self) -> Seen:
-        """Return what all have counted."""
+        """Return the counters of all ranks."""
         values = self._memory.get().tolist()
         shares = self._first + self._size
         return Seen(
@@ -101,7 +101,7 @@ class Board:
 
     def begin(self) -> int:
         """Begin a step; return its number."""
-        number = self._memory.add_at(_BEGUN, 1)
+        number = self._memory.add_at(_STARTED, 1)
         self._run(number)
         return number
 
@@ -117,14 +117,14 @@ class Board:
         """Count an update; return how many there were before it."""
         return self._memory.add_at(_UPDATES, 1)
 
-    def ask(self, asked: Sequence[object]) -> None:
+    def ask(self, requests: Sequence[object]) -> None:
         """Ask all ranks for something."""
-        for number, request in enumerate(asked):
+        for number, request in enumerate(requests):
             if request:
                 self._memory.add_at(_REQUESTS.start + number, 1)
 
     def close(self) -> None:
-        """Give it up; all ranks must call it."""
+        """Release it; all ranks must call it."""
         self._memory.close()
 
     def _run(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Group gradients into buckets, so that the first leaves while others are still computed."""
+"""Buckets of gradients, so that the first is sent while others are still computed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Place:
-    """What a rank keeps of the gradients that one optimizer (or bucket) is given.
+    """A rank's state for the gradients of one optimizer (or bucket).
 
     Attributes:
         name: the same on all ranks and in every step.
@@ -35,7 +35,7 @@ class Place:
 
     name: str
     shapes: Sequence[Shape]
-    own: dict[str, np.ndarray] = field(default_factory=dict)
+    local: dict[str, np.ndarray] = field(default_factory=dict)
     shared: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -47,10 +47,10 @@ class Place:
         """Return the parts of a flat array that belong to each tensor, without copies."""
         return np.split(flat, np.cumsum(self.sizes)[:-1])
 
-    def kept(self, name: str, like: np.ndarray) -> np.ndarray:
+    def local_array(self, name: str, like: np.ndarray) -> np.ndarray:
         """Return one of this rank's arrays; zeros as ``like`` where there is none yet."""
-        found = self.own.get(name)
-        return np.zeros_like(like) if found is None else found.astype(like.dtype, copy=False)
+        array = self.local.get(name)
+        return np.zeros_like(like) if array is None else array.astype(like.dtype, copy=False)
 
 
 class Codec(Protocol):
@@ -68,11 +68,11 @@ class Codec(Protocol):
     @property
     def sends_places(self) -> bool: ...
 
-    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
-        """Return what stands for the sum over all ranks, the same on each to the bit.
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        """Return an approximation of the sum over all ranks, bit-identical on each.
 
         Args:
-            own: this rank's term of the sum, flat, of single precision or more.
+            local: this rank's term of the sum, flat, of single precision or more.
             place: what is kept of it from step to step; changed.
             wire: leads to the other ranks.
             step: how many steps of the run are done.
@@ -83,22 +83,24 @@ class Codec(Protocol):
 RESIDUAL, VELOCITY = "residual", "velocity"
 
 
-def moving(own: np.ndarray, place: Place, momentum: float) -> np.ndarray:
-    """Return this rank's term as a step of its own momentum, which is kept; as it is without."""
+def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
+    """Apply and update this rank's momentum; return the term unchanged without one."""
     if not momentum:
-        return own
-    moved: np.ndarray = place.kept(VELOCITY, own) * np.asarray(momentum, own.dtype) + own
-    place.own[VELOCITY] = numbers_of(moved)
+        return local
+    moved: np.ndarray = (
+        place.local_array(VELOCITY, local) * np.asarray(momentum, local.dtype) + local
+    )
+    place.local[VELOCITY] = _numbers_of(moved)
     return moved
 
 
 def keeping(momentum: float) -> tuple[str, ...]:
-    """Return the names in checkpoints of what ranks keep that have not sent all."""
+    """Return the names in checkpoints of codecs' unsent state."""
     return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
 
 
-def numbers_of(values: np.ndarray) -> np.ndarray:
-    """Return a copy with 0 for what is not finite. Pure."""
+def _numbers_of(values: np.ndarray) -> np.ndarray:
+    """Return a copy with 0 for values that are not finite. Pure."""
     return np.where(np.isfinite(values), values, 0)
 
 
@@ -109,33 +111,33 @@ def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarra
     return [part.reshape(array.shape) for part, array in parts]
 
 
-def whole(own: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
-    """Return the sum of all that ranks have, also of what they have not sent so far."""
-    total = wire.sum(place.kept(RESIDUAL, own) + own)
-    place.own[RESIDUAL] = np.zeros_like(own)
+def whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
+    """Return the sum over all ranks, including their unsent residuals."""
+    total = wire.sum(place.local_array(RESIDUAL, local) + local)
+    place.local[RESIDUAL] = np.zeros_like(local)
     return total
 
 
 def names_of(place: Place) -> Mapping[str, np.ndarray]:
-    """Return what a place keeps for a checkpoint, by name.
+    """Return a place's arrays for a checkpoint, by name.
 
     ``sum/…`` are terms of a sum over the ranks, ``shared/…`` the same on all.
     """
-    own = {f"sum/{name}/{place.name}": array for name, array in place.own.items()}
+    local = {f"sum/{name}/{place.name}": array for name, array in place.local.items()}
     shared = {f"shared/{name}/{place.name}": array for name, array in place.shared.items()}
-    return {**own, **shared}
+    return {**local, **shared}
 
 
 class HalfCodec:
-    """See `Codec`; what rounding takes is forgotten."""
+    """Half-precision `Codec`; rounding errors are dropped."""
 
     keeps: tuple[str, ...] = ()
     sends_places = False
 
-    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         if wire.size == 1:
-            return own
-        parts = wire.swap(np.array_split(rounded(own), wire.size))
+            return local
+        parts = wire.swap(np.array_split(rounded(local), wire.size))
         summed = np.zeros(parts[0].size, np.float32)
         for part in parts:
             summed += widened(part)
@@ -158,7 +160,7 @@ def widened(bits: np.ndarray) -> np.ndarray:
 
 
 class TopKCodec:
-    """See `Codec`.
+    """Top-k `Codec`.
 
     Args:
         options: how many entries, and the momentum of each rank.
@@ -170,32 +172,32 @@ class TopKCodec:
         self._options = options
         self.keeps = keeping(options.momentum)
 
-    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        own = moving(own, place, options.momentum)
-        held: np.ndarray = place.kept(RESIDUAL, own) + own
+        local = moving(local, place, options.momentum)
+        held: np.ndarray = place.local_array(RESIDUAL, local) + local
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
-            place.own[RESIDUAL] = np.zeros_like(held)
+            place.local[RESIDUAL] = np.zeros_like(held)
             return held
-        counts = counts_of(place.sizes, share_at(options, step))
-        chosen = chosen_of(place.split(held), counts)
+        counts = counts_of(place.sizes, _share_at(options, step))
+        chosen = _chosen_of(place.split(held), counts)
         values = held[chosen]
-        rest = numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
         rest[chosen] = 0
-        place.own[RESIDUAL] = rest
+        place.local[RESIDUAL] = rest
         if options.momentum:
             # Momentum that was sent would push once more in the direction of an old step.
-            place.own[VELOCITY][chosen] = 0
+            place.local[VELOCITY][chosen] = 0
         if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
             return wire.sum(held - rest)  # which is shorter than places and values
         total: np.ndarray = np.zeros_like(held)
         for message in wire.gather(encode(chosen, values)):
-            where, what = decode(message, held.dtype)
+            where, what = _decode(message, held.dtype)
             total[where] += what
         return total
 
 
-def share_at(options: TopK, step: int) -> float:
+def _share_at(options: TopK, step: int) -> float:
     """Return the share of entries that is sent after so many steps. Pure."""
     if step >= options.warmup_steps:
         return options.ratio
@@ -207,13 +209,13 @@ def counts_of(sizes: Sequence[int], share: float) -> list[int]:
     return [min(size, max(1, int(np.ceil(size * share)))) for size in sizes]
 
 
-def chosen_of(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+def _chosen_of(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
     """Return the places, in all parts together, of the largest entries of each, ascending. Pure."""
-    found, begin = [], 0
+    indices, begin = [], 0
     for part, count in zip(parts, counts, strict=True):
-        found.append(largest(part, count) + begin)
+        indices.append(largest(part, count) + begin)
         begin += part.size
-    chosen: np.ndarray = np.concatenate(found).astype(np.uint32)
+    chosen: np.ndarray = np.concatenate(indices).astype(np.uint32)
     return chosen
 
 
@@ -237,7 +239,7 @@ def encode(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
 
 
-def decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return the places and values of a message, of values of ``dtype``. Pure."""
     count = message.size // (4 + dtype.itemsize)
     return message[: 4 * count].view(np.uint32), message[4 * count :].view(dtype)
@@ -250,7 +252,7 @@ _NOTHING = 1e-6
 
 
 class PowerCodec:
-    """See `Codec`.
+    """PowerSGD `Codec`.
 
     Args:
         options: how thin the factors are.
@@ -262,10 +264,10 @@ class PowerCodec:
     def __init__(self, options: PowerSGD) -> None:
         self._options = options
 
-    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         if wire.size == 1 or step < self._options.warmup_steps:
-            return whole(own, place, wire)
-        held = place.kept(RESIDUAL, own) + own
+            return whole(local, place, wire)
+        held = place.local_array(RESIDUAL, local) + local
         parts = place.split(held)
         forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
         thin = [n for n, form in enumerate(forms) if form is not None]
@@ -278,7 +280,7 @@ class PowerCodec:
         summed = _sum(first, wire)
         if not _finite(summed):  # the same on all ranks
             # Nothing was made of what was sent: numbers are kept, and what is none is not.
-            place.own[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
+            place.local[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
             return np.full_like(held, np.nan)
         left = {n: orthonormal(summed[n]) for n in thin}
         rights = {n: matrices[n].T @ left[n] for n in thin}
@@ -288,11 +290,11 @@ class PowerCodec:
             place.shared[_name(n)] = sums[n]
             total[n] = product(left[n], sums[n]).reshape(-1)
             rest[n] = (matrices[n] - left[n] @ rights[n].T).reshape(-1)
-        place.own[RESIDUAL] = np.concatenate(rest)
+        place.local[RESIDUAL] = np.concatenate(rest)
         return np.concatenate(total)
 
     def _basis(self, place: Place, number: int, matrix: np.ndarray) -> np.ndarray:
-        """Return what a matrix is multiplied with: the other factor of the step before."""
+        """Return the orthonormal right basis of a matrix, from the previous step where possible."""
         rank = min(self._options.rank, *matrix.shape)
         shape = (matrix.shape[1], rank)
         stream = np.random.default_rng([zlib.crc32(place.name.encode()), number])
@@ -352,8 +354,8 @@ def orthonormal(matrix: np.ndarray) -> np.ndarray:
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> np.floating:
-    found: np.floating = np.add.accumulate(one * other)[-1]
-    return found
+    accumulated: np.floating = np.add.accumulate(one * other)[-1]
+    return accumulated
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         self._step = 0
         self._places: dict[str, Place] = {}
         # What a checkpoint has of places that are not known yet.
-        self._kept: dict[str, np.ndarray] = {}
+        self._restored: dict[str, np.ndarray] = {}
         self._whole = 0.0
 
     def before_step(self, step: int) -> None:
@@ -56,41 +56,43 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        own = [share.total(share.term(gradients[i])) for i in present]
-        self._note(place, [tuple(int(n) for n in tensor.shape) for tensor in own])
-        exchange = functools.partial(self._exchange, place, len(own))
-        summed = self._collectives.on_host(exchange, [*own, *along])
+        local = [share.total(share.term(gradients[i])) for i in present]
+        self._note(place, [tuple(int(n) for n in tensor.shape) for tensor in local])
+        exchange = functools.partial(self._exchange, place, len(local))
+        summed = self._collectives.on_host(exchange, [*local, *along])
         result: list[Tensor | None] = [None] * len(gradients)
         for i, tensor in zip(present, summed, strict=False):
             result[i] = tensor
-        return result, summed[len(own) :]
+        return result, summed[len(local) :]
 
     def _note(self, name: str, shapes: Sequence[Shape]) -> None:
-        """Make a place, or check that it is still what it was, if anything is kept for it."""
-        known = self._places.get(name)
-        if known is None or not self.lasting:
-            known = self._places[name] = Place(name, list(shapes))
-            if self._codec.sends_places and sum(known.sizes) >= _MOST_ENTRIES:
+        """Create a place, or check that the shapes of a lasting one are unchanged."""
+        place = self._places.get(name)
+        if place is None or not self.lasting:
+            place = self._places[name] = Place(name, list(shapes))
+            if self._codec.sends_places and sum(place.sizes) >= _MOST_ENTRIES:
                 raise ModelError(
-                    f"an optimizer has {sum(known.sizes):,} weights; compressions that send places "
+                    f"an optimizer has {sum(place.sizes):,} weights; compressions that send places "
                     f"know {_MOST_ENTRIES:,}. Use Allreduce(compression='bf16') or PowerSGD(…)"
                 )
-            self._fill(known)
-        elif list(known.shapes) != list(shapes):
+            self._fill(place)
+        elif list(place.shapes) != list(shapes):
             raise ModelError(
                 "an optimizer is given gradients of other variables than in the step before "
-                f"({_shown(shapes)} instead of {_shown(known.shapes)}), to which what a rank has "
+                f"({_shown(shapes)} instead of {_shown(place.shapes)}), to which what a rank has "
                 "not sent yet cannot be added. Give it the gradients of all its variables in every "
                 "step, or use sync=Allreduce() without such a compression"
             )
 
     def _exchange(self, name: str, count: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what an optimizer is given for the first so many arrays; the others' sums."""
+        """Return an optimizer's gradients for the first ``count`` arrays, and the sums of the
+        others.
+        """
         place, summed = self._places[name], []
         if count:
-            own = np.concatenate([array.reshape(-1) for array in arrays[:count]])
-            self._whole += bytes_of_sum(own.nbytes, self._wire.size)
-            total = self._codec.total(own, place, self._wire, self._step)
+            flat = np.concatenate([array.reshape(-1) for array in arrays[:count]])
+            self._whole += bytes_of_sum(flat.nbytes, self._wire.size)
+            total = self._codec.total(flat, place, self._wire, self._step)
             # Not as the place has it, which another trace of the step may have seen last.
             summed = parts_like(total, arrays[:count])
         for array in arrays[count:]:
@@ -103,22 +105,24 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return Traffic(plain.sent + self._wire.sent, plain.whole + self._whole)
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:
-        known = [names_of(place) for place in self._places.values()]
-        found = {n: a for names in (self._kept, *known) for n, a in names.items()}
-        return {n: a.copy() for n, a in found.items() if rank == 0 or not n.startswith("shared/")}
+        place_arrays = [names_of(place) for place in self._places.values()]
+        saved = {n: a for names in (self._restored, *place_arrays) for n, a in names.items()}
+        return {n: a.copy() for n, a in saved.items() if rank == 0 or not n.startswith("shared/")}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         # What this compression does not keep, it would not bring up to date either.
-        kept = tuple(f"{name}/" for name in self._codec.keeps)
-        self._kept = {name: array for name, array in arrays.items() if name.startswith(kept)}
+        prefixes = tuple(f"{name}/" for name in self._codec.keeps)
+        self._restored = {
+            name: array for name, array in arrays.items() if name.startswith(prefixes)
+        }
         for place in self._places.values():
             self._fill(place)
 
     def _fill(self, place: Place) -> None:
-        """Give a place what a checkpoint has kept of it."""
+        """Fill a place from a checkpoint."""
         end = f"/{place.name}"
-        for name in [name for name in self._kept if name.endswith(end)]:
-            array = self._kept.pop(name)
+        for name in [name for name in self._restored if name.endswith(end)]:
+            array = self._restored.pop(name)
             kind, _, key = name.removesuffix(end).partition("/")
             if kind == "shared":
                 place.shared[key] = np.array(array)
@@ -129,11 +133,11 @@ class CompressedSynchroniser(AllreduceSynchroniser):
                     f"sent yet, of an optimizer that changes {sum(place.sizes):,} now; let the "
                     "same weights be trained, or go on with sync=Allreduce(), which forgets them"
                 )
-            place.own[key] = np.array(array)
+            place.local[key] = np.array(array)
 
 
 def codec_of(compression: Compression) -> Codec:
-    """Return what compresses so."""
+    """Return the codec of a compression."""
     if isinstance(compression, TopK):
         return TopKCodec(compression)
     if isinstance(compression, Threshold):

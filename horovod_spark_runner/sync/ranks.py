@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..cluster.protocol.network import ADDRESS
 from .board import Memory
-from .served import ServedMemory
+from .distributed_memory import DistributedMemory
 from .wire import need_threads
 
 _KEY_BYTES = 32
@@ -21,7 +21,7 @@ class MpiRanks:
     """All ranks of MPI's world; see `asynchronous.Ranks`.
 
     Raises:
-        EnvironmentProblem: MPI was begun in a way in which several threads may not enter it.
+        EnvironmentProblem: MPI was initialised without support for several threads.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class MpiRanks:
 
     def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
         address = os.environ.get(ADDRESS, "127.0.0.1")  # of a world on several hosts
-        memory = ServedMemory(values, holders, self, address, self._key, again=self._reached)
+        memory = DistributedMemory(values, holders, self, address, self._key, again=self._reached)
         self._reached = True
         return memory
 

@@ -1,4 +1,4 @@
-"""Rounds: ranks train alone for some steps, then take the mean of what they have learned.
+"""Rounds: ranks train alone for some steps, then take the mean of their changes.
 
 The mean is that of the changes since ranks met last, by the rows that each has trained on, so what
 has not changed stays as it is, to the bit. With ``every=1`` and plain SGD it is the step of
@@ -14,9 +14,9 @@ import numpy as np
 from ..config.sync import DiLoCo, LocalSGD
 from ..errors import ModelError
 from .synchroniser import (
-    Alike,
     Collectives,
     Share,
+    SyncedState,
     Tensor,
     Traffic,
     Variables,
@@ -47,7 +47,7 @@ class RoundsSynchroniser:
         self._collectives = collectives
         averaging = isinstance(options, LocalSGD) and options.average_optimizer
         self._groups = (MODEL, "optimizer") if averaging else (MODEL,)
-        self.alike = Alike.EVERYTHING if averaging else Alike.WEIGHTS
+        self.synced_state = SyncedState.EVERYTHING if averaging else SyncedState.WEIGHTS
         # The values a round began with, and what this rank has done since.
         self._met: Arrays = {}
         self._rows = self._steps = self._idle = 0
@@ -100,7 +100,7 @@ class RoundsSynchroniser:
 
     def _take_mean(self, variables: Variables, *, outer: bool) -> None:
         read = read_values(variables, self._groups)
-        if self.alike is Alike.EVERYTHING:
+        if self.synced_state is SyncedState.EVERYTHING:
             self._check_count(len(read))
         now = {name: value for name, value in read.items() if value.dtype.kind == "f"}
         met = self._met_of(now)
@@ -119,13 +119,13 @@ class RoundsSynchroniser:
         self._count(variables, {n: value for n, value in read.items() if n not in now})
         self._rows = self._steps = self._idle = 0
 
-    def _check_count(self, own: int) -> None:
+    def _check_count(self, count: int) -> None:
         """Check that all ranks have as many variables to take the mean of.
 
         Raises:
             ModelError: they have not, on every rank.
         """
-        counts = np.array([own, own * own], np.int64)
+        counts = np.array([count, count * count], np.int64)
         (sums,) = map(np.asarray, self._collectives.sum([counts], "round.variables"))
         if self._collectives.size * sums[1] != sums[0] ** 2:
             raise ModelError(
@@ -136,11 +136,11 @@ class RoundsSynchroniser:
             )
 
     def _met_of(self, now: Arrays) -> Arrays:
-        """Return what values were when ranks met; 0 where an optimizer has made them since."""
+        """Return the values of the last meeting; 0 where an optimizer has created them since."""
         return {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
 
     def _count(self, variables: Variables, now: Arrays) -> None:
-        """Let whole numbers change as on ranks that had rows in every step; one always has."""
+        """Advance integers as on ranks that had rows in every step; one always has."""
         if not now:
             return
         busy = np.array([not self._idle], np.int64)

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 Tensor = Any
 
 
-class Alike(enum.Enum):
-    """What has the same values on all ranks once they have met."""
+class SyncedState(enum.Enum):
+    """State that is equal on all ranks once they have met."""
 
     EVERYTHING = "weights and optimizers"
     WEIGHTS = "weights"
@@ -41,7 +41,7 @@ class Traffic(NamedTuple):
 
 
 def bytes_of_sum(nbytes: float, ranks: int) -> float:
-    """Return what one rank of a ring sends where all add up so many bytes each. Pure."""
+    """Return the bytes that one rank of a ring sends to sum so many bytes each. Pure."""
     return 2 * (ranks - 1) * nbytes / ranks
 
 
@@ -49,7 +49,7 @@ class Share(Protocol):
     """A rank's part of the rows of a step, in a mean over the rows of all ranks."""
 
     def term(self, tensor: Tensor) -> Tensor:
-        """Return this rank's term of the mean: what the ranks add up."""
+        """Return this rank's term of the mean, which the ranks add up."""
         ...
 
     def total(self, summed: Tensor) -> Tensor:
@@ -58,14 +58,14 @@ class Share(Protocol):
 
 
 class Compression(Protocol):
-    """How tensors are made smaller for the way between ranks."""
+    """Compression of tensors between ranks."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, object]:
-        """Return what is sent, and what `decompress` has to know."""
+        """Return the compressed tensor, and the context for `decompress`."""
         ...
 
     def decompress(self, tensor: Tensor, context: Any) -> Tensor:
-        """Return a sum of what was sent as a tensor of the original type."""
+        """Return a sum of compressed tensors as a tensor of the original type."""
         ...
 
 
@@ -98,7 +98,7 @@ class Collectives(Protocol):
         function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
         tensors: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Return what a function of arrays makes of tensors, in each step anew.
+        """Apply a function of arrays to tensors, on the host and in each step.
 
         Args:
             function: takes an array for each tensor, of single precision or more and not to be
@@ -112,11 +112,11 @@ class Collectives(Protocol):
         ...
 
     def count(self, sent: float, whole: float) -> None:
-        """Note bytes that are sent wherever this place in a step is reached; see `Traffic`."""
+        """Count the bytes sent each time a step reaches this point; see `Traffic`."""
         ...
 
     def counted(self) -> Traffic:
-        """Return the sums of what was to be noted, over all steps so far."""
+        """Return the counted bytes, summed over all steps so far."""
         ...
 
 
@@ -141,11 +141,11 @@ class Variables(Protocol):
         ...
 
     def is_trained(self, variable: Any) -> bool:
-        """Tell whether an optimizer changes it."""
+        """Return whether an optimizer changes it."""
         ...
 
     def is_rate(self, variable: Any) -> bool:
-        """Tell whether it is a learning rate."""
+        """Return whether it is a learning rate."""
         ...
 
 
@@ -163,7 +163,7 @@ class Synchroniser(Protocol):
             only.
         in_step: whether all ranks make equally many steps. Otherwise each takes batches as it comes
             to them, and nothing within a step may wait for another rank.
-        alike: what is the same on all ranks once they have met.
+        synced_state: what is the same on all ranks once they have met.
         lasting: whether optimizers are given now what the gradients of earlier steps were.
     """
 
@@ -174,13 +174,13 @@ class Synchroniser(Protocol):
     def in_step(self) -> bool: ...
 
     @property
-    def alike(self) -> Alike: ...
+    def synced_state(self) -> SyncedState: ...
 
     @property
     def lasting(self) -> bool: ...
 
     def begin(self, variables: Variables) -> None:
-        """Note what training begins or goes on with, which is alike on all ranks."""
+        """Record the initial or resumed state, which is equal on all ranks."""
         ...
 
     def before_step(self, step: int) -> None:
@@ -195,7 +195,7 @@ class Synchroniser(Protocol):
         place: str,
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
-        """Return what the optimizer is given, and the sums over the ranks of what goes along.
+        """Return the optimizer's gradients, and the sums over the ranks of ``along``.
 
         Args:
             gradients: this rank's, of a mean over its own rows, of shapes that are known where the
@@ -210,7 +210,7 @@ class Synchroniser(Protocol):
         ...
 
     def changes(self, changes: Sequence[Tensor], share: Share, name: str) -> list[Tensor]:
-        """Return by what variables change that a step sets without an optimizer.
+        """Return the changes over all ranks of variables that a step sets without an optimizer.
 
         Args:
             changes: by how much they have changed on this rank (moments of normalisation, say).
@@ -220,7 +220,7 @@ class Synchroniser(Protocol):
         ...
 
     def after_step(self, variables: Variables, step: int, rows: int) -> bool:
-        """Do what is to be done to the variables after a step.
+        """Update the variables after a step.
 
         Not called where ranks meet in every step: all is done within it.
 
@@ -239,11 +239,11 @@ class Synchroniser(Protocol):
         ...
 
     def traffic(self) -> Traffic:
-        """Return what this rank has sent so far."""
+        """Return the traffic of this rank so far."""
         ...
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:
-        """Return what the way itself keeps, by name, for a checkpoint; ranks have met.
+        """Return the strategy's own state by name, for a checkpoint; ranks have met.
 
         Each rank's is kept for it. What is the same on all ranks (an outer optimizer) is to be
         returned on rank 0 only, and its names begin with ``shared/``. Terms of a sum over the ranks
@@ -253,7 +253,7 @@ class Synchroniser(Protocol):
         ...
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over what `capture` returned on this rank, with what is shared.
+        """Restore this rank's state from `capture`, with the shared arrays.
 
         A rank that was not there when the checkpoint was taken gets what is shared only; after a
         change of the way of synchronising, none of it may be this one's.

@@ -27,7 +27,7 @@ _NEGATIVE = np.uint32(1 << 31)
 
 
 class ThresholdCodec:
-    """See `Codec`. The threshold is the same on all ranks, which all know what each has sent.
+    """Threshold `Codec`. The threshold is the same on all ranks, since all read all messages.
 
     Args:
         options: the threshold to begin with, and how it moves.
@@ -39,14 +39,14 @@ class ThresholdCodec:
         self._options = options
         self.keeps = (*keeping(options.momentum), f"shared/{_THRESHOLD}")
 
-    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        own = moving(own, place, options.momentum)
+        local = moving(local, place, options.momentum)
         if wire.size == 1 or step < options.warmup_steps:
-            return whole(own, place, wire)
-        kept = place.shared.get(_THRESHOLD)
-        threshold = options.start if kept is None else float(kept)
-        held: np.ndarray = place.kept(RESIDUAL, own) + own
+            return whole(local, place, wire)
+        saved = place.shared.get(_THRESHOLD)
+        threshold = options.start if saved is None else float(saved)
+        held: np.ndarray = place.local_array(RESIDUAL, local) + local
         value = held.dtype.type(threshold)
         positive, negative = held >= value, held <= -value
         rest = held - value * positive + value * negative
@@ -54,24 +54,24 @@ class ThresholdCodec:
         count = 0
         finite = bool(np.isfinite(held).all())
         for message in wire.gather(encode(positive, negative, finite=finite)):
-            found = decode(message, held.size)
-            if found is None:  # as it would be without compression
+            indices = decode(message, held.size)
+            if indices is None:  # as it would be without compression
                 total[:] = np.nan
                 continue
-            total[found[0]] += value
-            total[found[1]] -= value
-            count += found[0].size + found[1].size
-        place.own[RESIDUAL] = rest if finite else np.zeros_like(rest)
+            total[indices[0]] += value
+            total[indices[1]] -= value
+            count += indices[0].size + indices[1].size
+        place.local[RESIDUAL] = rest if finite else np.zeros_like(rest)
         if options.clip_residual is not None and step % _CUT_EVERY == _CUT_EVERY - 1:
             most = held.dtype.type(options.clip_residual * threshold)
-            place.own[RESIDUAL] = np.clip(place.own[RESIDUAL], -most, most)
+            place.local[RESIDUAL] = np.clip(place.local[RESIDUAL], -most, most)
         share = count / (wire.size * max(held.size, 1))
-        place.shared[_THRESHOLD] = np.array(adapted(options, threshold, share))
+        place.shared[_THRESHOLD] = np.array(_adapted(options, threshold, share))
         return total
 
 
 def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
-    """Tell who trains so that momentum on what comes late may make the training diverge.
+    """Warn that momentum on late gradients may make the training diverge.
 
     Args:
         compression: what is chosen.
@@ -85,7 +85,7 @@ def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
         )
 
 
-def adapted(options: Threshold, threshold: float, share: float) -> float:
+def _adapted(options: Threshold, threshold: float, share: float) -> float:
     """Return the next step's threshold, after one in which a share of entries was sent. Pure."""
     low, high = options.target_sparsity
     if share > high:

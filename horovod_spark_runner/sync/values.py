@@ -37,7 +37,7 @@ def read_values(
 
 
 def base_of(before: np.ndarray) -> np.ndarray:
-    """Return what changes are counted from: infinity less infinity would be no number."""
+    """Return the base of changes: infinity less infinity would be no number."""
     return np.where(np.isfinite(before), before, before.dtype.type(0))
 
 

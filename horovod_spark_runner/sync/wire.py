@@ -61,7 +61,7 @@ class Wire(Protocol):
         ...
 
     def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Give each rank its part; return what all have given this one.
+        """Send each rank its part; return the parts that all have sent to this one.
 
         Args:
             parts: flat arrays of one type, one for each rank, as long as all ranks' for that one.
@@ -70,10 +70,10 @@ class Wire(Protocol):
 
 
 class MpiWire:
-    """See `Wire`; on a communicator of its own, as other threads may use others meanwhile.
+    """MPI implementation of `Wire`, on a separate communicator, as other threads may use others.
 
     Raises:
-        EnvironmentProblem: MPI was begun in a way in which they may not.
+        EnvironmentProblem: MPI was initialised without support for several threads.
     """
 
     def __init__(self) -> None:
@@ -96,27 +96,27 @@ class MpiWire:
         sent = np.ascontiguousarray(array).view(np.uint8)
         lengths = np.empty(self.size, np.int64)
         self._world.Allgather(np.array([sent.size], np.int64), lengths)
-        found = [np.empty(length, np.uint8) for length in lengths]
+        buffers = [np.empty(length, np.uint8) for length in lengths]
         piece = _MOST_BYTES // self.size
         for begin in range(0, int(lengths.max()), piece):
             counts = np.clip(lengths - begin, 0, piece)
             joined = np.empty(counts.sum(), np.uint8)
             self._world.Allgatherv(sent[begin : begin + piece], (joined, counts.tolist()))
-            for own, part in zip(found, np.split(joined, np.cumsum(counts)[:-1]), strict=True):
-                own[begin : begin + piece] = part
+            for buffer, part in zip(buffers, np.split(joined, np.cumsum(counts)[:-1]), strict=True):
+                buffer[begin : begin + piece] = part
         self.sent += (self.size - 1) * (sent.size + lengths.itemsize)
-        return [own.view(array.dtype) for own in found]
+        return [buffer.view(array.dtype) for buffer in buffers]
 
     def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        own = parts[self.rank]
-        found = [np.empty_like(own) for _ in parts]
+        local = parts[self.rank]
+        received = [np.empty_like(local) for _ in parts]
         waiting = []
         # Both ends cut alike: what a rank is given is as long from all others.
         for begin in range(0, max(part.size for part in parts), _MOST_ELEMENTS):
             piece = slice(begin, begin + _MOST_ELEMENTS)
             for rank, part in enumerate(parts):
-                waiting.append(self._world.Irecv(found[rank][piece].view(np.uint8), rank))
+                waiting.append(self._world.Irecv(received[rank][piece].view(np.uint8), rank))
                 waiting.append(self._world.Isend(part[piece].view(np.uint8), rank))
         MPI.Request.Waitall(waiting)
-        self.sent += sum(part.nbytes for part in parts) - own.nbytes
-        return found
+        self.sent += sum(part.nbytes for part in parts) - local.nbytes
+        return received

@@ -1,1 +1,1 @@
-"""A training on a rank, whatever the framework, and its interface to the driver."""
+"""Training on a rank, for any framework, and its interface to the driver."""

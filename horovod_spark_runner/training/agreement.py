@@ -19,7 +19,7 @@ from ..checkpoint.model_state import TrainingVariables, Variable
 from ..cluster.worker.reporting import notify
 from ..data.read.reader import Batch
 from ..errors import ModelError, RanksDivergedError
-from ..sync.synchroniser import Alike
+from ..sync.synchroniser import SyncedState
 from .epochs import Step
 
 # What a rank may ask of all ranks at a step, in this order.
@@ -31,7 +31,7 @@ _TRIED = 16
 
 
 class Agreement:
-    """Tells what any of the ranks asks for; all ranks call the same in the same order.
+    """Agrees on the requests of all ranks; all ranks call the same methods in the same order.
 
     Args:
         world: communicator of all ranks.
@@ -40,11 +40,11 @@ class Agreement:
     def __init__(self, world: MPI.Comm) -> None:
         self._world = world
 
-    def after_step(self, asked: Sequence[object], meet: bool) -> Sequence[float]:
-        """Return what is agreed on after a step that has carried no requests.
+    def after_step(self, requests: Sequence[object], meet: bool) -> Sequence[float]:
+        """Return the agreed requests after a step that has carried none.
 
         Args:
-            asked: what this rank asks for, in the order of ``NOTHING``.
+            requests: what this rank asks for, in the order of ``NOTHING``.
             meet: whether the ranks meet after this step, on all ranks alike.
 
         Returns:
@@ -52,22 +52,22 @@ class Agreement:
         """
         if not meet:
             return NOTHING
-        agreed = np.array([bool(request) for request in asked], np.uint8)
+        agreed = np.array([bool(request) for request in requests], np.uint8)
         self._world.Allreduce(MPI.IN_PLACE, agreed, op=MPI.MAX)
         return list(agreed)
 
-    def any_asks(self, asked: object) -> bool:
-        """Tell whether any rank asks for the one thing that is in question."""
-        return bool(self._world.allreduce(int(bool(asked)), op=MPI.MAX))
+    def any_requests(self, request: object) -> bool:
+        """Return whether any rank makes this request."""
+        return bool(self._world.allreduce(int(bool(request)), op=MPI.MAX))
 
     def at_epoch_end(self, stop: object, end: bool) -> tuple[bool, bool]:
-        """Tell whether any rank asks to stop, and whether any was asked to end soon."""
+        """Return whether any rank requests a stop, and whether any was asked to end soon."""
         agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
         return bool(agreed & 1), bool(agreed & 2)
 
 
-def raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
-    """Run a check on all ranks, which must all call this and raise what the first of them finds.
+def _raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
+    """Run a check on all ranks, which must all call this and raise the first error of any.
 
     Raises:
         ModelError: what the check raises.
@@ -91,10 +91,10 @@ def rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
     gives = world.Get_rank() < (1 if alone else _TRIED) and batch.rows
     limit = _TRIED if alone else 1
     first = {name: array[:limit] for name, array in batch.arrays.items()} if gives else None
-    found = [each for each in world.allgather(first) if each is not None]
-    if not found:
+    rank_rows = [each for each in world.allgather(first) if each is not None]
+    if not rank_rows:
         return batch
-    arrays = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    arrays = {name: np.concatenate([each[name] for each in rank_rows]) for name in rank_rows[0]}
     return Batch(batch.step, len(next(iter(arrays.values()))), arrays)
 
 
@@ -116,12 +116,12 @@ class StepTrials:
         self._warned: set[str] = set()
 
     def is_due(self) -> bool:
-        """Tell whether the step that comes next is to be tried; to be called before each."""
+        """Return whether to try the next step; call it before each."""
         self._made += 1
         return self._world.Get_size() > 1 and not self._made & (self._made - 1)
 
     def run(self, step: Step, number: int, *, together: bool) -> None:
-        """Try a step; report what is no mean over rows, each once.
+        """Try a step; report results that are no mean over rows, each once.
 
         Args:
             step: this rank's part of the step.
@@ -133,13 +133,13 @@ class StepTrials:
         """
         world = self._world if together else MPI.COMM_SELF
         tried = replace(step, batch=rows_to_try(world, step.batch))
-        raise_together(world, lambda: self._try(tried, number))
+        _raise_together(world, lambda: self._try(tried, number))
         self._tried = number
 
     def _try(self, step: Step, number: int) -> None:
         later = self._made > 1
         try:
-            found = self._probe(step)
+            messages = self._probe(step)
         except ModelError as error:
             if not later:
                 raise
@@ -148,7 +148,7 @@ class StepTrials:
                 "tried, there was none (a factor that rises from 0, say): what was trained since "
                 "then may be wrong"
             ) from None
-        for text in found:
+        for text in messages:
             if text not in self._warned and self._world.Get_rank() == 0:
                 notify(f"at step {number} of the run, {text}" if later else text)
             self._warned.add(text)
@@ -170,13 +170,16 @@ def _checksum(value: ArrayLike) -> int:
 
 
 def changed_since(before: np.ndarray, variables: TrainingVariables, world: MPI.Comm) -> bool:
-    """Tell whether, on any rank, variables have other values than had these checksums."""
+    """Return whether, on any rank, variables have changed since these checksums."""
     changed = bool((checksums(variables) != before).any())
     return bool(world.allreduce(changed, op=MPI.LOR))
 
 
 def check_ranks_agree(
-    variables: TrainingVariables, world: MPI.Comm, when: str, alike: Alike = Alike.EVERYTHING
+    variables: TrainingVariables,
+    world: MPI.Comm,
+    when: str,
+    synced_state: SyncedState = SyncedState.EVERYTHING,
 ) -> None:
     """Check that variables are the same on all ranks; every rank must call it.
 
@@ -184,31 +187,31 @@ def check_ranks_agree(
         variables: those of this rank.
         world: communicator of all ranks.
         when: when this is, for the message.
-        alike: what is to be the same.
+        synced_state: what is to be the same.
 
     Raises:
         RanksDivergedError: they are not, on every rank.
     """
     if world.Get_size() == 1:
         return
-    everything = alike is Alike.EVERYTHING
+    everything = synced_state is SyncedState.EVERYTHING
     shared = variables.shared if everything else variables.groups["model"]
-    own = checksums(variables, shared)
-    low, high = np.empty_like(own), np.empty_like(own)
-    world.Allreduce(own, low, op=MPI.MIN)
-    world.Allreduce(own, high, op=MPI.MAX)
+    local_sums = checksums(variables, shared)
+    low, high = np.empty_like(local_sums), np.empty_like(local_sums)
+    world.Allreduce(local_sums, low, op=MPI.MIN)
+    world.Allreduce(local_sums, high, op=MPI.MAX)
     different = [int(index) for index in np.flatnonzero(low != high)]
     if not different:
         return
     # What the others differ by, if it is among them.
     different.sort(key=lambda index: not variables.is_rate(shared[index]))
-    root = world.bcast(own, root=0)
-    ranks = world.allgather(bool((own != root).any()))
+    root = world.bcast(local_sums, root=0)
+    ranks = world.allgather(bool((local_sums != root).any()))
     others = [rank for rank, other in enumerate(ranks) if other]
     names = [getattr(shared[i], "path", None) or str(i) for i in different]
     shown = ", ".join(map(repr, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
     cause = variables.likely_cause([shared[i] for i in different])
     raise RanksDivergedError(
-        f"{when}, {len(names)} of {len(own)} variables differ between rank 0 and rank "
+        f"{when}, {len(names)} of {len(local_sums)} variables differ between rank 0 and rank "
         f"{', '.join(map(str, others))}: {shown}. {cause}"
     )

@@ -17,7 +17,7 @@ LABEL = "label"
 def by_convention(
     labels: ColumnNames | None, available: Sequence[str]
 ) -> tuple[ColumnNames, ColumnNames | None]:
-    """Return the feature and label columns by Spark ML's names, where no features are given.
+    """Return the feature and label columns by Spark ML's names, where no features are named.
 
     Args:
         labels: what was given as ``label_cols``.
@@ -53,13 +53,13 @@ def by_name(
     if not fitting:
         missing = [name for name in model.inputs[0] if name not in available]
         raise DataError(
-            f"{unknown}; of the model's inputs {_ways(model.inputs)}, {quote_all(missing)} is no "
-            f"column: {advice}; {there}"
+            f"{unknown}; of the model's inputs {_alternatives(model.inputs)}, "
+            f"{quote_all(missing)} is no column: {advice}; {there}"
         )
     if len(fitting) > 1:
         raise DataError(
-            f"{unknown}; the model's inputs are called {_ways(fitting)}, all of which are columns: "
-            "say in feature_cols which column feeds which, as a dictionary"
+            f"{unknown}; the model's inputs are called {_alternatives(fitting)}, all of "
+            "which are columns: say in feature_cols which column feeds which, as a dictionary"
         )
     features = dict.fromkeys(fitting[0])
     chosen = _labels_by_name(model, tuple(features), available) if labels is None else labels
@@ -71,21 +71,24 @@ def _labels_by_name(
 ) -> ColumnNames | None:
     """Return the label columns, none for a model that needs none."""
     fitting = [names for names in model.outputs if set(names) <= set(available)]
-    found: list[tuple[str, ...]] = list(fitting)
-    if LABEL in available and LABEL not in features and (LABEL,) not in found:
-        found.append((LABEL,))
+    candidates: list[tuple[str, ...]] = list(fitting)
+    if LABEL in available and LABEL not in features and (LABEL,) not in candidates:
+        candidates.append((LABEL,))
     partly = sorted({name for names in model.outputs for name in names if name in available})
     reason = ""
-    if len(found) > 1:
-        reason = f"the columns {_ways(found)} may each be meant"
-    elif found and set(found[0]) & set(features):
-        reason = f"output and input {quote_all(sorted({*found[0]} & {*features}))} share a name"
-    elif not found and partly:
+    if len(candidates) > 1:
+        reason = f"the columns {_alternatives(candidates)} may each be meant"
+    elif candidates and set(candidates[0]) & set(features):
         reason = (
-            f"of the model's outputs {_ways(model.outputs)}, only {quote_all(partly)} is a column"
+            f"output and input {quote_all(sorted({*candidates[0]} & {*features}))} share a name"
         )
-    elif not found and model.needs_labels:
-        named = f" its outputs are {_ways(model.outputs)}," if model.outputs else ""
+    elif not candidates and partly:
+        reason = (
+            f"of the model's outputs {_alternatives(model.outputs)}, only {quote_all(partly)} is "
+            "a column"
+        )
+    elif not candidates and model.needs_labels:
+        named = f" its outputs are {_alternatives(model.outputs)}," if model.outputs else ""
         reason = (
             f"the model is compiled with a loss,{named} and none of the DataFrame's columns "
             f"{quote_all(available)} is called so, or {LABEL!r} and not an input"
@@ -95,14 +98,16 @@ def _labels_by_name(
             f"label_cols is not given, and {reason}; name the columns the model's outputs are "
             "compared with, label_cols=[…] or {output: column}; [] for none"
         )
-    if not found:
+    if not candidates:
         return None
     # A single output needs no name, and Spark ML's is none of the model's.
-    return list(found[0]) if len(found[0]) == 1 else {name: name for name in found[0]}
+    return (
+        list(candidates[0]) if len(candidates[0]) == 1 else {name: name for name in candidates[0]}
+    )
 
 
-def _ways(ways: Sequence[Sequence[str]]) -> str:
-    return " or ".join(quote_all(names) for names in ways)
+def _alternatives(alternatives: Sequence[Sequence[str]]) -> str:
+    return " or ".join(quote_all(names) for names in alternatives)
 
 
 # A column, several joined, or none; by the names of inputs or outputs, or in their order.

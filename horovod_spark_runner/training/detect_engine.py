@@ -20,7 +20,7 @@ LIGHTNING_MODULES = (
 )
 
 
-def said_engine(model: object) -> str | None:
+def detect_engine(model: object) -> str | None:
     """Return the ``horovod_engine`` of the class that ``model`` returns, if that shows.
 
     A function's return annotation counts first, then the names in its code: classes, and functions
@@ -35,8 +35,8 @@ def said_engine(model: object) -> str | None:
         return None
     code = function.__code__
     called = list(_named(function, [*code.co_names, *code.co_freevars]))
-    told = [_annotated(each) for each in called if isinstance(each, FunctionType)]
-    for thing in (_annotated(function), *called, *told):
+    annotations = [_annotated(each) for each in called if isinstance(each, FunctionType)]
+    for thing in (_annotated(function), *called, *annotations):
         engine = getattr(thing, "horovod_engine", None) if isinstance(thing, type) else None
         if isinstance(engine, str):
             return engine
@@ -52,7 +52,7 @@ def _name(cls: type) -> str:
 
 
 def _annotated(function: FunctionType) -> object:
-    """Return the class that a function says it returns."""
+    """Return the class of a function's return annotation."""
     annotation = function.__annotations__.get("return")
     if not isinstance(annotation, str):
         return annotation
@@ -61,7 +61,7 @@ def _annotated(function: FunctionType) -> object:
 
 
 def _unwrapped(model: object) -> object:
-    """Return what is called in the end where ``model`` is a ``functools.partial``."""
+    """Return the function behind a ``functools.partial``."""
     while isinstance(model, functools.partial):
         model = model.func
     return model
@@ -75,26 +75,26 @@ def _function(model: object) -> FunctionType | None:
     """Return the function of Python's that runs where ``model`` is called."""
     if isinstance(model, type) or not callable(model):
         return None
-    found = model if isinstance(model, (FunctionType, MethodType)) else type(model).__call__
-    found = inspect.unwrap(getattr(found, "__func__", found))
-    return found if isinstance(found, FunctionType) else None
+    function = model if isinstance(model, (FunctionType, MethodType)) else type(model).__call__
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    return function if isinstance(function, FunctionType) else None
 
 
 def _named(function: FunctionType, names: Sequence[str]) -> Iterator[object]:
-    """Yield what ``names`` stand for in ``function``, also as names of this package."""
-    known: dict[str, object] = {**function.__globals__, **_closure(function)}
-    modules = {thing.__name__ for n in names if isinstance(thing := known.get(n), ModuleType)}
+    """Yield the objects behind ``names`` in ``function``, also as names of this package."""
+    namespace: dict[str, object] = {**function.__globals__, **_closure(function)}
+    modules = {thing.__name__ for n in names if isinstance(thing := namespace.get(n), ModuleType)}
     # `package.Name`, or imported within the function; nobody else's module is looked into.
     package = sys.modules[_PACKAGE] if _PACKAGE in {*names, *modules} else None
     for name in names:
-        yield known.get(name)
+        yield namespace.get(name)
         if package is not None and name in package.__all__:
             yield getattr(package, name)
 
 
 def _closure(function: FunctionType) -> dict[str, object]:
-    found: dict[str, object] = {}
+    variables: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not set yet
-            found[name] = cell.cell_contents
-    return found
+            variables[name] = cell.cell_contents
+    return variables

@@ -25,7 +25,7 @@ from ..frameworks import KERAS
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
-from .detect_engine import said_engine
+from .detect_engine import detect_engine
 from .onnx import ClassColumn
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
@@ -50,17 +50,17 @@ class Engine(Protocol):
 
     @property
     def modules(self) -> Sequence[str]:
-        """What ranks import while they find each other; it must not call MPI or a GPU."""
+        """Modules that ranks import while they connect; they must not call MPI or a GPU."""
         ...
 
     @property
     def weights_formats(self) -> Sequence[WeightsFormat]:
-        """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
+        """Formats of initial weights besides runs, for `Trainee.load_initial_weights`."""
         ...
 
     @property
     def export_formats(self) -> Sequence[str]:
-        """What models are exported to."""
+        """Export formats of models."""
         ...
 
     # -- on the driver -------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Engine(Protocol):
         """
         ...
 
-    def check_callbacks(self, given: object) -> None:
+    def check_callbacks(self, callbacks: object) -> None:
         """Check as much of ``callbacks`` as shows without the framework.
 
         Raises:
@@ -83,9 +83,9 @@ class Engine(Protocol):
         ...
 
     def names(self, source: ModelSource) -> ModelNames:
-        """Return what the model calls its inputs and outputs. In a Python worker of Spark's.
+        """Return the names of the model's inputs and outputs. In a Spark Python worker.
 
-        Asked where ``run_training`` is not told which columns feed the model.
+        Called where ``run_training`` gets no ``feature_cols``.
 
         Raises:
             ModelError: ``source`` gives no model.
@@ -150,7 +150,7 @@ class Engine(Protocol):
         saved: Any,
         custom_objects: Mapping[str, object],
     ) -> Any:
-        """Return what a trained model is made from again: `Recipe.own`. On the driver.
+        """Return the parts that a trained model is rebuilt from: `Recipe.parts`. On the driver.
 
         Args:
             model: its files.
@@ -242,7 +242,7 @@ class Engine(Protocol):
 
     # -- its evaluation ------------------------------------------------------------------------
 
-    def portable_metrics(self, given: object) -> object:
+    def portable_metrics(self, metrics: object) -> object:
         """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
 
         On the driver, where the framework is loaded only if it made a metric that was given.
@@ -253,7 +253,7 @@ class Engine(Protocol):
         ...
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
-        """Return what evaluates the model. In a Python worker of Spark's.
+        """Return the model's evaluator. In a Spark Python worker.
 
         Raises:
             ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
@@ -278,7 +278,7 @@ def engine_of(model: object, default: str = KERAS) -> str:
         function = function.func
         name = getattr(function, "horovod_engine", None)
     if name is None:
-        name = said_engine(model) or default
+        name = detect_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
@@ -293,8 +293,8 @@ def check_format(format: object, formats: Sequence[str]) -> None:
         InvalidInputError: it is not.
     """
     if format not in formats:
-        known = ", ".join(map(repr, formats)) or "none for a model of this engine"
-        raise InvalidInputError(f"there is no format {format!r} to export to; there is {known}")
+        listed = ", ".join(map(repr, formats)) or "none for a model of this engine"
+        raise InvalidInputError(f"there is no format {format!r} to export to; there is {listed}")
 
 
 def engine_named(name: str) -> Engine:

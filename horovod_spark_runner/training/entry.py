@@ -16,13 +16,13 @@ _MODULES = (
 
 
 def modules_for(engine: str) -> tuple[str, ...]:
-    """Return what a rank imports while Spark and mpirun still find each other.
+    """Return the modules that a rank imports while Spark and mpirun still connect.
 
     Args:
         engine: the dotted name of the engine.
     """
-    own = engine_named(engine).modules
-    return (*own, *_MODULES)
+    engine_modules = engine_named(engine).modules
+    return (*engine_modules, *_MODULES)
 
 
 def train_rank(spec: TrainingSpec) -> TrainingReport:

@@ -53,8 +53,8 @@ class _Reading:
 class Epochs:
     """The epochs of a dataset, as one rank reads them.
 
-    With ``steps_per_epoch``, an epoch is so many global batches, and goes on in the data where the
-    last one ended; the rows are shuffled anew whenever all have been seen.
+    With ``steps_per_epoch``, an epoch is so many global batches and continues where the last one
+    ended; the rows are reshuffled whenever all have been seen.
 
     Args:
         reader: reads the dataset.
@@ -131,21 +131,21 @@ class Epochs:
                 self.close()
 
     def close(self) -> None:
-        """End what is read ahead."""
+        """End the prefetch."""
         if self._reading is not None:
             self._reading.batches.close()
             self._reading = None
 
     def _at(self, at: int, end: int, part: tuple[int, int]) -> _Reading:
-        """Return what is read at a position, going on with what is read where that is there."""
-        known = self._reading
-        if known is None or (known.part, known.at, known.end) != (part, at, end):
+        """Return the reading at a position; continue the current one where it fits."""
+        reading = self._reading
+        if reading is None or (reading.part, reading.at, reading.end) != (part, at, end):
             self.close()
             passed, begin = divmod(at, self._steps_of_pass)
             plans = map(self._plan, range(passed, -(-end // self._steps_of_pass)))
-            known = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
-            self._reading = known
-        return known
+            reading = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
+            self._reading = reading
+        return reading
 
     def _plan(self, passed: int) -> EpochPlan:
         return plan_epoch(
@@ -159,6 +159,6 @@ class Epochs:
 
 
 def execution(number: int, steps: int, length: int) -> tuple[bool, bool, int]:
-    """Tell whether a step begins and ends an execution of so many steps, and its last step."""
+    """Return whether a step begins and ends an execution of several steps, and its last step."""
     end = number - number % length + length - 1
     return number % length == 0, number in (end, steps - 1), end

@@ -3,7 +3,7 @@
 They are in TensorBoard's own format, written with its own classes, which need no framework. Each
 attempt writes a file of its own, which begins by saying from which step on earlier files do not
 count any more (a ``SessionLog`` of a start, as ``purge_step`` of PyTorch's ``SummaryWriter``): so a
-curve has one point per epoch, however often the run was begun.
+curve has one point per epoch, however often the run was restarted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .progress import beside
 
 TRAIN, VALIDATION = "train", "validation"
 _VALIDATED = "val_"
-# A file that cannot be appended to is written anew, at most once in so many seconds.
+# A file that cannot be appended to is rewritten, at most once in so many seconds.
 _SECONDS = 30.0
 
 
 class EventFiles:
     """The event files of one attempt: ``events/train`` and ``events/validation``.
 
-    What cannot be written is told once, and the training goes on.
+    A failure to write is reported once, and the training continues.
 
     Args:
         directory: the run directory.
@@ -46,8 +46,8 @@ class EventFiles:
         self._token = token
         self._say = say
         self._parts: dict[str, _EventFile] = {}
-        self._begun = False
-        self._told = False
+        self._opened = False
+        self._warned = False
         self._hangs = False
 
     def epoch(self, number: int, logs: PlainLogs, facts: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class EventFiles:
         self._try(lambda: self._add(number, points))
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending points."""
         self._try(self._write)
 
     def _write(self) -> None:
@@ -80,21 +80,21 @@ class EventFiles:
                 act()
         except Exception as error:  # curves are no reason to lose a training
             self._hangs = isinstance(error, HungError)
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 self._say(
                     f"event files could not be written to {self._directory.events}: "
                     f"{type(error).__name__}: {error}. The training goes on"
                 )
 
     def _add(self, number: int, points: Mapping[str, Mapping[str, float]]) -> None:
-        if not self._begun:
+        if not self._opened:
             # Attempts may follow each other within a second.
             name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}"
             for part in points:
                 folder = self._directory.events.join(part)
                 self._parts[part] = _EventFile(folder, name, number)
-            self._begun = True
+            self._opened = True
         for part, scalars in points.items():
             if scalars:
                 self._parts[part].add(number, scalars)
@@ -135,7 +135,7 @@ class _EventFile:
             self.write()
 
     def write(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending points."""
         if self._written < len(self._records):
             self._folder.make_folder()
             if self._place.is_local:
@@ -155,10 +155,10 @@ class _EventFile:
 def _scalars(name: str, value: LogValue) -> dict[str, float]:
     """Return the curves of a logged value: one, or one for each number of a list."""
     if isinstance(value, (list, tuple)):
-        found: dict[str, float] = {}
+        curves: dict[str, float] = {}
         for number, inner in enumerate(value):
-            found.update(_scalars(f"{name}/{number}", inner))
-        return found
+            curves.update(_scalars(f"{name}/{number}", inner))
+        return curves
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {name: float(value)}
     return {}

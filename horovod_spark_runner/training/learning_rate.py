@@ -33,12 +33,12 @@ class Rates(Protocol):
 
 
 def scale_factor(scaling: str, world: int) -> float:
-    """Return what the learning rate is multiplied by after the warm-up. Pure."""
+    """Return the factor of the learning rate after the warm-up. Pure."""
     return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[scaling]
 
 
 def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
-    """Return what the model's learning rate is multiplied by. Pure.
+    """Return the factor of the model's learning rate. Pure.
 
     Args:
         options: scaling and length of the warm-up.
@@ -56,7 +56,7 @@ class LearningRate:
 
     Without a warm-up the rate is scaled before any callback is called. A callback that sets a rate
     has the last word: what it sets is neither scaled nor warmed up. One that sets what the rate is
-    anyway is seen in a later epoch, when it sets another; it is told of.
+    anyway is seen in a later epoch, when it sets another; it is reported.
 
     Args:
         rates: the rates; ``None`` if they are not to be scaled.
@@ -84,19 +84,19 @@ class LearningRate:
         if rates is None:
             return
         now = rates.read()
-        known = state or {"base": now, "last": now, "done": False}
-        self._base, self._last = list(known["base"]), list(known["last"])
-        self._done = bool(known["done"])
+        saved = state or {"base": now, "last": now, "done": False}
+        self._base, self._last = list(saved["base"]), list(saved["last"])
+        self._done = bool(saved["done"])
         if not state and not options.warmup_epochs:
             self._scale(scale_factor(options.lr_scaling, world))  # callbacks find it so
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to know, as JSON."""
+        """State for a resumed run, as JSON."""
         return {"base": self._base, "last": self._last, "done": self._done}
 
     def share(self, world: MPI.Comm) -> None:
-        """Give all ranks the rates of rank 0, whose `state` holds for all; all must call it.
+        """Broadcast the rates of rank 0, whose `state` holds for all; all ranks must call it.
 
         Ranks that make steps by themselves are not equally far in the warm-up, and have rates of
         their own in a checkpoint.

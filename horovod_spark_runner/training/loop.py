@@ -43,25 +43,29 @@ from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows
 from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
-from .strategies import SYNCHRONISERS, Way
+from .strategies import SYNCHRONISERS, SynchroniserFactory
 from .time_breakdown import Accounts, Clock, Kind, phases
 from .traces import Traces
 from .trainee import Trainee
-from .training_steps import steps_known
+from .training_steps import provide_steps
 from .validation import evaluate
 
 
-def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None) -> TrainingReport:
+def train(
+    spec: TrainingSpec,
+    make_synchroniser: SynchroniserFactory | None = None,
+    began: float | None = None,
+) -> TrainingReport:
     """Train on this rank, together with all others.
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising; by default that of ``spec.config.sync``.
+        make_synchroniser: makes the way of synchronising; by default that of ``spec.config.sync``.
         began: when this rank began, by `time.perf_counter`; by default, now.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
-        RunDirectoryError: the checkpoint to go on from is another model's.
+        RunDirectoryError: the checkpoint to resume from is another model's.
         CheckpointError: a checkpoint could not be written.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
         EnvironmentProblem: an environment variable changes the framework.
@@ -70,14 +74,14 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
     clock = Clock(began=began)
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    way = way or SYNCHRONISERS[type(spec.config.sync)]
-    synchroniser = way(spec.config.sync, engine.collectives())
+    make_synchroniser = make_synchroniser or SYNCHRONISERS[type(spec.config.sync)]
+    synchroniser = make_synchroniser(spec.config.sync, engine.collectives())
     spec = replace(spec, sample=_first_rows(spec, MPI.COMM_WORLD))
-    with SignalWatch(signal.SIGTERM) as watch, steps_known(spec.steps):
+    with SignalWatch(signal.SIGTERM) as watch, provide_steps(spec.steps):
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
         if spec.config.check_outputs is not None and (outputs := trainee.outputs()) is not None:
             spec.config.check_outputs(outputs)
-        training = Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
+        training = _Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
             ended = training.run()
@@ -99,7 +103,7 @@ def _first_rows(spec: TrainingSpec, world: MPI.Comm) -> Arrays:
     return rows
 
 
-class Training:
+class _Training:
     """The state of one rank's training.
 
     Args:
@@ -187,8 +191,8 @@ class Training:
         self._trainee.separate(self._rank)
         scaling = self._spec.fit.lr_scaling
         rates = None if scaling == "none" else self._trainee.rates(scaling)
-        known = state.get("learning_rate")
-        self._rate = LearningRate(rates, self._spec.fit, self._spec.workers, known)
+        rate_state = state.get("learning_rate")
+        self._rate = LearningRate(rates, self._spec.fit, self._spec.workers, rate_state)
         resumed = self._restored is not None
         self._hooks = self._trainee.hooks(steps=self._epochs.steps, resumed=resumed)
         # Before the first collective of the training: all ranks have come this far, or none goes.
@@ -211,14 +215,14 @@ class Training:
     # -- the epochs ----------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Train the epochs that are left and save the model; return what is reported of it."""
+        """Train the remaining epochs and save the model; return its description."""
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
         self._sync.begin(self._variables)
         logs: Logs | None = None
         while not self._progress.is_finished(self._spec.fit.epochs):
-            logs = self._run_epoch(begun=resumed_in_epoch)
+            logs = self._run_epoch(resumed=resumed_in_epoch)
             resumed_in_epoch = False
             if self._preempted:
                 self._checkpoints.finish()
@@ -236,7 +240,7 @@ class Training:
         return {"saved": saved, "final": final}
 
     def _begin(self) -> bool:
-        """Begin the training, or go on with it; return whether within an epoch."""
+        """Begin or resume the training; return whether it resumes within an epoch."""
         if self._restored is None:
             self._hooks.train_begin()
             # A callback of rank 0 may have loaded weights, and says the epoch.
@@ -265,7 +269,7 @@ class Training:
         return info.epoch_step > 0
 
     def report(self, ended: dict[str, Any]) -> TrainingReport:
-        """Return what there is to tell, with what `run` has returned, once all is closed."""
+        """Return the report of a training, from the result of `run`, once all is closed."""
         rows, seconds = self._world.allreduce(self._progress.rows), self._progress.seconds
         return TrainingReport(
             history=self._progress.history,
@@ -282,9 +286,9 @@ class Training:
         self._trainee.reset_metrics()
         self._hooks.epoch_begin(self._progress.epoch)
 
-    def _run_epoch(self, begun: bool) -> Logs:
+    def _run_epoch(self, resumed: bool) -> Logs:
         progress, steps = self._progress, self._epochs.steps
-        if not begun:
+        if not resumed:
             self._begin_epoch()
             if not self._sync.in_step:  # servers take a part of the weights from each rank
                 self._check_agreement(f"at the beginning of epoch {progress.epoch + 1}")
@@ -307,16 +311,16 @@ class Training:
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
-        told = self._reporter.epoch(progress, steps, rate)
+        report = self._reporter.epoch(progress, steps, rate)
         if self._events is not None:
             facts = {**self._rates, "samples_per_second": rate}
             self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
-        self._save(told)
+        self._save(report)
         self._clock.to(Kind.CALLBACKS)
         return results
 
     def _run_steps(self) -> tuple[Logs | None, Step | None]:
-        """Run the steps of an epoch, or of what is left; return the last of this rank, its logs."""
+        """Run the remaining steps of an epoch; return this rank's last step and its logs."""
         logs: Logs | None = {}
         step = None
         while not self._preempted:
@@ -330,12 +334,12 @@ class Training:
                         break
             self._clock.to(Kind.EXCHANGE)
             self._sync.meet(self._variables)
-            asked = self._shares.end(self._progress)
-            if asked[STOP]:
+            requests = self._shares.end(self._progress)
+            if requests[STOP]:
                 self._hooks.stop_training = True
-            if asked[STOP] or not any(asked):
+            if requests[STOP] or not any(requests):
                 break
-            self._preempted = bool(asked[PREEMPT])
+            self._preempted = bool(requests[PREEMPT])
             self._save()
         return logs, step
 
@@ -348,9 +352,9 @@ class Training:
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
             self._hooks.train_step_begin(step.number)
-        asked = self._asked()
+        local_requests = self._local_requests()
         if not ends:  # an execution is not left within
-            asked = (False, *asked[1:])
+            local_requests = (False, *local_requests[1:])
         self._clock.to(Kind.EXCHANGE)
         self._sync.before_step(progress.step)
         self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
@@ -361,7 +365,9 @@ class Training:
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
         with preserve_shared(self._variables) if idle else contextlib.nullcontext():
-            logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+            logs, requests = self._trainee.train_step(
+                step, local_requests, step.number == steps - 1
+            )
         self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end
         if step.number == steps - 1 or ends_watched or not self._sync.in_step:
@@ -372,7 +378,7 @@ class Training:
         if requests is None:  # the step is this rank's alone
             self._clock.to(Kind.EXCHANGE)
             met = self._sync.after_step(self._variables, progress.step, step.batch.rows)
-            requests = self._agreement.after_step(asked, met)
+            requests = self._agreement.after_step(local_requests, met)
             self._clock.to(Kind.CALLBACKS)
         self._traces.after(progress.step)
         if not self._checked:
@@ -382,7 +388,9 @@ class Training:
         self._reporter.step(progress, steps, logs, further * step.rows)
         # Callbacks may have taken longer on other ranks, which this one waits for here.
         with self._clock.during(Kind.EXCHANGE):
-            stop = requests[STOP] or self._shares.stops(self._asked(), watched=ends_watched)
+            stop = requests[STOP] or self._shares.stops(
+                self._local_requests(), watched=ends_watched
+            )
         if stop:
             if not ends_watched:
                 self._note_rates()
@@ -395,8 +403,8 @@ class Training:
             self._save()
         return logs, self._preempted
 
-    def _asked(self) -> tuple[bool, bool, bool]:
-        """Return what this rank asks of all; see `agreement`."""
+    def _local_requests(self) -> tuple[bool, bool, bool]:
+        """Return this rank's requests to all; see `agreement`."""
         return self._hooks.stop_training, self._checkpoints.is_due_by_clock(), self._watch.requested
 
     def _note_rates(self) -> None:
@@ -404,10 +412,10 @@ class Training:
             self._rates = self._trainee.learning_rates()
 
     def _check_first(self, logs: Logs | None, met: bool) -> None:
-        """Check, after the first step, what only then can be told."""
+        """Run the checks that need the results of the first step."""
         self._checked = True
         self._accounts.first_step_ended()
-        if self._trainee.tells_all:
+        if self._trainee.has_complete_logs:
             self._checkpoints.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
@@ -419,7 +427,7 @@ class Training:
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):
-            check_ranks_agree(self._variables, self._world, when, self._sync.alike)
+            check_ranks_agree(self._variables, self._world, when, self._sync.synced_state)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""

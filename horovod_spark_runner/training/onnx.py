@@ -1,4 +1,4 @@
-"""Metadata of a model in its ONNX file, whatever the framework."""
+"""Metadata of a model in its ONNX file, for any framework."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class OnnxSession:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What this package has written of the file; nothing for another one's."""
-        known = self._session.get_modelmeta().custom_metadata_map
-        facts: dict[str, Any] = load_json(known.get(METADATA, "{}"))
+        """Metadata that this package has written into the file; empty for other files."""
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        facts: dict[str, Any] = load_json(metadata.get(METADATA, "{}"))
         return facts
 
-    def __call__(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs by name.
 
         Raises:
@@ -110,15 +110,15 @@ class OnnxSession:
             ModelError: onnxruntime cannot compute them.
         """
         try:
-            found = self._session.run(self.outputs, dict(given))
+            values = self._session.run(self.outputs, dict(inputs))
         except Exception as error:  # as above
-            if any(said in str(error) for said in _NO_INDEX):
+            if any(phrase in str(error) for phrase in _NO_INDEX):
                 raise DataError(
                     "a row holds an index, as of an embedding, that is below 0 or beyond the "
                     f"model's table: {error!s:.500}"
                 ) from error
             raise ModelError(f"onnxruntime cannot run it: {error!s:.500}") from error
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(self.outputs, values, strict=True))
 
 
 FORMAT = 1
@@ -128,14 +128,14 @@ ROWS = "rows"
 MOST_BYTES = 2**31 - 2**24
 
 
-def tell_facts(
+def write_facts(
     model: Any,
     columns: Sequence[Column],
     outputs: Sequence[OutputSpec],
     added: Sequence[str],
     bounds: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Write into an ONNX model what its columns hold and what it gives.
+    """Write the types of columns and outputs into an ONNX model.
 
     Args:
         model: the ``onnx.ModelProto``.
@@ -172,7 +172,7 @@ TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3
 
 @dataclass(frozen=True)
 class ClassColumn:
-    """A column that is made of an output of classes.
+    """A column made from an output of classes.
 
     Attributes:
         name: its name.
@@ -188,7 +188,7 @@ class ClassColumn:
 
 
 def check_no_classes(format: str, classes: Sequence[ClassColumn]) -> None:
-    """Check that a format which has none is asked for no columns of classes.
+    """Check that no columns of classes are requested from a format without them.
 
     Raises:
         InvalidInputError: it is asked for some.

@@ -1,4 +1,4 @@
-"""Comparison of what a training step gives for a batch with what it gives for the batch's parts.
+"""Comparison of a training step's results for a batch with those for the batch's parts.
 
 Ranks share the rows of a batch, and what each gives is averaged by its rows. One process gives the
 same where the whole's value is the mean of the parts', as of any mean over rows. A sum over rows,
@@ -62,11 +62,11 @@ def compare_parts(
         By kind, a name of what is no mean over rows, of a sum if there is one. Nothing where values
         are not finite, or are random beyond comparison.
     """
-    found = _compared(compute, rows, 1, tolerance)
+    verdicts = _compared(compute, rows, 1, tolerance)
     draws = max(2, _RANDOM_ROWS // (_COPIES * rows))
-    if found is None and (found := _compared(compute, rows, draws, tolerance)):
-        found = _compared(compute, rows, draws, tolerance)  # not by chance
-    return found or {}
+    if verdicts is None and (verdicts := _compared(compute, rows, draws, tolerance)):
+        verdicts = _compared(compute, rows, draws, tolerance)  # not by chance
+    return verdicts or {}
 
 
 def try_varied(trial: Callable[[bool], Sequence[str]]) -> Sequence[str]:
@@ -90,12 +90,12 @@ def try_varied(trial: Callable[[bool], Sequence[str]]) -> Sequence[str]:
 
 
 def report_parts(
-    found: Mapping[str, tuple[str, Verdict]], subjects: Mapping[str, str], advice: str
+    verdicts: Mapping[str, tuple[str, Verdict]], subjects: Mapping[str, str], advice: str
 ) -> list[str]:
-    """Return warnings of what `compare_parts` has found.
+    """Return warnings for the findings of `compare_parts`.
 
     Args:
-        found: what it returned.
+        verdicts: what it returned.
         subjects: by kind, what the values are of, else the kind; ``{name}`` stands for the name.
         advice: how to write what the gradients are of as a mean.
 
@@ -103,9 +103,10 @@ def report_parts(
         ModelError: something is a sum over rows.
     """
     titles = {
-        kind: subjects.get(kind, kind).replace("{name}", name) for kind, (name, _) in found.items()
+        kind: subjects.get(kind, kind).replace("{name}", name)
+        for kind, (name, _) in verdicts.items()
     }
-    for kind, (_, verdict) in found.items():
+    for kind, (_, verdict) in verdicts.items():
         if verdict is not Verdict.SUM:
             continue
         if kind == CHANGE:
@@ -117,7 +118,7 @@ def report_parts(
             f"{titles[kind]} is a sum over the rows of a batch, which depends on how many ranks "
             f"share them; {advice}"
         )
-    return [_warning(kind, titles[kind], verdict) for kind, (_, verdict) in found.items()]
+    return [_warning(kind, titles[kind], verdict) for kind, (_, verdict) in verdicts.items()]
 
 
 def _warning(kind: str, title: str, verdict: Verdict) -> str:
@@ -143,7 +144,7 @@ def _warning(kind: str, title: str, verdict: Verdict) -> str:
 def _compared(
     compute: Compute, rows: int, draws: int, tolerance: float
 ) -> dict[str, tuple[str, Verdict]] | None:
-    """Return `compare_parts` by means of some draws; ``None`` for one of what is random."""
+    """Return `compare_parts` from several draws; ``None`` if a single draw is random."""
     order, cut = np.arange(rows), rows // 2
     share = cut / rows
     pieces = [(order, 1.0), (order, 1.0), (order[:cut], share), (order[cut:], 1.0 - share)]
@@ -152,15 +153,15 @@ def _compared(
     whole, again, first, second = (
         _mean([_reduced(compute(*piece)) for _ in range(draws)]) for piece in pieces
     )
-    found: dict[str, tuple[str, Verdict]] = {}
+    verdicts: dict[str, tuple[str, Verdict]] = {}
     for kind in dict.fromkeys(kind for kind, _ in whole):
         keys = [key for key in whole if key[0] == kind]
         # Zeros where there is none, as of a weight that some rows do not use.
-        given = [
+        piece_values = [
             [values.get(key, np.zeros_like(whole[key])) for key in keys]
             for values in (whole, again, first, second)
         ]
-        joined = [np.concatenate(arrays) for arrays in given]
+        joined = [np.concatenate(arrays) for arrays in piece_values]
         if not all(np.isfinite(array).all() for array in joined):
             continue
         size, noise = max(map(_norm, joined)), _norm(joined[0] - joined[1])
@@ -171,31 +172,34 @@ def _compared(
             one, other, a, b = joined
             mean = share * a + (1 - share) * b
             if _sums_by_chance(one, other, mean):
-                found[kind] = keys[0][1], Verdict.SUM
+                verdicts[kind] = keys[0][1], Verdict.SUM
             elif one.size >= _MANY and _norm((one + other) / 2 - mean) > 3 * noise:
-                found[kind] = keys[0][1], Verdict.NEITHER
+                verdicts[kind] = keys[0][1], Verdict.NEITHER
             continue
-        for (_, name), one, _, a, b in zip(keys, *given, strict=True):
+        for (_, name), one, _, a, b in zip(keys, *piece_values, strict=True):
             limit = tolerance * max(_norm(one), _norm(a + b)) + _ROUNDING * size + 3 * noise
             verdict = Verdict.SUM if _norm(one - a - b) <= limit else Verdict.NEITHER
             if _norm(one - share * a - (1 - share) * b) <= limit:
                 verdict = Verdict.MEAN
             elif min(_norm(a), _norm(b)) <= limit:  # as of rows that a loss leaves out
                 verdict = Verdict.NEITHER
-            if verdict is Verdict.SUM or (verdict is Verdict.NEITHER and kind not in found):
-                found[kind] = name, verdict
-        if found.get(kind, ("", None))[1] is Verdict.NEITHER and kind == GRADIENT:
+            if verdict is Verdict.SUM or (verdict is Verdict.NEITHER and kind not in verdicts):
+                verdicts[kind] = name, verdict
+        if verdicts.get(kind, ("", None))[1] is Verdict.NEITHER and kind == GRADIENT:
             norms = [_norm(each) for each in joined]
             if max(norms) - min(norms) <= tolerance * size:  # whatever the rows
-                found[kind] = found[kind][0], Verdict.CLIPPED
-    return found
+                verdicts[kind] = verdicts[kind][0], Verdict.CLIPPED
+    return verdicts
 
 
 def _sums_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> bool:
-    """Tell whether random values, as a whole, are a sum of the parts' rather than their mean."""
-    alike = float(whole @ again)
+    """Return whether random values, as a whole, are the sum of the parts', not their mean."""
+    inner_product = float(whole @ again)
     # The mean of the parts is as large for a mean, and half as large for a sum.
-    return alike > 0.7 * _norm(whole) * _norm(again) and float(mean @ (whole + again)) < 1.4 * alike
+    return (
+        inner_product > 0.7 * _norm(whole) * _norm(again)
+        and float(mean @ (whole + again)) < 1.4 * inner_product
+    )
 
 
 def _reduced(values: Values) -> dict[Key, np.ndarray]:
@@ -217,7 +221,7 @@ def _norm(values: np.ndarray) -> float:
 
 
 def measure_change(value: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return by what a statistic has changed, as far as its precision tells."""
+    """Return the change of a statistic, up to its precision."""
     now, then = np.asarray(value, np.float64), np.asarray(before, np.float64)
     return np.where(np.abs(now - then) > 1e-4 * np.abs(then), now - then, 0.0)
 

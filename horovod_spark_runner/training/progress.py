@@ -49,16 +49,16 @@ def _plain_value(value: object) -> LogValue:
 
 
 def beside(logs: Logs, facts: Mapping[str, float]) -> dict[str, float]:
-    """Return what a run tells of an epoch, under names that none of its ``logs`` has.
+    """Rename a run's facts of an epoch where ``logs`` has the same names.
 
     ``run/`` goes before the name of a fact that a log is called like.
     """
-    found = {}
+    renamed = {}
     for name, value in facts.items():
         while name in logs:
             name = f"run/{name}"
-        found[name] = value
-    return found
+        renamed[name] = value
+    return renamed
 
 
 def numbers(logs: Logs) -> dict[str, float]:
@@ -73,7 +73,7 @@ WAITS = (Kind.DATA, Kind.EXCHANGE, Kind.CHECKPOINT)
 
 @dataclass
 class Progress:
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
         step: steps of the whole run.
@@ -101,21 +101,21 @@ class Progress:
         return cls(info.step, info.epoch, info.epoch_step, history, stopped_at)
 
     def to_step(self, epoch_step: int) -> int:
-        """Note that so many steps of the epoch are done; return how many more that are."""
+        """Advance to a step of the epoch; return the number of steps advanced."""
         further = epoch_step - self.epoch_step
         self.step += further
         self.epoch_step = epoch_step
         return further
 
     def is_finished(self, epochs: int) -> bool:
-        """Tell whether a run that is to have so many epochs is over."""
+        """Return whether a run of so many epochs is finished."""
         # One that a callback stopped is: with more epochs, it would have stopped there, too.
         return self.epoch >= epochs or self.stopped_at is not None
 
 
 @dataclass(frozen=True)
 class _Began:
-    """Where the pace of a training is measured from.
+    """Start of the measurement of a training's pace.
 
     Attributes:
         at: when, by the clock.
@@ -160,7 +160,7 @@ class ProgressReporter:
         self._spent: dict[str, float] = {}
 
     def step(self, progress: Progress, steps: int, logs: Logs | None, rows: int) -> None:
-        """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows.
+        """Report a step of an epoch of ``steps``, unless the epoch's own report follows.
 
         Args:
             progress: how far the training has come.
@@ -176,12 +176,12 @@ class ProgressReporter:
         late = now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps
         if late and not self._silent:
             rate = self._rows / (now - self._last) if self._spent else None
-            told = numbers(plain(logs))
+            logged = numbers(plain(logs))
             at = progress.epoch_step
-            send(self._report(progress.epoch, progress, at, steps, told, now, rate))
+            send(self._report(progress.epoch, progress, at, steps, logged, now, rate))
 
     def epoch(self, progress: Progress, steps: int, rate: float) -> Callable[[], None]:
-        """Return what reports the epoch just completed, at ``rate`` samples per second."""
+        """Return a function that reports the completed epoch, at ``rate`` samples per second."""
         if self._silent:
             return lambda: None
         logs, now = numbers(progress.history[-1]), self._clock()
@@ -241,7 +241,7 @@ class ProgressReporter:
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return which part of ``seconds``, given by kind, was spent waiting, by what for."""
+    """Return the fraction of ``seconds`` spent waiting, by kind."""
     total = sum(seconds.values())
     waited = {kind: seconds[kind] for kind in WAITS if seconds.get(kind, 0.0) > 0}
     return {kind: round(part / total, 4) for kind, part in waited.items()}

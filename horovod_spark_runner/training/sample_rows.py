@@ -1,7 +1,7 @@
-"""A few rows that a model can be called with, and its outputs for them: kept with a trained model.
+"""Sample rows of a trained model, saved with its outputs for them.
 
 They are rows of its training where there are some: a model need not take others, and may give no
-number for them. With these it is described, compared with one that is made anew, and exported.
+number for them. They describe it, and serve to compare a rebuilt model and an export with it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
         )
 
 
-def check_like(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> None:
-    """Check that a model that was built anew gives what the trained one gave, perhaps elsewhere.
+def _check_like(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> None:
+    """Check that a rebuilt model gives the trained model's outputs, perhaps on another machine.
 
     Args:
         expected: the outputs of the trained model.
-        found: those of this one, for the same inputs.
+        actual: those of this one, for the same inputs.
 
     Raises:
         ModelError: it gives something else.
     """
-    for number, (value, other) in enumerate(zip(expected, found, strict=False)):
+    for number, (value, other) in enumerate(zip(expected, actual, strict=False)):
         if value.shape != other.shape or not _is_near(value, other):
             raise ModelError(
                 "model_fn builds another model than was trained, although its weights fit: for "
@@ -95,7 +95,7 @@ class SampleRows:
 
     @classmethod
     def of(cls, call: Call, inputs: Arrays) -> SampleRows:
-        """Return rows with what a model gives for them; fewer where that is much."""
+        """Return rows with a model's outputs for them; fewer where those are large."""
         once = call(inputs)
         if sum(output.nbytes for output in once) > _MOST_BYTES:
             inputs = {name: array[:2] for name, array in inputs.items()}
@@ -127,16 +127,16 @@ class SampleRows:
         return cls(inputs, outputs)
 
     def check(self, call: Call) -> None:
-        """Check that a model which is made anew gives what the trained one gave.
+        """Check that a rebuilt model gives the trained model's outputs.
 
         Raises:
             ModelError: it gives something else.
         """
         if self.outputs:
-            check_like(self.outputs, call(self.inputs))
+            _check_like(self.outputs, call(self.inputs))
 
     def fits(self, columns: Sequence[Column]) -> bool:
-        """Tell whether the rows are of these columns."""
+        """Return whether the rows are of these columns."""
         wanted = {column.name: (column.shape, column.numpy_dtype) for column in columns}
         return {n: (a.shape[1:], a.dtype) for n, a in self.inputs.items()} == wanted
 
@@ -180,14 +180,14 @@ def finite_rows(arrays: Mapping[str, np.ndarray], count: int, call: Call) -> Arr
     return {name: array[finite] for name, array in rows.items()}
 
 
-def choose_rows(columns: Sequence[Column], given: Arrays | None, call: Call) -> Arrays:
-    """Return rows by which models can be told apart: those given, made up where there are none.
+def choose_rows(columns: Sequence[Column], real_rows: Arrays | None, call: Call) -> Arrays:
+    """Return rows that distinguish models: real ones, or made-up ones where there are none.
 
     If the rows given are all equal, which tell little, made-up ones come first.
 
     Args:
         columns: what the model takes.
-        given: real rows.
+        real_rows: real rows.
         call: the model, which may take some rows only: the first that it gives finite numbers for
             are chosen, else the last that it takes.
 
@@ -195,14 +195,14 @@ def choose_rows(columns: Sequence[Column], given: Arrays | None, call: Call) -> 
         Exception: the model takes none of them; whatever it raised.
     """
     chosen, problem = None, None
-    for rows in _candidates(columns, given):
+    for rows in _candidates(columns, real_rows):
         try:
             outputs = call(rows)
         except Exception as error:  # the user's own call may fail in any way
             problem = error
             continue
         chosen = rows
-        if rows is given or all(map(_is_finite, outputs)):
+        if rows is real_rows or all(map(_is_finite, outputs)):
             return rows
     if chosen is None:
         assert problem is not None
@@ -214,12 +214,12 @@ def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _candidates(columns: Sequence[Column], given: Arrays | None) -> Iterator[Arrays]:
-    if given is None or all((array == array[:1]).all() for array in given.values()):
+def _candidates(columns: Sequence[Column], real_rows: Arrays | None) -> Iterator[Arrays]:
+    if real_rows is None or all((array == array[:1]).all() for array in real_rows.values()):
         yield made_up_rows(columns)
         random = np.random.default_rng(0)
         yield made_up_rows(columns, random.random)
-    yield {c.name: c.blank().repeat(2, 0) for c in columns} if given is None else given
+    yield {c.name: c.blank().repeat(2, 0) for c in columns} if real_rows is None else real_rows
 
 
 def made_up_rows(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Found(NamedTuple):
+class BatchPosition(NamedTuple):
     """A batch: the share it is of, and its number there."""
 
     share: int
@@ -38,32 +38,34 @@ class Shares(Protocol):
     """The steps of one rank, epoch by epoch; all ranks call the same in the same order."""
 
     def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
-        """Go on as a checkpoint's `state` says.
+        """Resume from a checkpoint's `state`.
 
         Raises:
-            RunDirectoryError: what is left of its epoch cannot be told.
+            RunDirectoryError: the remainder of its epoch cannot be determined.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON; ranks have met."""
+        """Return the state for a checkpoint, as JSON; ranks have met."""
         ...
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
-        """Yield this rank's steps of the epoch that ``progress`` is in, or of what is left."""
+        """Yield this rank's remaining steps of the epoch of ``progress``."""
         ...
 
-    def stops(self, asked: Sequence[object], *, watched: bool) -> bool:
-        """Tell whether all ranks leave the epoch after a step.
+    def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
+        """Return whether all ranks leave the epoch after a step.
 
         Args:
-            asked: what this rank asks for after it; see `agreement`.
+            requests: what this rank asks for after it; see `agreement`.
             watched: whether callbacks may have decided it, on all ranks alike.
         """
         ...
 
     def end(self, progress: Progress) -> Sequence[object]:
-        """Note how far all have come, where they have met; return why they have left the epoch."""
+        """Record the progress of all ranks, where they have met; return why they have left the
+        epoch.
+        """
         ...
 
     def last_fraction(self, step: Step | None) -> float:
@@ -71,7 +73,9 @@ class Shares(Protocol):
         ...
 
     def lateness(self) -> list[int]:
-        """Return how many updates of all ranks came 0, 1, … others after what they are made of."""
+        """Return a histogram of lateness: updates of other ranks since an update's weights were
+        read.
+        """
         ...
 
 
@@ -97,7 +101,7 @@ def shares_of(
 
 
 def made_alone(state: Mapping[str, Any]) -> bool:
-    """Tell whether ranks made steps by themselves before a checkpoint with this ``state``. Pure."""
+    """Return whether ranks stepped asynchronously before a checkpoint with this ``state``. Pure."""
     return TAKEN in state
 
 
@@ -121,9 +125,9 @@ class EqualShares:
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
         return self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
 
-    def stops(self, asked: Sequence[object], *, watched: bool) -> bool:
+    def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
         # Callbacks may look at their own clock: what one rank decides, all do.
-        return watched and self._agreement.any_asks(asked[STOP])
+        return watched and self._agreement.any_requests(requests[STOP])
 
     def end(self, progress: Progress) -> Sequence[object]:
         return NOTHING
@@ -168,47 +172,55 @@ class TakenShares:
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
         steps = self._epochs.steps
         taken = self._taken or [progress.epoch_step] * self._size
-        given, first = first_batches(taken, steps, self._size)
-        self._board = board = self._sync.open(given)
+        counts, first = first_batches(taken, steps, self._size)
+        self._board = board = self._sync.open(counts)
         return self._steps(progress, board, first[self._rank], sum(taken), len(taken))
 
     def _steps(
-        self, progress: Progress, board: Board, found: Found | None, done: int, shares: int
+        self,
+        progress: Progress,
+        board: Board,
+        position: BatchPosition | None,
+        done: int,
+        shares: int,
     ) -> Generator[Step, None, None]:
         """Yield the steps, given the first, how many batches are done, and of how many shares."""
         epoch, steps = progress.epoch, self._epochs.steps
         before = progress.step - progress.epoch_step
         share, reading, made = self._rank % shares, None, 0
         with contextlib.ExitStack() as stack:
-            while found is not None or not made:
+            while position is not None or not made:
                 number = board.begin()
                 at = min((done + number) // shares, steps - 1)
                 if number and (done + number) % shares == 0 and self._wants(before + at):
                     board.ask([request == SAVE for request in range(len(NOTHING))])
-                if found is None:  # nothing is left for this rank
+                if position is None:  # nothing is left for this rank
                     step = Step(at, Batch(at, 0, {}), 1, equal=False)
                 else:
-                    if reading is None or found.share != share:
+                    if reading is None or position.share != share:
                         stack.close()  # one is read at a time
-                        share = found.share
+                        share = position.share
                         reading = stack.enter_context(
                             contextlib.closing(
                                 self._epochs.steps_from(
-                                    epoch, found.number, before + found.number, (share, shares)
+                                    epoch,
+                                    position.number,
+                                    before + position.number,
+                                    (share, shares),
                                 )
                             )
                         )
-                    step = next(one for one in reading if one.number == found.number)
+                    step = next(one for one in reading if one.number == position.number)
                 if made and self._size == 1 and not step.batch.rows:
                     board.end()  # no other rank needs this one's part in it
                 else:
                     self._sync.go_on(number)
                     made += 1
                     yield replace(step, number=at)
-                found = self._take(board, share)
+                position = self._take(board, share)
 
-    def _take(self, board: Board, share: int) -> Found | None:
-        """Take a batch, of this share while it has some; ``None`` if there is none to be taken."""
+    def _take(self, board: Board, share: int) -> BatchPosition | None:
+        """Take a batch, of this share while it has some; ``None`` if none is left."""
         steps = self._epochs.steps
         while True:
             seen = board.read()
@@ -220,11 +232,11 @@ class TakenShares:
                     return None
             number = board.take(share)
             if number < steps:
-                return Found(share, number)
+                return BatchPosition(share, number)
 
-    def stops(self, asked: Sequence[object], *, watched: bool) -> bool:
+    def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
         assert self._board is not None
-        self._board.ask(asked)
+        self._board.ask(requests)
         return False  # all leave where they would take another batch
 
     def end(self, progress: Progress) -> Sequence[object]:
@@ -251,8 +263,8 @@ class TakenShares:
 
 def first_batches(
     taken: Sequence[int], steps: int, ranks: int
-) -> tuple[list[int], list[Found | None]]:
-    """Give each rank a batch to begin with, so that none is without a step. Pure.
+) -> tuple[list[int], list[BatchPosition | None]]:
+    """Assign each rank a first batch, so that none is without a step. Pure.
 
     Args:
         taken: batches of each share that are taken.
@@ -262,9 +274,9 @@ def first_batches(
     Returns:
         Those that are taken then, and each rank's; ``None`` where there are none left.
     """
-    given, found = list(taken), []
+    counts, positions = list(taken), []
     for rank in range(ranks):
-        share = rank if rank < len(given) and given[rank] < steps else given.index(min(given))
-        found.append(Found(share, given[share]) if given[share] < steps else None)
-        given[share] += given[share] < steps
-    return given, found
+        share = rank if rank < len(counts) and counts[rank] < steps else counts.index(min(counts))
+        positions.append(BatchPosition(share, counts[share]) if counts[share] < steps else None)
+        counts[share] += counts[share] < steps
+    return counts, positions

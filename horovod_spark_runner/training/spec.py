@@ -16,7 +16,7 @@ from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
-from .training_steps import TrainingSteps, steps_known
+from .training_steps import TrainingSteps, provide_steps
 
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
@@ -24,7 +24,7 @@ FEATURES = "features"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from: a function, or a file.
+    """Source of the model: a function, or a file.
 
     Attributes:
         function: returns the model, a compiled ``keras.Model``, say.
@@ -39,26 +39,28 @@ class ModelSource:
     engine: str = KERAS
 
     def call_function(self) -> object:
-        """Return what `function` returns, also where there is no training."""
+        """Call `function`, also outside a training."""
         assert self.function is not None
-        with steps_known():
+        with provide_steps():
             return self.function()
 
 
-def check_objects(given: object) -> dict[str, object]:
+def check_objects(custom_objects: object) -> dict[str, object]:
     """Return ``custom_objects`` as a dictionary.
 
     Raises:
         InvalidInputError: it is no dictionary by name.
     """
-    if given is None:
+    if custom_objects is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(custom_objects, Mapping) or not all(
+        isinstance(name, str) for name in custom_objects
+    ):
         raise InvalidInputError(
             "custom_objects must be a dictionary from names to classes and functions, such as "
-            f"{{'MyLayer': MyLayer}}, got {brief(given)}"
+            f"{{'MyLayer': MyLayer}}, got {brief(custom_objects)}"
         )
-    return dict(given)
+    return dict(custom_objects)
 
 
 def check_model_fn(function: Callable[..., Any]) -> None:
@@ -77,7 +79,7 @@ def check_model_fn(function: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which columns feed which input, or are compared with which output, of the model.
+    """Binding of columns to the model's inputs, or to the outputs they are compared with.
 
     Attributes:
         slots: the columns of each input or output, in the order given. Several are joined along
@@ -102,12 +104,12 @@ class Binding:
         return tuple(dict.fromkeys(name for slot in self.slots for name in slot))
 
     def describe(self) -> list[str]:
-        """Return what feeds each slot, for messages."""
+        """Return the columns of each slot, for messages."""
         return [" + ".join(slot) or "nothing" for slot in self.slots]
 
 
 def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
-    """Return what ``feature_cols`` or ``label_cols`` (``title``) says of inputs or outputs.
+    """Return the binding of ``feature_cols`` or ``label_cols`` (``title``).
 
     Raises:
         InvalidInputError: it is neither a list nor a dictionary of columns.
@@ -117,8 +119,8 @@ def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
         return Binding(())
     plain = check_columns(title, columns, may_lack=title == "label_cols")
     names = tuple(plain) if isinstance(plain, Mapping) else None
-    given = plain.values() if isinstance(plain, Mapping) else plain
-    slots = tuple(() if one is None else one for one in given)
+    entries = plain.values() if isinstance(plain, Mapping) else plain
+    slots = tuple(() if one is None else one for one in entries)
     binding = Binding(slots, names)
     if title == "feature_cols" and names is None:
         flat = [name for slot in binding.slots for name in slot]
@@ -130,7 +132,7 @@ def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """What a model calls its inputs and outputs, before any column is bound to them.
+    """Names of a model's inputs and outputs, before any column is bound to them.
 
     Attributes:
         inputs: the names of all its inputs, once for each way to call them (by their layers, by
@@ -165,7 +167,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """What differs from attempt to attempt of a training.
+    """Settings of one attempt of a training.
 
     Attributes:
         checkpoint: steps of the checkpoint to resume from; one before it if that is damaged.
@@ -246,7 +248,7 @@ class TrainingSpec:
 
     @property
     def order(self) -> dict[str, object]:
-        """What the order of samples follows from, besides the data."""
+        """Settings that determine the order of samples, besides the data."""
         return {
             "global_batch": self.global_batch,
             "seed": self.fit.seed,
@@ -279,7 +281,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What a rank tells of a finished training.
+    """A rank's report of a finished training.
 
     Attributes:
         history: metrics of every epoch of the run, earlier parts included.

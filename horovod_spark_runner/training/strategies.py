@@ -15,26 +15,26 @@ from ..sync.synchroniser import Collectives, Synchroniser
 from ..sync.wire import MpiWire
 
 # Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Any, Collectives], Synchroniser]
+SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
-    """Return what adds gradients up in every step, compressed or not."""
+    """Return the synchroniser that adds up gradients in every step, compressed or not."""
     compression = options.compression
     if compression == "none" or compression == "fp16":  # which the framework's sums can do
         return AllreduceSynchroniser(compression, collectives)
     return CompressedSynchroniser(compression, collectives, MpiWire())
 
 
-def asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
-    """Return what lets ranks step by themselves."""
+def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
+    """Return the synchroniser of asynchronous ranks."""
     return AsyncSynchroniser(options, collectives, MpiRanks())
 
 
 # By the class of the settings.
-SYNCHRONISERS: dict[type, Way] = {
+SYNCHRONISERS: dict[type, SynchroniserFactory] = {
     Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,
-    AsyncServer: asynchronous,
+    AsyncServer: _asynchronous,
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind:
-    """What time goes to.
+    """Activity that time is attributed to.
 
     Attributes:
         BUILD: building the model, restoring or sharing its values; all up to the first epoch.
@@ -76,14 +76,14 @@ class Clock:
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     def to(self, kind: str) -> None:
-        """Put what follows down to ``kind``."""
+        """Attribute the time from now on to ``kind``."""
         now = self._read()
         self.seconds[self._kind] += now - self._last
         self._last, self._kind = now, kind
 
     @contextlib.contextmanager
     def during(self, kind: str) -> Iterator[None]:
-        """Put what is done inside down to ``kind``, and what follows to what it was before."""
+        """Attribute the time inside to ``kind``, and the time after it to the previous one."""
         before = self._kind
         self.to(kind)
         try:
@@ -107,7 +107,7 @@ class Accounts:
         world: communicator of all ranks.
         clock: this rank's.
         exchanged: returns the seconds that steps have spent exchanging so far; ``None`` where that
-            cannot be told from computing.
+            cannot be separated from computing.
         traffic: returns the bytes that this rank has sent in its steps so far.
 
     Attributes:
@@ -132,7 +132,7 @@ class Accounts:
         self.epochs: list[Account] = []
 
     def first_step_ended(self) -> None:
-        """Take note that exchanging counts from now on: the first step is an account of its own."""
+        """Begin to count the exchange: the first step has an account of its own."""
         self._first = self._exchanged() or 0.0
 
     def seconds(self) -> dict[str, float]:
@@ -159,8 +159,8 @@ class Accounts:
         """
         now, traffic = self.seconds(), self._traffic()
         sent = np.subtract(traffic, self._traffic_before)
-        own = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
-        table = gather(self._world, own)
+        row = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
+        table = _gather(self._world, row)
         self._before, self._traffic_before = now, traffic
         if table is None:
             return 0.0
@@ -179,7 +179,7 @@ class Accounts:
 
     def totals(self) -> dict[str, Any]:
         """Return the `record` of the whole training on rank 0; all ranks must call it."""
-        table = gather(self._world, [*self._traffic(), *self.seconds().values()])
+        table = _gather(self._world, [*self._traffic(), *self.seconds().values()])
         return {} if table is None else {**_sums(table[:, :2]), **record(table[:, 2:])}
 
 
@@ -189,9 +189,9 @@ def _sums(table: np.ndarray) -> dict[str, int]:
     return {SENT: round(sent), WHOLE: round(whole)}
 
 
-def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:
+def _gather(world: MPI.Comm, row: Sequence[float]) -> np.ndarray | None:
     """Return a row of numbers of each rank on rank 0, ``None`` on the others."""
-    sent = np.asarray(own, np.float64)
+    sent = np.asarray(row, np.float64)
     table = np.empty((world.Get_size(), len(sent))) if world.Get_rank() == 0 else None
     world.Gather(sent, table)
     return table
@@ -215,13 +215,13 @@ def record(table: np.ndarray) -> dict[str, Any]:
         extreme = {int(f(table[:, i])) for i, _ in kinds for f in (np.argmin, np.argmax)}
         even = np.linspace(0, size - 1, MOST_RANKS - len(extreme), dtype=int).tolist()
         ranks = sorted({*extreme, *even})
-    found: dict[str, Any] = {
+    breakdown: dict[str, Any] = {
         "ranks": ranks,
         "seconds": {kind: _rounded(table[ranks, i]) for i, kind in kinds},
     }
     if size > MOST_RANKS:
-        found["mean"] = {kind: _rounded(table[:, i].mean()) for i, kind in kinds}
-    return found
+        breakdown["mean"] = {kind: _rounded(table[:, i].mean()) for i, kind in kinds}
+    return breakdown
 
 
 def mean_seconds(account: Account) -> dict[str, float]:
@@ -240,7 +240,7 @@ def step_seconds(account: Account) -> float:
 
 
 def phases(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the phases of a rank's training, one after the other, and what the second was for."""
+    """Return the seconds of a rank's phases, and of the activities within the epochs."""
     within = {
         kind: value
         for kind, value in seconds.items()

@@ -1,7 +1,7 @@
-"""Traces of a training, where they are asked for: Horovod's timeline, and profiles of steps.
+"""Optional traces of a training: Horovod's timeline, and profiles of steps.
 
 Rank 0 records them into a folder of its own, and puts them into the run directory once they are
-whole. A training is not lost for a trace: what cannot be recorded is told, and it goes on.
+whole. A failure to record is reported, and the training continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROFILE = "profile"
 
 
 class Tracer(Protocol):
-    """What a framework records with."""
+    """Recorder of a framework's traces."""
 
     def start_timeline(self, file: Path) -> None:
         """Begin Horovod's timeline."""
@@ -68,15 +68,15 @@ class Traces:
         tracer: Tracer | None,
         say: Callable[[str], None] = notify,
     ) -> None:
-        asked = spec.config.checkpoints
-        if tracer is None and (asked.timeline or asked.profile_steps):
+        options = spec.config.checkpoints
+        if tracer is None and (options.timeline or options.profile_steps):
             raise ModelError(
                 f"timeline and profile_steps: engine {spec.engine!r} records no traces; leave "
                 "them out"
             )
         self._tracer = tracer if rank == 0 else None
-        self._timeline = asked.timeline
-        self._first, self._last = asked.profile_steps or (0, -1)
+        self._timeline = options.timeline
+        self._first, self._last = options.profile_steps or (0, -1)
         self._directory, self._token = RunDirectory(spec.run_dir), spec.attempt.lease_token
         self._say = say
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -84,7 +84,7 @@ class Traces:
         self._profiling = self._profiled = False
 
     def before(self, step: int) -> None:
-        """Begin what is to be recorded.
+        """Begin the recordings that are due.
 
         Args:
             step: steps of the run that are done; the next one follows.
@@ -102,7 +102,7 @@ class Traces:
             self._profiling = self._try(tracer.start_profile)
 
     def after(self, step: int) -> None:
-        """End what is recorded up to here.
+        """End the recordings that are complete.
 
         Args:
             step: steps of the run that are done; anything may follow.
@@ -111,7 +111,7 @@ class Traces:
             self._end_profile()
 
     def close(self) -> None:
-        """End what is still recorded, and tell of what there was nothing to record of."""
+        """End open recordings, and report those that had nothing to record."""
         if self._tracer is None:
             return
         if self._profiling:
@@ -183,7 +183,7 @@ _TAIL = 4096
 
 
 class Basics(Protocol):
-    """What Horovod offers for each framework alike."""
+    """Horovod's functions that exist for each framework."""
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None: ...
 

@@ -39,7 +39,7 @@ WEIGHTS_FILE = "weights.npz"
 
 
 def with_model_fn(engine: str) -> str:
-    """Return what to call where an engine's model cannot be made again from storage alone."""
+    """Return the call to make where an engine's model cannot be rebuilt from storage alone."""
     return f"{transformer_of(engine)}.from_run(run_dir, model_fn=…)"
 
 
@@ -66,7 +66,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a model's outputs were compared with when it was trained.
+    """Labels that a model's outputs were compared with in training.
 
     Attributes:
         outputs: which label column is compared with which output.
@@ -83,7 +83,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Signature:
-    """What is known of a trained model without loading it.
+    """Metadata of a trained model, readable without loading it.
 
     Attributes:
         inputs: which column feeds which input.
@@ -149,7 +149,7 @@ class ModelWriter:
         self.write(name, model.contents(name))
 
     def finish(self, signature: Signature, names: Collection[str] = ()) -> None:
-        """Write the signature; what an earlier model had besides goes.
+        """Write the signature, and delete an earlier model's remaining files.
 
         Args:
             signature: what is known of the model.
@@ -182,7 +182,7 @@ class StoredModel:
     weights: Contents | None = field(default=None, repr=False)
 
     def facts(self, cls: type[T]) -> T:
-        """Return what its engine has to know besides.
+        """Return its engine's own fields.
 
         Raises:
             RunDirectoryError: the signature says something else.
@@ -197,7 +197,7 @@ class StoredModel:
         return self.contents(name).read()
 
     def contents(self, name: str) -> Contents:
-        """Return the contents of a file, which stay what they are whatever becomes of it.
+        """Return the contents of a file, which stay unchanged if the file is replaced.
 
         Raises:
             RunDirectoryError: it is missing or damaged.
@@ -259,7 +259,7 @@ def read_model(directory: RunDirectory) -> StoredModel:
 
 
 def _checkpoint_hint(directory: RunDirectory) -> str:
-    """Return what to call if a checkpoint was taken for a run."""
+    """Return the call to make if a run has a checkpoint."""
     place = directory.location
     run = RunDirectory(place.parent.parent)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint(step).name == place.name]
@@ -272,7 +272,7 @@ def _checkpoint_hint(directory: RunDirectory) -> str:
 
 
 def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
-    """Return the model with the weights of a checkpoint of its run in place of its own.
+    """Return the model with the weights of a checkpoint of its run.
 
     Args:
         model: the finished model.
@@ -291,15 +291,15 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
             f"checkpoint={step}: {folder} cannot be used: {error}; in {directory.location} there "
             f"are those after these steps: {there}"
         ) from error
-    own = [name for name, *_ in info.variables if name.startswith("model/")]
-    if info.run_id != directory.run_id() or len(own) != len(model.signature.weights):
+    weight_names = [name for name, *_ in info.variables if name.startswith("model/")]
+    if info.run_id != directory.run_id() or len(weight_names) != len(model.signature.weights):
         raise RunDirectoryError(
             f"checkpoint={step}: {folder} is of another run or model than {directory.model}"
         )
     arrays = ArraysFile(data)
     weights = spool(
         lambda file: write_arrays(
-            file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(own))
+            file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(weight_names))
         )
     )
     signature = replace(model.signature, reweighted=True)
@@ -341,7 +341,7 @@ def copy_model(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a trained model is made again in another process, and called.
+    """Recipe for rebuilding a trained model in another process, and calling it.
 
     Attributes:
         engine: dotted name of the engine that makes it.
@@ -361,12 +361,12 @@ class Recipe:
     outputs: tuple[OutputSpec, ...]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     batch_size: int | None = None
-    own: Any = field(default=None, repr=False)
+    parts: Any = field(default=None, repr=False)
     targets: Targets | None = None
     sample: Contents | None = field(default=None, repr=False)
 
     def sample_rows(self) -> SampleRows:
-        """Return rows that the model is tried with: made up, where none were kept."""
+        """Return rows to try the model with: made up, where none were saved."""
         if self.sample is None:
             return SampleRows(made_up_rows(self.columns))
         return SampleRows.load(self.sample)
@@ -374,7 +374,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a trained model takes.
+    """Inputs of a trained model.
 
     Attributes:
         inputs: which column feeds which input.
@@ -396,7 +396,7 @@ class ModelInputs:
 
     @classmethod
     def of_training(cls, spec: TrainingSpec) -> ModelInputs:
-        """Return what the model of a training takes."""
+        """Return the inputs of a training's model."""
         names = spec.inputs.columns
         return cls(
             inputs=spec.inputs,
@@ -412,8 +412,9 @@ class ModelInputs:
         """Return rows that a model which takes this is tried with; see `choose_rows`."""
         return choose_rows(self.columns, self.sample, call)
 
-    def kept_rows(self, call: Call, tried: Arrays) -> SampleRows | None:
-        """Return the rows that are kept with the model; ``None`` if it takes none that may be.
+    def saved_rows(self, call: Call, tried: Arrays) -> SampleRows | None:
+        """Return the sample rows to save with the model; ``None`` if it takes none that may be
+        saved.
 
         Args:
             call: the model.

@@ -59,7 +59,7 @@ class Hooks:
         """Before the first step of an epoch, counted from 0."""
 
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
-        """After an epoch and its evaluation; return the logs with what callbacks have added."""
+        """End an epoch and its evaluation; return the logs with additions by callbacks."""
         return dict(logs)
 
     def train_step_begin(self, number: int) -> None:
@@ -83,17 +83,17 @@ class Hooks:
     # -- what of them is kept in checkpoints ---------------------------------------------------
 
     def remember(self) -> None:
-        """Note what callbacks hold now, just after `train_begin`: only changes are state."""
+        """Record the callbacks' attributes just after `train_begin`: only changes are state."""
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
-        """Take note of the epochs of earlier attempts."""
+        """Restore the history of earlier attempts."""
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
-        """Return what callbacks remember, as JSON and the arrays it refers to."""
+        """Return the callbacks' state, as JSON and the arrays it refers to."""
         return {}, {}
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
-        """Give callbacks what `capture` returned."""
+        """Restore the callbacks' state from `capture`."""
 
 
 class Trainee(ABC):
@@ -115,7 +115,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def train_step(
-        self, step: Step, asked: Sequence[bool], last: bool
+        self, step: Step, requests: Sequence[bool], last: bool
     ) -> tuple[Logs | None, Sequence[float] | None]:
         """Train on this rank's part of a global batch, together with all other ranks.
 
@@ -124,12 +124,12 @@ class Trainee(ABC):
 
         Args:
             step: the batch, and this rank's part of the global batch's rows.
-            asked: truth values that go along with the gradients.
+            requests: truth values that go along with the gradients.
             last: whether it is the last step of the epoch.
 
         Returns:
             The step's logs by name, ``None`` if it has none, and the sums over the ranks of what
-            was ``asked``; ``None`` where the synchroniser carries nothing.
+            was ``requests``; ``None`` where the synchroniser carries nothing.
         """
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what makes it this model, as JSON; see `compare`."""
+        """Return the properties that identify the model, as JSON; see `compare`."""
 
     @abstractmethod
     def save(self, directory: RunDirectory) -> Any:
@@ -168,12 +168,12 @@ class Trainee(ABC):
     # -- what a framework may lack -------------------------------------------------------------
 
     @property
-    def tells_all(self) -> bool:
-        """Whether the logs of the first step have the names of all results."""
+    def has_complete_logs(self) -> bool:
+        """True if the logs of the first step have the names of all results."""
         return True
 
     def of_validation(self, name: str) -> str:
-        """Return what a result of the validation is called among those of an epoch."""
+        """Return the name of a validation result among those of an epoch."""
         return f"val_{name}"
 
     @property
@@ -191,7 +191,7 @@ class Trainee(ABC):
         return Hooks()
 
     def rates(self, scaling: str) -> Rates:
-        """Return the learning rates, for the ``lr_scaling`` that was asked for.
+        """Return the learning rates, for the requested ``lr_scaling``.
 
         Raises:
             ModelError: they cannot be scaled.
@@ -211,19 +211,19 @@ class Trainee(ABC):
         return ModelChanges(diff_models(then, now), record=dict(now))
 
     def outputs(self) -> Sequence[OutputSpec] | None:
-        """Return what the model gives when it predicts; ``None`` if that is not known yet."""
+        """Return the model's outputs in prediction; ``None`` if they are not determined yet."""
         return None
 
     def exchange_seconds(self) -> float | None:
         """Return the seconds that all steps so far have spent exchanging, and waiting for others.
 
-        ``None`` where they cannot be told from those spent computing: then accounts hold both as
+        ``None`` where they cannot be separated from computing: then accounts hold both as
         one.
         """
         return None
 
     def tracer(self) -> Tracer | None:
-        """Return what records steps of this rank; ``None`` if the framework has nothing for it."""
+        """Return the tracer of this rank's steps; ``None`` if the framework has none."""
         return None
 
     def learning_rates(self) -> dict[str, float]:
@@ -231,7 +231,7 @@ class Trainee(ABC):
         return {}
 
     def load_initial_weights(self, start: WarmStart) -> None:
-        """Take over weights to begin with, on rank 0.
+        """Load initial weights, on rank 0.
 
         Raises:
             ModelError: they do not fit.
@@ -241,21 +241,21 @@ class Trainee(ABC):
         )
 
     def variables_were_set(self) -> None:
-        """Make anew what was derived from the variables' values."""
+        """Recompute values derived from the variables."""
 
     def separate(self, rank: int) -> None:
-        """Give the framework's own generators a stream of this rank's."""
+        """Give the framework's own generators a separate stream on this rank."""
 
     def generators(self) -> dict[str, Variable]:
         """Return the states of the framework's own random generators, by name."""
         return {}
 
     def metric_variables(self) -> Sequence[Variable]:
-        """Return the sums of metrics that an epoch goes on from; sums over rows, on each rank."""
+        """Return the sums of metrics with which an epoch resumes; sums over rows, on each rank."""
         return []
 
     def metric_merges(self) -> list[str]:
-        """Say how each of `metric_variables` becomes that of all ranks.
+        """Return how each of `metric_variables` is merged over all ranks.
 
         ``"sum"``, ``"mean"``, ``"first"`` where rank 0's stands for all, or ``"join"`` where arrays
         of any length are put one after the other.
@@ -270,7 +270,7 @@ class Trainee(ABC):
         """Make the metrics that come into being at their first use, before sums are restored."""
 
     def probe(self, step: Step) -> Sequence[str]:
-        """Check, before a step, that several ranks can compute what is asked; leave no trace.
+        """Check, before a step, that several ranks can compute it exactly; leave no trace.
 
         Args:
             step: one with the same few rows on all ranks.
@@ -289,7 +289,7 @@ class Trainee(ABC):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be found out about a model.
+    """Evaluation requested of a model.
 
     Attributes:
         targets: what its outputs are compared with.
@@ -310,7 +310,7 @@ class Evaluator(Protocol):
         ...
 
     def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
-        """Take in rows.
+        """Add rows.
 
         Args:
             features: the feature columns.
@@ -325,7 +325,7 @@ class Evaluator(Protocol):
         ...
 
     def take_sums(self) -> list[np.ndarray]:
-        """Return what the rows since the last call have added, to go into `merged_sums`."""
+        """Return the sums of the rows since the last call, for `merged_sums`."""
         ...
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
@@ -337,7 +337,7 @@ class Evaluator(Protocol):
 
 
 def merged_sums(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Return what several calls of `Evaluator.take_sums` gave, as one. Pure.
+    """Merge the results of several calls of `Evaluator.take_sums`. Pure.
 
     Numbers are added up; arrays of bytes are put one after the other.
     """

@@ -22,11 +22,11 @@ class TrainingSteps:
     total: int
 
 
-_known: TrainingSteps | None = None
+_provided: TrainingSteps | None = None
 
 
 def training_steps() -> TrainingSteps:
-    """Return the number of steps of the training; for ``model_fn`` and what it makes.
+    """Return the number of steps of the training, for ``model_fn`` and objects it creates.
 
     For learning rate schedules whose length is the training's, such as Keras' ``CosineDecay`` and
     PyTorch's ``OneCycleLR``. It counts batches from the first epoch to the last, also where the run
@@ -35,21 +35,21 @@ def training_steps() -> TrainingSteps:
     Raises:
         InvalidInputError: it is called elsewhere, as on the driver.
     """
-    if _known is None:
+    if _provided is None:
         raise InvalidInputError(
             "training_steps() is called outside a training: call it in model_fn, or in a function "
             "that model_fn passes on, such as TorchModel(scheduler=…); it is known on the ranks"
         )
-    return _known
+    return _provided
 
 
 @contextlib.contextmanager
-def steps_known(steps: TrainingSteps | None = None) -> Iterator[None]:
-    """Let `training_steps` return ``steps``; by default 1, unless a training has said them."""
-    global _known
-    before = _known
-    _known = steps or before or TrainingSteps(1, 1)
+def provide_steps(steps: TrainingSteps | None = None) -> Iterator[None]:
+    """Provide ``steps`` to `training_steps`; by default 1, unless a training provides them."""
+    global _provided
+    before = _provided
+    _provided = steps or before or TrainingSteps(1, 1)
     try:
         yield
     finally:
-        _known = before
+        _provided = before

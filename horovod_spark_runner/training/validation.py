@@ -37,7 +37,7 @@ def evaluate(
             last = logs, step.fraction
             if ends and hooks.watch_test:
                 hooks.test_step_end(end, logs)
-                if agreement.any_asks(hooks.stop_evaluating):
+                if agreement.any_requests(hooks.stop_evaluating):
                     break
     results = trainee.results("test", *last)
     hooks.test_end(results)

@@ -40,7 +40,7 @@ class WeightsFormat:
     marker: str = ""
 
     def fits(self, location: Location) -> bool:
-        """Tell whether ``location`` is such a file or folder."""
+        """Return whether ``location`` is such a file or folder."""
         if self.marker:
             return location.join(self.marker).exists()
         return location.name.endswith(self.suffixes)
@@ -49,7 +49,7 @@ class WeightsFormat:
 def read_warm_start(
     weights: InitialWeights, engine: str, formats: Sequence[WeightsFormat]
 ) -> WarmStart:
-    """Return what the files of ``weights`` hold.
+    """Read the files of ``weights``.
 
     Args:
         weights: where they are.
@@ -116,10 +116,10 @@ def _of_checkpoint(
     return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
 
 
-def _check_engine(origin: str, found: str, engine: str) -> None:
-    if found != engine:
+def _check_engine(origin: str, source_engine: str, engine: str) -> None:
+    if source_engine != engine:
         raise ModelError(
-            f"initial_weights={origin!r} holds the weights of a {model_of(found)}, but a "
+            f"initial_weights={origin!r} holds the weights of a {model_of(source_engine)}, but a "
             f"{model_of(engine)} is to be trained, whose weights are arranged otherwise; give "
             "those of such a model"
         )

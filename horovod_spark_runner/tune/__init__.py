@@ -1,4 +1,4 @@
-"""Search for the parameters of the best model: `tune`, and what its space is written with."""
+"""Hyperparameter search: `tune`, and the dimensions of its space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tune`: what is asked of a search, checked, and carried out."""
+"""`tune`: validate the arguments of a search, and run it."""
 
 from __future__ import annotations
 
@@ -220,35 +220,35 @@ def _epochs(space: Space, configs: TrialConfigs) -> int | None:
 
 
 def _check_resume(resume: str, directory: StudyDirectory) -> None:
-    found = directory.record.exists()
-    if found and resume == "never":
+    exists = directory.record.exists()
+    if exists and resume == "never":
         raise RunDirectoryError(
             f"resume='never', but study_dir {directory.location} holds a study already; give "
             "another one, or resume='auto' to go on with it"
         )
-    if not found and resume == "required":
+    if not exists and resume == "required":
         raise RunDirectoryError(
             f"resume='required', but study_dir {directory.location} holds no study"
         )
 
 
 def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
-    """Return how many trials go on at once."""
+    """Return the number of parallel trials."""
     total = run.allotment.total
     room = 1 if total is None else max(1, total // run.allotment.slots)
-    asked = room if parallel is None else check_count("parallel", parallel)
-    if asked > room:
+    requested = room if parallel is None else check_count("parallel", parallel)
+    if requested > room:
         logger.warning(
             "parallel=%d, but Spark has room for %d trials of %d ranks at once",
-            asked,
+            requested,
             room,
             run.workers,
         )
-    return min(asked, room, max_trials)
+    return min(requested, room, max_trials)
 
 
 def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that trials must share to be compared."""
-    kept = {name: value for name, value in settings.items() if name != "checkpoints"}
-    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    shared = {name: value for name, value in settings.items() if name != "checkpoints"}
+    plain: dict[str, Any] = json.loads(json.dumps(shared))
     return plain

@@ -5,7 +5,7 @@
     STUDY_DIR/
         study.json              what is searched, written once
         journal.log             optuna's journal of the trials
-        lock.json, .lock        who is searching here, while a search goes on
+        lock.json, .lock        who is searching here, while a search runs
         data/                   materialized rows, until the search is complete
         trials/trial-00003/     a run directory for each trial
 """
@@ -76,7 +76,7 @@ class StudyDirectory:
         return RunDirectory(self.trials.join(f"trial-{number:05d}"))
 
     def read_record(self) -> dict[str, Any] | None:
-        """Return what the study was begun with; ``None`` if there is none yet.
+        """Return the study's recorded settings; ``None`` if there are none yet.
 
         Raises:
             RunDirectoryError: it is damaged, or of a newer format.
@@ -105,15 +105,15 @@ class StudyDirectory:
             RunDirectoryError: it is a link, a device or a pipe, or larger than 1 GiB.
         """
         with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(str(self.journal))
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            status = os.lstat(str(self.journal))
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
                 raise RunDirectoryError(
                     f"{self.journal} must be an ordinary file of 1 GiB at most, which optuna reads "
                     "and appends to; give another study_dir"
                 )
 
     def mend_journal(self) -> None:
-        """Take away what a driver that was killed has left: half a line, and optuna's own lock.
+        """Remove the traces of a killed driver: half a line, and optuna's own lock.
 
         Only the holder of the directory's lock may.
         """
@@ -129,7 +129,7 @@ class StudyDirectory:
 
 
 def check_whole(directory: StudyDirectory) -> None:
-    """Check that what trials have left is not taken for results of other parameters.
+    """Check that trials' files are not mistaken for results of other parameters.
 
     Args:
         directory: a study's directory, whose lock is held.
@@ -155,18 +155,18 @@ def check_whole(directory: StudyDirectory) -> None:
 
 
 def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
-    """Check that a study, if there is one, goes on with what it was begun with.
+    """Check that an existing study has the same settings as this call.
 
     Args:
         directory: its directory, whose lock is held.
-        wanted: what it is to go on with, as JSON; ``settings`` are those of the trainings.
+        wanted: the settings of this call, as JSON; ``settings`` are those of the trainings.
 
     Raises:
         RunDirectoryError: something differs; the message names it, with both values.
     """
-    begun = directory.read_record() or wanted
+    record = directory.read_record() or wanted
     for name, value in wanted.items():
-        before = begun.get(name)
+        before = record.get(name)
         if before == value:
             continue
         while isinstance(value, dict) and isinstance(before, dict):
@@ -179,7 +179,7 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
 
 
 def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
-    """Record what a study is begun with, or check that it goes on with that; see `check_same`."""
+    """Record a new study's settings, or check an existing one's; see `check_same`."""
     check_same(directory, wanted)
     if not directory.record.exists():
         directory.write_record(wanted)

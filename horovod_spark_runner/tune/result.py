@@ -35,7 +35,7 @@ class TrialLine:
     Attributes:
         trial: its number, from 0.
         state: ``"finished"``, ``"pruned"``, ``"failed"``, ``"running"``, or ``"interrupted"``: the
-            same call goes on with it.
+            same call resumes it.
         value: its metric; of a pruned one, that of its last epoch; ``None`` if there is none.
         epochs: epochs that were reported.
         seconds: what it took; ``None`` if it has not ended.
@@ -57,12 +57,12 @@ class TrialLine:
 
 
 def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool) -> TrialLine:
-    """Return what is told of a trial.
+    """Return a trial as a line of the result table.
 
     Args:
         trial: optuna's.
         directory: the study's directory.
-        searching: whether a search goes on there now.
+        searching: whether a search is running there now.
     """
     states = {
         "COMPLETE": FINISHED,
@@ -80,13 +80,13 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
         epochs=max(reported, default=0),
         seconds=None if trial.duration is None else trial.duration.total_seconds(),
         fit_seconds=trial.user_attrs.get(FIT_SECONDS),
-        params=_as_given(trial.user_attrs.get(PARAMS, trial.params)),
+        params=_with_integer_classes(trial.user_attrs.get(PARAMS, trial.params)),
         error=trial.user_attrs.get(ERROR, ""),
         run_dir=str(directory.trial(trial.number).location),
     )
 
 
-def _as_given(params: Mapping[str, Any]) -> dict[str, Any]:
+def _with_integer_classes(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with the classes of ``class_weight`` as numbers, which JSON has as text."""
     weights = params.get("class_weight")
     if not isinstance(weights, Mapping):
@@ -113,7 +113,7 @@ def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search has found.
+    """Result of a search.
 
     Attributes:
         best_params: the parameters of the best trial.

@@ -16,7 +16,7 @@ from .space import Dimension, Space
 
 SamplerName = Literal["tpe", "random", "grid"]
 PrunerName = Literal["median", "asha", "hyperband"]
-# Of a grid, whose combinations optuna lists anew for each trial: a tenth of a second for so many.
+# Of a grid, whose combinations optuna lists again for each trial: a tenth of a second for so many.
 _MOST_POINTS = 100_000
 # Packages that some of optuna's classes import once they are used, perhaps after several trials.
 _NEEDS = {
@@ -28,7 +28,7 @@ _NEEDS = {
 
 
 def check_sampler(sampler: Any, space: Space) -> None:
-    """Check what `tune` was given as sampler.
+    """Check the ``sampler`` argument of `tune`.
 
     Raises:
         InvalidInputError: it is none, or cannot choose from the space.
@@ -37,10 +37,10 @@ def check_sampler(sampler: Any, space: Space) -> None:
     if isinstance(sampler, optuna.samplers.BaseSampler):
         _check_installed("sampler", sampler)
     elif check_choice("sampler", sampler, get_args(SamplerName)) == "grid":
-        grid_of(space)
+        _grid_of(space)
 
 
-def grid_of(space: Space) -> dict[str, list[Any]]:
+def _grid_of(space: Space) -> dict[str, list[Any]]:
     """Return the values of every parameter of a space that has finitely many.
 
     Raises:
@@ -73,27 +73,27 @@ def _count_of(name: str, one: Dimension) -> int:
 def sampler_for(
     sampler: Any, space: Space, seed: int, number: int, *, side_by_side: bool
 ) -> optuna.samplers.BaseSampler:
-    """Return the sampler for one trial: by name, it draws the same if the study has gone on.
+    """Return the sampler of one trial; one by name draws the same in a resumed study.
 
     Args:
         sampler: its name, or one of optuna's.
         space: what it chooses from.
         seed: seed of the search.
         number: the trial's.
-        side_by_side: whether several trials go on at once.
+        side_by_side: whether several trials run at once.
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
     if sampler == "grid":  # whose order, by its seed, must be the same for all trials
-        return optuna.samplers.GridSampler(grid_of(space), seed=seed)
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        return optuna.samplers.GridSampler(_grid_of(space), seed=seed)
+    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     if sampler == "random":
-        return optuna.samplers.RandomSampler(seed=own)
-    return optuna.samplers.TPESampler(seed=own, constant_liar=side_by_side)
+        return optuna.samplers.RandomSampler(seed=trial_seed)
+    return optuna.samplers.TPESampler(seed=trial_seed, constant_liar=side_by_side)
 
 
-def grid_is_begun(trials: list[optuna.trial.FrozenTrial]) -> bool:
-    """Tell whether a trial was begun for every point of the grid that the last one is a point of.
+def is_grid_started(trials: list[optuna.trial.FrozenTrial]) -> bool:
+    """Return whether a trial has begun for every point of the last trial's grid.
 
     Optuna's own word for it counts those that have ended, so that others, at once, would be given
     points that are being tried.
@@ -110,7 +110,7 @@ def grid_is_begun(trials: list[optuna.trial.FrozenTrial]) -> bool:
 
 
 def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
-    """Return the pruner that was asked for.
+    """Return the requested pruner.
 
     Args:
         pruner: its name, one of optuna's, or ``None``.
@@ -140,9 +140,9 @@ def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
             return optuna.pruners.HyperbandPruner(max_resource="auto" if epochs is None else epochs)
 
 
-def _check_installed(what: str, given: object) -> None:
-    name = type(given).__name__
-    needs = _NEEDS.get(name, ()) if type(given).__module__.startswith("optuna.") else ()
+def _check_installed(what: str, component: object) -> None:
+    name = type(component).__name__
+    needs = _NEEDS.get(name, ()) if type(component).__module__.startswith("optuna.") else ()
     missing = [one for one in needs if importlib.util.find_spec(one) is None]
     if missing:
         raise EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""The trials of a search: which come next, side by side, and what became of them."""
+"""Trials of a search: which come next, in parallel, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..run.resolve import ResolvedRun, resolve
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .result import PRUNED, TuneResult, trial_line, trial_table
-from .trial import TrialFollower, check_own, final_value
+from .trial import TrialFollower, check_trial_run, final_value
 from .trial_config import TrialConfigs
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Search:
         metric: name of the metric.
         max_trials: trials of the whole study.
         data: the rows.
-        console: is told of each trial.
+        console: reports each trial.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Search:
         else:
             self._work_in_threads(parallel)
         if isinstance(self._error, RunCancelledError):
-            raise RunCancelledError(f"{self._error}; {self._kept()}") from self._error
+            raise RunCancelledError(f"{self._error}; {self._saved_trials()}") from self._error
         if isinstance(self._error, _OF_STORAGE):
             raise StorageError(
                 f"study_dir {self._directory.location} or its storage cannot be used: "
@@ -109,7 +109,7 @@ class Search:
         if self._error is not None:
             raise self._error
 
-    def _kept(self) -> str:
+    def _saved_trials(self) -> str:
         counts = [one.state.name for one in self._study.trials()].count("COMPLETE")
         return (
             f"study_dir {self._directory.location} keeps {counts} finished trials, and the same "
@@ -144,10 +144,10 @@ class Search:
         try:
             while not self._ended.is_set():
                 with self._alone:
-                    asked = self._next()
-                if asked is None:
+                    assignment = self._next()
+                if assignment is None:
                     return
-                self._carry_out(*asked)
+                self._carry_out(*assignment)
         except BaseException as error:
             self._end_with(error)
 
@@ -157,10 +157,10 @@ class Search:
             ended = sum(one.state.is_finished() for one in self._study.trials())
             if ended + self._going_on >= self._max_trials or self._study.exhausted:
                 return None
-            asked = self._study.ask(self._choose)
-            if asked is not None:
+            assignment = self._study.ask(self._choose)
+            if assignment is not None:
                 self._going_on += 1
-                return asked
+                return assignment
 
     def _carry_out(self, trial: Trial, params: dict[str, Any]) -> None:
         number, finished = trial.number, False
@@ -177,7 +177,7 @@ class Search:
                     self._study.put_back(number)
 
     def _train(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> None:
-        """Train a trial and tell the study; raise what ends the whole search."""
+        """Train a trial and report it to the study; raise errors that end the whole search."""
         began = time.monotonic()
         place = self._directory.trial(trial.number).location
         try:
@@ -188,7 +188,7 @@ class Search:
             self._fail(trial, params, error, began)
             return
         if run.checkpoint is not None:
-            check_own(run.checkpoint.settings.get("params"), params, place)
+            check_trial_run(run.checkpoint.settings.get("params"), params, place)
         try:
             value, fitting = self._trained(trial, run, follower)
         except Stopped:
@@ -236,12 +236,12 @@ class Search:
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
         with self._alone:
             best = self._study.best()
-        known = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
+        best_text = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
         seconds = time.monotonic() - began
-        self._console.report(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){known}")
+        self._console.report(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){best_text}")
 
     def result(self) -> TuneResult:
-        """Return what was found.
+        """Return the result of the search.
 
         Raises:
             RunFailedError: no trial has a value.
@@ -257,17 +257,17 @@ class Search:
                 f"none of {len(lines)} trials has a value: {pruned} were pruned, {len(failed)} "
                 f"failed{first}"
             )
-        found = next(line for line in lines if line.trial == best.number)
+        best_line = next(line for line in lines if line.trial == best.number)
         base = self._configs.base
-        build = self._configs.model_function(found.params)
+        build = self._configs.model_function(best_line.params)
         model = transformer_class(engine_of(build)).from_run(
-            found.run_dir,
+            best_line.run_dir,
             model_fn=build,
             transforms=base.data.transforms,
             prediction_col=base.prediction_col,
         )
         return TuneResult(
-            best_params=dict(found.params),
+            best_params=dict(best_line.params),
             best_value=float(best.value or 0.0),
             best_trial=best.number,
             best_transformer=model,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Dimension:
-    """What one parameter is chosen from."""
+    """Values to choose one parameter from."""
 
     @property
     def bounds(self) -> tuple[Any, ...]:
@@ -32,7 +32,7 @@ class Dimension:
 
     @property
     def count(self) -> int | None:
-        """How many values there are, if they can be counted."""
+        """Number of values, if they can be counted."""
         return None if self.points is None else len(self.points)
 
     def suggest(self, trial: Trial, name: str) -> Any:
@@ -223,7 +223,7 @@ def check_space(space: Any) -> Space:
 
 
 def describe_space(space: Space) -> Any:
-    """Return what a study records of its space, as JSON: two that differ are told apart."""
+    """Return a study's record of its space, as JSON, different for different spaces."""
     if not isinstance(space, Mapping):
         return "a function"
     return {name: repr(one) for name, one in space.items()}
@@ -244,7 +244,7 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
     import optuna
 
     try:
-        given = space(trial)
+        params = space(trial)
     except (optuna.TrialPruned, HorovodSparkError):
         raise
     except Exception as error:
@@ -252,9 +252,9 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
             f"the function given as space has failed for trial {trial.number}, which does not "
             f"count: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
         raise InvalidInputError(
             f"the function given as space must return a dictionary of parameters by name, got "
-            f"{given!r}"
+            f"{params!r}"
         )
-    return dict(given)
+    return dict(params)

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ..errors import InvalidInputError, RunDirectoryError
 from .directory import StudyDirectory
 from .result import ERROR, FIT_SECONDS, PARAMS
-from .samplers import grid_is_begun
+from .samplers import is_grid_started
 
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
@@ -52,19 +52,19 @@ class Study:
             directory.check_journal()
             self._storage = JournalStorage(JournalFileBackend(str(directory.journal)))
             # Optuna tells at once of what the driver tells of in its own words.
-            told = optuna.logging.get_verbosity()
+            verbosity = optuna.logging.get_verbosity()
             optuna.logging.set_verbosity(optuna.logging.WARNING)
             try:
                 self._study = self._open(direction, pruner)
             finally:
-                optuna.logging.set_verbosity(told)
+                optuna.logging.set_verbosity(verbosity)
         except (json.JSONDecodeError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{directory.journal} cannot be read: {error!r}") from error
 
         self._ranges: dict[str, list[BaseDistribution]] = {}
-        for known in self.trials():
-            if PARAMS in known.user_attrs:
-                for name, one in known.distributions.items():
+        for recorded in self.trials():
+            if PARAMS in recorded.user_attrs:
+                for name, one in recorded.distributions.items():
                     self._ranges.setdefault(name, []).append(one)
 
     def _open(self, direction: str | None, pruner: BasePruner | None) -> optuna.Study:
@@ -97,14 +97,14 @@ class Study:
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
 
     def take_up(self) -> int:
-        """Have trials that a driver has left behind go on; return how many."""
+        """Enqueue trials that an earlier driver has left unfinished; return their number."""
         left = [one for one in self.trials() if one.state is TrialState.RUNNING]
         for one in left:
             self.put_back(one.number)
         return len(left)
 
     def put_back(self, number: int) -> None:
-        """Have a trial, unless it is finished, be taken up again, before new ones."""
+        """Enqueue a trial again, unless it is finished, before new ones."""
         if not self._storage.get_trial(self._id(number)).state.is_finished():
             self._storage.set_trial_state_values(self._id(number), TrialState.WAITING)
 
@@ -121,9 +121,9 @@ class Study:
             drawn = [PARAMS in one.user_attrs or one.state.is_finished() for one in self.trials()]
             self._study.sampler = self._sampler_for(sum(drawn))
         trial = self._study.ask()
-        known = trial.user_attrs.get(PARAMS)
-        if known is not None:
-            return trial, dict(known)
+        recorded = trial.user_attrs.get(PARAMS)
+        if recorded is not None:
+            return trial, dict(recorded)
         try:
             params = choose(trial)
             self._check_same_ranges(trial)
@@ -137,16 +137,16 @@ class Study:
         return trial, params
 
     def _check_same_ranges(self, trial: Trial) -> None:
-        """Check that a function chooses from what it chose from in earlier calls.
+        """Check that a space function uses the same ranges as in earlier calls.
 
-        Ranges that have differed from trial to trial may go on to.
+        Ranges that have differed from trial to trial may keep doing so.
         """
         for name, one in trial.distributions.items():
-            known = self._ranges.get(name, [one])
-            if one not in known and all(other == known[0] for other in known):
+            ranges = self._ranges.get(name, [one])
+            if one not in ranges and all(other == ranges[0] for other in ranges):
                 raise RunDirectoryError(
                     f"study_dir {self._directory.location} holds trials whose {name!r} was chosen "
-                    f"from {known[0]}, now it is from {one}: they could not be compared; give "
+                    f"from {ranges[0]}, now it is from {one}: they could not be compared; give "
                     "another study_dir, or, where its range depends on other parameters, another "
                     "name for each range"
                 )
@@ -166,7 +166,7 @@ class Study:
         trial.set_user_attr(PARAMS, dict(params))
 
     def finish(self, trial: Trial, value: float, fit_seconds: float | None = None) -> None:
-        """Take note of the value of a finished trial; one that is no finite number fails it.
+        """Record the value of a finished trial; a value that is not finite fails it.
 
         Args:
             trial: the trial.
@@ -175,38 +175,38 @@ class Study:
         """
         trial.set_user_attr(FIT_SECONDS, fit_seconds)
         if math.isfinite(value):
-            self._tell(trial, value)
+            self._finish(trial, value)
         else:
             self.fail(trial, f"the metric of its last epoch is {value}")
 
     def prune(self, trial: Trial) -> None:
-        """Take note that a trial was ended early."""
-        self._tell(trial, state=TrialState.PRUNED)
+        """Record that a trial was pruned."""
+        self._finish(trial, state=TrialState.PRUNED)
 
     def fail(self, trial: Trial, why: str) -> None:
-        """Take note that a trial has failed."""
+        """Record that a trial has failed."""
         trial.set_user_attr(ERROR, why)
-        self._tell(trial, state=TrialState.FAIL)
+        self._finish(trial, state=TrialState.FAIL)
 
-    def _tell(
+    def _finish(
         self, trial: Trial, value: float | None = None, state: TrialState | None = None
     ) -> None:
         try:
             self._study.tell(trial, value, state=state)
         except RuntimeError as error:
-            # A sampler at its end wants to stop a loop of optuna's; the trial is told by then.
+            # A sampler at its end wants to stop a loop of optuna's; the trial is recorded by then.
             if "Study.stop" not in str(error):
                 raise
             self._stopped = True
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is nothing left to begin, as a grid comes to an end."""
+        """True if there are no trials left to begin, as at the end of a grid."""
         trials = self.trials()
         if any(one.state is TrialState.WAITING for one in trials):
             return False
         # Of a grid, a point is given once, whatever became of it.
-        return self._stopped or grid_is_begun(self._study.get_trials())
+        return self._stopped or is_grid_started(self._study.get_trials())
 
     def reported(self, number: int) -> dict[int, float]:
         """Return the values of a trial's epochs so far, by number from 1."""

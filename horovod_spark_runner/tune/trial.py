@@ -49,7 +49,7 @@ class TrialFollower:
 
     @property
     def pruned(self) -> bool:
-        """Whether the search has had enough of the trial."""
+        """True if the search has pruned the trial."""
         return isinstance(self._end, Stopped)
 
     @property
@@ -58,7 +58,7 @@ class TrialFollower:
         return self._end if isinstance(self._end, InvalidInputError) else None
 
     def take_over(self, history: Sequence[PlainLogs]) -> None:
-        """Report the epochs that a checkpoint tells of."""
+        """Report the epochs recorded in a checkpoint."""
         for number, metrics in enumerate(history, start=1):
             self._report(number, numbers(metrics))
 
@@ -85,15 +85,17 @@ class TrialFollower:
             raise Stopped(ENDED)
 
     def _report(self, number: int, metrics: Mapping[str, float]) -> None:
-        value = value_of(metrics, self._metric)
+        value = _value_of(metrics, self._metric)
         with self._alone:
             if number not in self._reported:  # epochs may be trained again after a failure
                 self._reported.add(number)
                 self._trial.report(value, number)
 
 
-def check_own(before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location) -> None:
-    """Check that what lies in a trial's run directory was trained with the trial's parameters.
+def check_trial_run(
+    before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location
+) -> None:
+    """Check that a trial's run directory was trained with the trial's parameters.
 
     Args:
         before: the parameters of the run there.
@@ -122,17 +124,17 @@ def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: s
         ModelError: it is not known.
     """
     if final is None:
-        return value_of(numbers(history[-1]), metric)
+        return _value_of(numbers(history[-1]), metric)
     if metric not in final:
         raise ModelError(
             "a callback or the optimizer has changed the model after its last epoch (as "
             "EarlyStopping(restore_best_weights=True) does), so that its "
             f"{metric!r} is not known; search by a metric of validation rows, such as 'val_loss'"
         )
-    return value_of(numbers(final), metric)
+    return _value_of(numbers(final), metric)
 
 
-def value_of(metrics: Mapping[str, float], metric: str) -> float:
+def _value_of(metrics: Mapping[str, float], metric: str) -> float:
     """Return the metric of an epoch.
 
     Raises:

@@ -27,7 +27,7 @@ from ..training.spec import FEATURES
 from .space import Space
 
 # Arguments of `run_training` that a search decides, or that mean nothing to a function's model.
-_OWN = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
+_SEARCH_SETTINGS = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
 _UNUSED = ("custom_objects",)
 # Arguments of `tune` itself, which no trial can have its own of.
 _OF_SEARCH = (
@@ -79,11 +79,11 @@ class TrialConfigs:
         Raises:
             InvalidInputError: a setting cannot be right.
         """
-        own: dict[str, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {}
         for name, value in params.items():
             if name in _SEARCHED:
-                own.setdefault(_SEARCHED[name][0], {})[name] = value
-        changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
+                groups.setdefault(_SEARCHED[name][0], {})[name] = value
+        changed = {place: replace(getattr(self.base, place), **groups[place]) for place in groups}
         model = self.model_function(params)
         return replace(
             self.base, model_fn=model, run_dir=str(run_dir), params=dict(params), **changed
@@ -91,8 +91,8 @@ class TrialConfigs:
 
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
-        own = {name: value for name, value in params.items() if name not in _SEARCHED}
-        return functools.partial(self.model_fn, own)
+        model_params = {name: value for name, value in params.items() if name not in _SEARCHED}
+        return functools.partial(self.model_fn, model_params)
 
 
 def trial_configs(
@@ -104,7 +104,7 @@ def trial_configs(
     seed: int,
     study_dir: Location,
 ) -> TrialConfigs:
-    """Return what makes the configurations of trials.
+    """Return the factory of trials' configurations.
 
     Args:
         df: the rows.
@@ -122,7 +122,7 @@ def trial_configs(
     defaults = {
         name: one.default
         for name, one in inspect.signature(run_training).parameters.items()
-        if name not in (*_OWN, *_UNUSED)
+        if name not in (*_SEARCH_SETTINGS, *_UNUSED)
     }
     for name in training:
         if name not in defaults:
@@ -130,8 +130,8 @@ def trial_configs(
                 f"tune has no argument {name!r}; besides its own, it takes those of run_training "
                 f"that all trials share: {', '.join(defaults)}"
             )
-    given = {**defaults, "restarts": _RESTARTS, **training}
-    if given["feature_cols"] is None and FEATURES not in frame_of(df).columns:
+    arguments = {**defaults, "restarts": _RESTARTS, **training}
+    if arguments["feature_cols"] is None and FEATURES not in frame_of(df).columns:
         raise InvalidInputError(
             f"feature_cols is not given and the DataFrame has no column {FEATURES!r}; a search "
             "needs feature_cols, as the models of its trials may name their inputs differently"
@@ -140,7 +140,7 @@ def trial_configs(
         df,
         TrainingConfig.from_arguments(
             {
-                **given,
+                **arguments,
                 "model_fn": functools.partial(model_fn, {}),
                 "num_workers": workers,
                 "run_dir": str(study_dir),
@@ -173,7 +173,7 @@ def _check_model_fn(model_fn: Any) -> None:
 
 
 def check_names(space: Space, training: Mapping[str, Any]) -> None:
-    """Check what a space, as far as it is plain values, says of settings.
+    """Check the settings in a space, as far as it is plain values.
 
     Raises:
         InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
@@ -181,7 +181,7 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
     """
     if not isinstance(space, Mapping):
         return
-    check_param_names(space, training)
+    _check_param_names(space, training)
     for name, one in space.items():
         if name in _SEARCHED:
             for value in one.bounds:
@@ -189,7 +189,7 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
 
 
 def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that were chosen for a trial, settings as they are kept in JSON.
+    """Return a trial's parameters, with settings in their JSON form.
 
     Args:
         params: parameters by name; numbers of NumPy's become Python's.
@@ -199,7 +199,7 @@ def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> di
         InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
             or a setting cannot have its value.
     """
-    check_param_names(params, training)
+    _check_param_names(params, training)
     checked: dict[str, Any] = {}
     for name, value in params.items():
         value = value.item() if isinstance(value, np.generic) else value
@@ -218,7 +218,7 @@ def _kind(name: str) -> Kind[Any]:
     return kind_of(cls.__dataclass_fields__[name])
 
 
-def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+def _check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
     """Check that parameters called as settings are such as can be searched.
 
     Args:
@@ -237,8 +237,8 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
             raise InvalidInputError(
                 f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
             )
-        known = name in _TABLE or name in arguments or name in _OF_SEARCH
-        if known and name not in _SEARCHED:
+        is_setting = name in _TABLE or name in arguments or name in _OF_SEARCH
+        if is_setting and name not in _SEARCHED:
             raise InvalidInputError(
                 f"{name!r} in the space is the name of a setting that cannot be searched; those "
                 f"that can are {', '.join(_SEARCHED)}. A parameter of model_fn needs another name"

@@ -17,7 +17,7 @@ def accumulates(each: int) -> dict[str, Any]:
     import numpy as np
     from mpi4py import MPI
 
-    from horovod_spark_runner.sync import served
+    from horovod_spark_runner.sync import distributed_memory as served
     from horovod_spark_runner.sync.ranks import MpiRanks
 
     world = MPI.COMM_WORLD

@@ -233,10 +233,10 @@ def _predict(
     def predict(trained: TrainedModel) -> list[np.ndarray]:
         check_callable(trained)
         recipe = trained.recipe
-        if recipe.own.source is not None:
+        if recipe.parts.source is not None:
             return compute(recipe)
         # Made of the same bytes, it is the same model; what compiles it is for evaluation only.
-        made_of = pickle.dumps(replace(recipe, own=replace(recipe.own, compiled_by=None)))
+        made_of = pickle.dumps(replace(recipe, parts=replace(recipe.parts, compiled_by=None)))
         if made_of not in done:
             done[made_of] = compute(recipe)
         return done[made_of]

@@ -22,7 +22,7 @@ from horovod_spark_runner import (
     export_pipeline,
 )
 from horovod_spark_runner.export.graph import model as graph_model
-from horovod_spark_runner.export.graph.file import given_of
+from horovod_spark_runner.export.graph.file import onnx_inputs
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.storage.checksums import seal, unseal
@@ -186,7 +186,7 @@ def in_one_file(
     """Return a pipeline's ONNX file, loaded, and what it gives."""
     export_pipeline(fitted, place, frame, format="onnx")
     session = OnnxSession(place.read_bytes())
-    return session, session(given_of([Input(**one) for one in session.facts["inputs"]], given))
+    return session, session(onnx_inputs([Input(**one) for one in session.facts["inputs"]], given))
 
 
 @pytest.mark.thorough
@@ -378,7 +378,7 @@ def test_an_object_store_takes_bundles_and_files(
         expected = load_pipeline(f"{folder}/b").score(given)["v"]
         session = OnnxSession(folder.join("p.onnx").read_bytes())
         inputs = [Input(**one) for one in session.facts["inputs"]]
-        np.testing.assert_array_equal(session(given_of(inputs, given))["v"], expected)
+        np.testing.assert_array_equal(session(onnx_inputs(inputs, given))["v"], expected)
         with pytest.raises(RunDirectoryError, match="already"):
             export_pipeline(prepared, f"{folder}/p.onnx", frame, format="onnx")
 

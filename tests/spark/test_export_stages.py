@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError, export_pipeline
-from horovod_spark_runner.export.graph.file import given_of
+from horovod_spark_runner.export.graph.file import onnx_inputs
 from horovod_spark_runner.export.graph.file import same as same_value
 from horovod_spark_runner.export.graph.model import STATE, onnx_of
 from horovod_spark_runner.scoring import Scorer, load_pipeline
@@ -195,7 +195,7 @@ class Compared:
         bundle = read_bundle(self.place)
         session = OnnxSession(onnx_of(bundle, outputs))
         taken = [one for one in bundle.inputs if one.name in columns]
-        made = session(given_of(taken, columns))
+        made = session(onnx_inputs(taken, columns))
         for number, theirs in enumerate(found):
             state = int(made[STATE][number])
             row = {name: values[number] for name, values in columns.items()}
@@ -208,7 +208,7 @@ class Compared:
             assert state == 0, f"{row}: {session.facts['errors'][state - 1]}"
             for name, value in zip(outputs, theirs[0], strict=True):
                 assert same_value(made[name][number], value, tolerance), (row, name)
-        none = session(given_of(taken, {name: [] for name in columns}))
+        none = session(onnx_inputs(taken, {name: [] for name in columns}))
         assert all(len(column) == 0 for column in none.values())
 
 

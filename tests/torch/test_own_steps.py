@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from horovod_spark_runner import ModelError, TorchModel
-from horovod_spark_runner.engines.torch.own_step import OwnGradients
+from horovod_spark_runner.engines.torch.custom_step import CustomStepGradients
 from tests.torch.models import flat_weights
 from tests.torch.test_equals_one_process import batches, recorded
 from tests.trainings import train
@@ -211,7 +211,7 @@ def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path)
 def test_one_rank_may_clip_as_it_likes() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 1)
+    gradients = CustomStepGradients({"": optimizer}, 1)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     nn.utils.clip_grad_value_(module.parameters(), 0.1)
@@ -233,7 +233,7 @@ def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more:
     """Also where another backward pass adds to them."""
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 2)
+    gradients = CustomStepGradients({"": optimizer}, 2)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     change(module.weight)
@@ -247,7 +247,7 @@ def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more:
 def test_what_all_ranks_have_may_be_stepped_with_again() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 2)
+    gradients = CustomStepGradients({"": optimizer}, 2)
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     for parameter in module.parameters():  # cleared in place, and computed anew
@@ -276,7 +276,7 @@ class InPlace(torch.autograd.Function):
 def test_a_new_gradient_may_lie_where_the_last_one_was() -> None:
     weight, memory = nn.Parameter(torch.ones(8)), np.zeros(8, np.float32)
     optimizer = SGD([weight])
-    gradients = OwnGradients({"": optimizer}, 2)
+    gradients = CustomStepGradients({"": optimizer}, 2)
     for _ in range(2):
         gradients.begin()
         optimizer.zero_grad()
@@ -292,7 +292,7 @@ def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: b
     """As a generator has them while only its judge steps."""
     judge, generator = nn.Linear(1, 1), nn.Linear(2, 1)
     optimizers = {"judge": SGD(judge.parameters()), "generator": SGD(generator.parameters())}
-    gradients = OwnGradients(optimizers, 2)
+    gradients = CustomStepGradients(optimizers, 2)
 
     def judged() -> None:
         gradients.begin()

@@ -46,7 +46,7 @@ from horovod_spark_runner.engines.torch.optimizers import (
     settings_of,
 )
 from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
-from horovod_spark_runner.engines.torch.source import check_given_callbacks, model_source
+from horovod_spark_runner.engines.torch.source import check_callback_argument, model_source
 from horovod_spark_runner.engines.torch.targets import CLASSES, ELEMENTS
 from horovod_spark_runner.engines.torch.trainee import TorchTrainee
 from horovod_spark_runner.engines.torch.variables import TorchVariables, as_array, set_tensor
@@ -124,7 +124,7 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
     for callback, name in ((Keras(), "on_train_batch_end"), (Lightning(), "on_train_epoch_start")):
         for given in (callback, [TorchEarlyStopping(), callback]):
             with pytest.raises(InvalidInputError, match=told.format(name)):
-                check_given_callbacks(given)
+                check_callback_argument(given)
             with pytest.raises(InvalidInputError, match=told.format(name)):
                 made_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):

@@ -297,7 +297,7 @@ def test_bytes_of_an_encoded_column_are_refused(exports: Exports) -> None:
 def test_it_is_read_back_with_its_columns(exports: Exports, name: str) -> None:
     read = TFTransformer.from_saved_model(exports.folder(name))
     renamed = CASES[name].params.get("feature_cols")
-    recipe = read._model.known.recipe
+    recipe = read._model.metadata.recipe
     found = {column.name: column for column in recipe.columns}
     names = renamed or [column.name for column in CASES[name].columns]
     wanted = dict(zip(names, CASES[name].columns, strict=True))

@@ -76,13 +76,13 @@ def tried(model: Any, *data: Any) -> list[str]:
     if not model.built:
         model(given[0])
     exchange = GradientExchange(model, AllreduceSynchroniser("none", TensorCollectives()))
-    for optimizer in exchange.known:
+    for optimizer in exchange.optimizers:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
     if getattr(model, "_compile_loss", None) or model._compile_metrics:
         model.test_step(given)
         model.reset_metrics()
-    kept = [v for o in exchange.known for v in o.variables]
+    kept = [v for o in exchange.optimizers for v in o.variables]
     before = [np.asarray(v).copy() for v in [*model.variables, *kept]]
     drawn = capture_random(generators())
     try:

@@ -281,9 +281,9 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
             self.variables = variables_of(self.model)
 
     one, other = Fitted(["mae"]), Fitted([])
-    one._given, other._given = [], [keras.callbacks.LambdaCallback(on_epoch_end=print)]
-    assert one.tells_all
-    assert not other.tells_all  # its results may have more than the steps tell
+    one._callbacks, other._callbacks = [], [keras.callbacks.LambdaCallback(on_epoch_end=print)]
+    assert one.has_complete_logs
+    assert not other.has_complete_logs  # its results may have more than the steps tell
     sync: Any = object.__new__(AllreduceSynchroniser)
     state = capture_rank(one, Hooks(), sync, rank=0, in_epoch=True)
     restore_rank(state, one, Hooks(), sync)

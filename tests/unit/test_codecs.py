@@ -86,7 +86,7 @@ WAYS: dict[str, Any] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_what_was_sent_and_what_is_left_are_the_gradients(way: Any, ranks: int) -> None:
     totals, places = train(codec_of(way), ranks, range(STEPS))
-    left = [place.own["residual"] for place in places]
+    left = [place.local["residual"] for place in places]
     gradients = [flat(own) for step in range(STEPS) for own in terms_of(step, ranks)]
     sent = np.sum(totals, axis=0, dtype=np.float64)
     expected = np.sum(gradients, axis=0, dtype=np.float64)
@@ -140,7 +140,7 @@ def test_ranks_get_what_the_papers_say(way: Any, ranks: int) -> None:
             terms = [[t.reshape(f) for t, f in zip(own, forms, strict=True)] for own in terms]
         np.testing.assert_allclose(ours, flat(expected.step(terms)), atol=5e-4)
     for place, own in zip(places, expected.residuals, strict=True):
-        np.testing.assert_allclose(place.own["residual"], flat(own), atol=5e-4)
+        np.testing.assert_allclose(place.local["residual"], flat(own), atol=5e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -151,7 +151,7 @@ def test_all_entries_are_the_plain_sum(ranks: int) -> None:
         for step, ours in enumerate(totals):
             plain = np.sum([flat(own) for own in terms_of(step, ranks)], axis=0, dtype=np.float32)
             np.testing.assert_array_equal(ours, plain)
-        assert not any(place.own["residual"].any() for place in places)
+        assert not any(place.local["residual"].any() for place in places)
 
 
 def test_factors_of_full_rank_are_the_matrix() -> None:
@@ -226,7 +226,7 @@ def test_what_is_no_number_is_not_kept(way: Any, wrong: float, ranks: int) -> No
 
     assert as_ranks(ranks, act) == [[True, False, True, True]] * ranks
     for place in places:
-        kept = [*place.own.values(), *place.shared.values()]
+        kept = [*place.local.values(), *place.shared.values()]
         assert all(np.isfinite(array).all() for array in kept)
 
 
@@ -237,14 +237,14 @@ def test_a_rank_without_what_is_no_number_keeps_what_it_has() -> None:
         place = places[wire.rank]
         first, second = (flat(terms_of(step, 2)[wire.rank]) for step in (0, 1))
         codec.total(first, place, wire, 0)
-        held: np.ndarray = place.own["residual"] + second
+        held: np.ndarray = place.local["residual"] + second
         codec.total(second * np.nan if wire.rank else second, place, wire, 1)
         return held
 
     held = as_ranks(2, act)
     assert not np.array_equal(held[0], flat(terms_of(1, 2)[0]))
-    np.testing.assert_array_equal(places[0].own["residual"], held[0])
-    assert not places[1].own["residual"].any()
+    np.testing.assert_array_equal(places[0].local["residual"], held[0])
+    assert not places[1].local["residual"].any()
 
 
 def test_a_threshold_does_not_fall_to_nothing() -> None:

@@ -403,7 +403,7 @@ def test_what_hangs_is_ended() -> None:
 
 def test_what_packages_print_is_not_the_probes() -> None:
     output = '{\'debug\': True}\n{"level": 1}\n{"probe": "keras", "backend": "jax"}\n{"pro'
-    assert list(doctor._told(output, "probe")) == [{"probe": "keras", "backend": "jax"}]
+    assert list(doctor._printed_reports(output, "probe")) == [{"probe": "keras", "backend": "jax"}]
 
 
 def test_probes_have_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

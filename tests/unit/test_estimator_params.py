@@ -36,7 +36,7 @@ from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.estimator_files import savable
-from horovod_spark_runner.model.params import camel_case, said_of_param
+from horovod_spark_runner.model.params import camel_case, param_text
 
 # Of launching, what `run_training` takes one by one too.
 LAUNCHING = ("num_workers", "gpus_per_worker", "stream_logs")
@@ -66,7 +66,7 @@ class Outer:
 def test_each_setting_has_a_param_a_getter_and_a_setter(field: Any) -> None:
     estimator, name = HorovodEstimator(), camel_case(field.name)
     param = estimator.getParam(name)
-    assert param.doc == said_of_param(text_of(field))
+    assert param.doc == param_text(text_of(field))
     # Other settings are called as Params are.
     assert all(map(estimator.hasParam, re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", param.doc)))
     assert not re.search(r"\b[a-z]+_(?:cols?|workers)\b", param.doc)

@@ -24,7 +24,7 @@ from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import delete_dataset, find_datasets, mark_used
 from horovod_spark_runner.errors import printable
 from horovod_spark_runner.model import persistence
-from horovod_spark_runner.model.load import ServedModel, read_finished_run
+from horovod_spark_runner.model.load import ModelHandle, read_finished_run
 from horovod_spark_runner.model.transformer import TFTransformer
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
@@ -85,7 +85,7 @@ def test_saving_a_hostile_run_writes_and_deletes_nothing_elsewhere(
     sums = cast("dict[str, str]", trained.stored.sums)
     for name in (str(victim), "../../planted.txt"):
         sums[name] = "0" * 64
-        ServedModel(trained).save(RunDirectory(str(tmp_path / "a" / "b")))
+        ModelHandle(trained).save(RunDirectory(str(tmp_path / "a" / "b")))
     assert victim.read_text() == "precious"
     assert list(tmp_path.rglob("planted*")) == []
 
@@ -93,7 +93,7 @@ def test_saving_a_hostile_run_writes_and_deletes_nothing_elsewhere(
 def test_a_file_that_has_changed_is_not_written_anywhere(run: RunDirectory, tmp_path: Path) -> None:
     trained = read_finished_run(run)
     run.model.join("sample.npz").write_bytes(b"changed")
-    ServedModel(trained).save(RunDirectory(str(tmp_path / "saved")))
+    ModelHandle(trained).save(RunDirectory(str(tmp_path / "saved")))
     names = {path.name for path in (tmp_path / "saved" / "model").iterdir()}
     assert names == {"model.keras", "weights.npz", "signature.json"}
 

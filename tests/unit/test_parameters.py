@@ -26,7 +26,7 @@ from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.sync import STRATEGIES
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.model.params import PredictionParams, camel_case, said_of_param
+from horovod_spark_runner.model.params import PredictionParams, camel_case, param_text
 from horovod_spark_runner.training.strategies import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +129,7 @@ def test_a_model_has_a_param_and_an_argument_of_each_setting(field: Any) -> None
     name = camel_case(field.name)
     param = getattr(PredictionParams, name)
     assert param.name == name
-    assert param.doc == said_of_param(text_of(field))
+    assert param.doc == param_text(text_of(field))
     for accessor in ("get", "set"):
         assert callable(getattr(PredictionParams, accessor + name[0].upper() + name[1:]))
     taken = inspect.signature(TFTransformer.from_run).parameters

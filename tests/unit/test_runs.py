@@ -18,7 +18,7 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.report.runs.facts import read_facts
 from horovod_spark_runner.report.runs.page import run_page
-from horovod_spark_runner.report.runs.state import as_they_went, read_run
+from horovod_spark_runner.report.runs.state import close_attempts, read_run
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
 
@@ -70,14 +70,14 @@ def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: P
     first = Attempt(1, 2, 100.0, 100.0, 0, 0, "running")
     second = Attempt(2, 2, 200.0, 230.0, 64, 76, "finished")
     ends = [103.0, 107.0, 215.0]
-    attempts, same = as_they_went([first, second], None, 76, ends)
+    told, same = close_attempts([first, second], None, 76, ends)
     assert same == second
-    assert (attempts.ending, attempts.started, attempts.ended) == ("interrupted", 100.0, 107.0)
-    assert (attempts.first_step, attempts.last_step) == (0, 64)
-    assert "driver" in attempts.cause
-    (alone,) = as_they_went([first], None, 60, [103.0])
+    assert (told.ending, told.started, told.ended) == ("interrupted", 100.0, 107.0)
+    assert (told.first_step, told.last_step) == (0, 64)
+    assert "driver" in told.cause
+    (alone,) = close_attempts([first], None, 60, [103.0])
     assert (alone.ending, alone.ended, alone.last_step) == ("interrupted", 103.0, 60)
-    (alive,) = as_they_went([first], 150.0, 60, [103.0])
+    (alive,) = close_attempts([first], 150.0, 60, [103.0])
     assert (alive.ending, alive.ended, alive.last_step) == ("running", 150.0, 60)
     run = make_run(tmp_path / "run", "running", "finished")
     assert [one.ending for one in read_run(run, 300.0, verify=False).attempts] == [

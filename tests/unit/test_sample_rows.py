@@ -87,7 +87,7 @@ def test_rows_that_are_given_come_first() -> None:
 
 def test_rows_may_be_kept_back() -> None:
     takes = ModelInputs(Binding(["x", "n", "t"]), COLUMNS, (), sample=ROWS, keep_sample=False)
-    kept = takes.kept_rows(total, takes.choose_rows(total))
+    kept = takes.saved_rows(total, takes.choose_rows(total))
     assert kept is not None
     assert not np.isin(ROWS["x"][1:], kept.inputs["x"]).any()
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 from horovod_spark_runner import DataError
-from horovod_spark_runner.export.graph.file import given_of
+from horovod_spark_runner.export.graph.file import onnx_inputs
 from horovod_spark_runner.export.graph.model import onnx_of
 from horovod_spark_runner.scoring.bundle import Bundle
 from horovod_spark_runner.scoring.inputs import Input
@@ -61,7 +61,7 @@ def pipeline(
 
 def in_one_file(bundle: Bundle, values: list[Any]) -> tuple[list[Any], list[int]]:
     """Return the predictions of a pipeline's ONNX file, and what became of each row."""
-    found = OnnxSession(onnx_of(bundle))(given_of(bundle.inputs, {"x": values}))
+    found = OnnxSession(onnx_of(bundle))(onnx_inputs(bundle.inputs, {"x": values}))
     return found["p"].tolist(), found["row_state"].tolist()
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_probability_is_told_with_column_and_row(scores: bool) -> Non
     with pytest.raises(DataError, match=r"'share'.*row 2\b.*'output0'.*\[nan 0\.5\]"):
         Scorer(bundle).score({"x": values})
     session = OnnxSession(onnx_of(bundle))
-    made = session(given_of(bundle.inputs, {"x": values}))
+    made = session(onnx_inputs(bundle.inputs, {"x": values}))
     assert made["row_state"].tolist()[:2] == [0, 0]
     error = session.facts["errors"][made["row_state"][2] - 1]
     assert "'share'" in error

@@ -14,8 +14,8 @@ import pytest
 
 from horovod_spark_runner import EnvironmentProblem, LaunchError
 from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, PROOF_BYTES
-from horovod_spark_runner.sync import served
-from horovod_spark_runner.sync.served import ServedMemory
+from horovod_spark_runner.sync import distributed_memory as served
+from horovod_spark_runner.sync.distributed_memory import DistributedMemory
 from tests.threads import Threads, as_ranks
 
 KEY = os.urandom(32)
@@ -50,8 +50,8 @@ def test_what_ranks_add_is_there_once(
 
     def act(wire: Threads) -> tuple[np.ndarray, np.ndarray, list[int]]:
         ranks = Ranks(wire)
-        memory = ServedMemory(begin, holders, ranks, HERE, KEY)
-        count = ServedMemory(np.array([5, 40], np.int64), [1], ranks, HERE, KEY)
+        memory = DistributedMemory(begin, holders, ranks, HERE, KEY)
+        count = DistributedMemory(np.array([5, 40], np.int64), [1], ranks, HERE, KEY)
         seen = []
         for number in range(each):
             memory.add(np.full(size, wire.rank + 1, np.float32))
@@ -87,7 +87,7 @@ def strange(place: Any) -> Any:
 
 def test_strangers_are_refused_and_disturb_nobody() -> None:
     def act(wire: Threads) -> np.ndarray:
-        memory = ServedMemory(np.zeros(3), [0], Ranks(wire, strange), HERE, KEY)
+        memory = DistributedMemory(np.zeros(3), [0], Ranks(wire, strange), HERE, KEY)
         memory.add(np.ones(3))
         wire.gather(np.zeros(1))
         found = memory.get()
@@ -112,7 +112,7 @@ def test_a_holder_that_does_not_answer_is_a_clear_error(again: bool) -> None:
             server.close()
             return ""
         with pytest.raises(LaunchError if again else EnvironmentProblem) as caught:
-            ServedMemory(np.zeros(3), [0], Ranks(wire), HERE, bytes(32), again=again)
+            DistributedMemory(np.zeros(3), [0], Ranks(wire), HERE, bytes(32), again=again)
         wire.gather(np.zeros(1))
         return str(caught.value)
 
@@ -131,7 +131,7 @@ def test_a_holder_that_is_gone_is_told_as_what_follows_from_it(
     """The driver takes a `LaunchError` of a rank for less telling than that another was killed."""
 
     def act(wire: Threads) -> list[str]:
-        memory = ServedMemory(np.zeros(4), [1], Ranks(wire), HERE, KEY)
+        memory = DistributedMemory(np.zeros(4), [1], Ranks(wire), HERE, KEY)
         wire.gather(np.zeros(1))
         if wire.rank == 1:
             assert memory._server is not None

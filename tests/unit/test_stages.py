@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError
-from horovod_spark_runner.export.graph.file import given_of
+from horovod_spark_runner.export.graph.file import onnx_inputs
 from horovod_spark_runner.export.graph.model import STATE, WITHOUT, WRITERS, onnx_of
 from horovod_spark_runner.scoring.bundle import KINDS, Bundle
 from horovod_spark_runner.scoring.categories import StringIndexer
@@ -38,7 +38,7 @@ def both(stage: Stage, taken: Input, values: list[Any]) -> list[Any]:
             made.append(np.asarray(scorer.score({taken.name: [value]})[output])[0])
         except DataError:
             made.append("error")
-    found = OnnxSession(onnx_of(bundle))(given_of([taken], {taken.name: values}))
+    found = OnnxSession(onnx_of(bundle))(onnx_inputs([taken], {taken.name: values}))
     for one, other, state in zip(made, found[output], found[STATE], strict=True):
         if isinstance(one, str):
             assert state > 0

@@ -27,7 +27,7 @@ from horovod_spark_runner.config.training import (
     RestartOptions,
 )
 from horovod_spark_runner.config.training_config import TrainingConfig
-from horovod_spark_runner.engines.keras.source import check_given_callbacks
+from horovod_spark_runner.engines.keras.source import check_callback_argument
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run import resolve as default_place
 from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
@@ -197,13 +197,13 @@ def test_names_that_do_not_tell_for_certain(
 @pytest.mark.parametrize("value", [5, "EarlyStopping", None, {1: 2}, {"a"}])
 def test_what_is_no_list_of_callbacks(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
-        check_given_callbacks(value)
+        check_callback_argument(given)
 
 
 def test_what_is_no_callback() -> None:
     for wrong in (5, int, "EarlyStopping", list):
         with pytest.raises(InvalidInputError, match="callbacks.*keras.call"):
-            check_given_callbacks([wrong])
+            check_callback_argument([wrong])
 
 
 def test_callbacks_of_keras() -> None:
@@ -212,18 +212,10 @@ def test_callbacks_of_keras() -> None:
     class CustomCallback(keras.callbacks.EarlyStopping):
         pass
 
-    for callbacks in (
-        (),
-        [],
-        [CustomCallback()],
-        (keras.callbacks.Callback(),),
-        CustomCallback(),
-        list,
-        CustomCallback,
-    ):
-        check_given_callbacks(callbacks)
+    for given in ((), [], [Own()], (keras.callbacks.Callback(),), Own(), list, Own):
+        check_callback_argument(given)
     with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
-        check_given_callbacks([keras.callbacks.EarlyStopping])
+        check_callback_argument([keras.callbacks.EarlyStopping])
 
 
 @pytest.mark.parametrize("value", [[int], int, "int", {1: int}, [("int", int)]])

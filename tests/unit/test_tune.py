@@ -38,7 +38,7 @@ from horovod_spark_runner.tune.result import trial_line
 from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study
-from horovod_spark_runner.tune.trial import check_own, final_value
+from horovod_spark_runner.tune.trial import check_trial_run, final_value
 from horovod_spark_runner.tune.trial_config import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
@@ -377,11 +377,11 @@ def test_what_an_earlier_study_has_left_is_not_taken_for_results(tmp_path: Path)
     with pytest.raises(RunDirectoryError, match="study.json.*trials.*journal.log"):
         check_whole(directory)
     place = directory.trial(0).location
-    check_own(
+    check_trial_run(
         {"lr": 0.1, "class_weight": {"0": 1.0}}, {"lr": 0.1, "class_weight": {"0": 1.0}}, place
     )
     with pytest.raises(RunDirectoryError, match="parameters.*0.1"):
-        check_own({"lr": 0.1}, {"lr": 0.2}, place)
+        check_trial_run({"lr": 0.1}, {"lr": 0.2}, place)
 
 
 def test_classes_are_numbers_again(tmp_path: Path) -> None:

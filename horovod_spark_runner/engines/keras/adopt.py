@@ -93,12 +93,14 @@ def adopt_graph(
         ModelError: there is none, or no such signature; or the columns do not fit its inputs.
     """
     exported = read_exported(folder)
-    known = {} if exported is None else {column.name: column for column in exported.columns}
+    exported_columns = (
+        {} if exported is None else {column.name: column for column in exported.columns}
+    )
     packed = pack(folder, None if exported is None else exported.sums)
     graph = Graph(packed, signature)
     names = sorted(graph.takes)
-    if inputs is None and sorted(known) == names:
-        inputs = Binding(tuple(known), tuple(known))
+    if inputs is None and sorted(exported_columns) == names:
+        inputs = Binding(tuple(exported_columns), tuple(exported_columns))
     elif inputs is None:
         inputs = Binding(names if len(names) > 1 else [FEATURES], tuple(names))
     elif inputs.names is None and len(names) == len(inputs.slots) == 1:
@@ -111,7 +113,7 @@ def adopt_graph(
     tensors = [graph.takes[name] for name in inputs.names or ()]
     columns = _fitting(inputs, list(zip(tensors, inputs.slots, strict=True)))
     fed = dict(zip(inputs.columns, inputs.names or (), strict=False))
-    columns = tuple(replace(known.get(fed[c.name], c), name=c.name) for c in columns)
+    columns = tuple(replace(exported_columns.get(fed[c.name], c), name=c.name) for c in columns)
     bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
     outputs, rows, problem = outputs_of(graph, ModelInputs(inputs, columns, ()), bind)
     if outputs is None:
@@ -148,9 +150,9 @@ def _fitting(
                 f"model input {tensor.name!r} takes rows of shape {shape}, which are not "
                 f"{len(names)} columns of a number each: {', '.join(names)}"
             )
-        own = () if len(names) > 1 or shape == (1,) else shape
+        column_shape = () if len(names) > 1 or shape == (1,) else shape
         for name in names:
-            column = Column(name, dtype, own)
+            column = Column(name, dtype, column_shape)
             if columns.setdefault(name, column) != column:
                 raise ModelError(
                     f"column {name!r} feeds several inputs that take different values: "

@@ -27,7 +27,7 @@ _NESTED = ("layers", "inbound_nodes", "input_layers", "output_layers", "build_in
 
 
 def describe_model(model: keras.Model) -> dict[str, Json]:
-    """Return the model's layers, its connections and what it was compiled with, as JSON.
+    """Return the model's layers, connections and compile configuration as JSON.
 
     A layer that cannot tell its settings (no ``get_config``) is recorded by its class only.
 
@@ -73,8 +73,8 @@ def _graph(config: Mapping[str, Any]) -> str | None:
     for operation in operations:
         settings = operation["config"]
         # Settings of layers stand in their own entries; operations (keras.ops) have none.
-        own = {} if "trainable" in settings else _plain({**settings, "name": None})
-        nodes.append([operation["class_name"], own, operation["inbound_nodes"]])
+        arguments = {} if "trainable" in settings else _plain({**settings, "name": None})
+        nodes.append([operation["class_name"], arguments, operation["inbound_nodes"]])
     whole = [nodes, config["input_layers"], config["output_layers"]]
     return _digest(_plain(_by_index(whole, indices)))
 
@@ -99,7 +99,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
 
 
 def _plain(value: object) -> Json:
-    """Return ``value`` as JSON without automatic names; what is long as its digest."""
+    """Return ``value`` as JSON without automatic names; long values become their digest."""
     if value is None or isinstance(value, (bool, int, str)):
         return _digest(value) if isinstance(value, str) and len(value) > _LONGEST else value
     if isinstance(value, float):

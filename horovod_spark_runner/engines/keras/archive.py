@@ -67,15 +67,15 @@ def read_compile_config(archive: Contents) -> dict[str, Any]:
     Raises:
         ValueError: it is no ``.keras`` archive.
     """
-    found = _config_of(archive).get("compile_config") or {}
+    config = _config_of(archive).get("compile_config") or {}
     names = ("loss", "loss_weights", "metrics", "weighted_metrics")
-    return {name: found[name] for name in names if name in found}
+    return {name: config[name] for name in names if name in config}
 
 
 def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
     """Return the classes and functions that are not Keras' own, each name once."""
-    found = {part.key: part for _, part in _walk(config, (), "")}
-    return list(found.values())
+    parts = {part.key: part for _, part in _walk(config, (), "")}
+    return list(parts.values())
 
 
 def read_unpacked_config(folder: Path) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def pack(folder: Path, file: Any) -> None:
 
 
 def name_lambdas_in(folder: Path) -> None:
-    """Have every lambda in an unpacked archive be a function named by the key of its part."""
+    """Replace each lambda in an unpacked archive by a function named by the key of its part."""
     place = folder / CONFIG_FILE
     config = read_unpacked_config(folder)
     lambdas = [path for path, part in _walk(config, (), "") if part.name == LAMBDA]

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 def save_model(
     directory: RunDirectory, model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> SavedModel:
-    """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
+    """Write the trained model: ``model.keras``, its bare weights, and its signature.
 
     A model that Keras cannot write (a custom layer without ``get_config``) is kept as weights
     only; they suffice with the function that built it. A model that cannot be called (one with a
@@ -95,7 +95,7 @@ def _save(
     outputs, rows, problem = outputs_of(model, inputs, bind)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
-    elif sample := inputs.kept_rows(calling(model, bind), rows):
+    elif sample := inputs.saved_rows(calling(model, bind), rows):
         files.write(SAMPLE_FILE, sample.dump())
     saved = SavedModel("source")
     with _archive(model) as archive:
@@ -103,7 +103,7 @@ def _save(
             files.write_stream(ARCHIVE_FILE, functools.partial(pack, archive))
         if archive is not None and outputs is not None:
             tried = sample_inputs(model, bind, rows)
-            saved, problem = how_it_loads(archive, model, inputs.custom_objects, tried)
+            saved, problem = probe_loading(archive, model, inputs.custom_objects, tried)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -144,9 +144,9 @@ def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.
 def _load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
     if objects is not None:
         name_lambdas_in(folder)
-    known = revivable(objects or {})
+    custom_objects = revivable(objects or {})
     with sparing_memory():
-        return keras.saving.load_model(folder, custom_objects=known, compile=False)
+        return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
 
 
 def _write_weights(model: keras.Model, sink: Sink) -> None:
@@ -162,7 +162,7 @@ def save_unpacked(model: keras.Model, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _archive(model: keras.Model) -> Iterator[Path | None]:
-    """Give the folder in which Keras has written the model, or ``None`` if it cannot."""
+    """Yield the folder in which Keras has written the model, or ``None`` if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, _UNPACKED)
         try:
@@ -183,7 +183,7 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
 def outputs_of(
     model: keras.Model, inputs: ModelInputs, bind: Bind
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
-    """Return what the model gives and the rows it was tried with, or why it gives nothing.
+    """Return the model's outputs and the rows it was tried with, or the reason why it has none.
 
     Args:
         model: the model, which stays as it is.
@@ -198,15 +198,15 @@ def outputs_of(
         return None, {}, _first_line(error)
 
 
-def how_it_loads(
-    archive: Path, model: keras.Model, given: Mapping[str, Any], inputs: Nest
+def probe_loading(
+    archive: Path, model: keras.Model, custom_objects: Mapping[str, Any], inputs: Nest
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading an archive, what it takes to get the same model from it.
+    """Load an archive and find the least that reproduces the model from it.
 
     Args:
         archive: folder with the files of the archive.
         model: the model it was made of.
-        given: classes and functions by name that the model was made with.
+        custom_objects: classes and functions by name that the model was made with.
         inputs: rows that it takes.
 
     Returns:
@@ -223,7 +223,7 @@ def how_it_loads(
         problem = _first_line(error)
     try:
         parts = custom_parts(read_unpacked_config(archive))
-        objects = dumps(find_objects(model, parts, given))
+        objects = dumps(find_objects(model, parts, custom_objects))
         with only_keras():
             loaded = _load_in_new_state(archive, cloudpickle.loads(objects))
             _check_same(loaded, model, inputs, expected)
@@ -252,8 +252,8 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
     for theirs in loaded.weights:
         if not any(_equal(value_of(ours), value_of(theirs)) for ours in left):
             raise ValueError(f"its weights differ: {theirs.path}")
-    found = output_leaves(call_model(loaded, inputs))
-    for (path, value), (place, other) in zip(output_leaves(expected), found, strict=True):
+    loaded_outputs = output_leaves(call_model(loaded, inputs))
+    for (path, value), (place, other) in zip(output_leaves(expected), loaded_outputs, strict=True):
         if path != place:
             raise ValueError(f"its outputs differ: {path}, {place}")
         check_close(to_numpy(value), to_numpy(other))

@@ -1,4 +1,4 @@
-"""Batches of columns as what the model's steps take."""
+"""Conversion of column batches to the inputs of the model's steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BatchBinding:
         self.filler = repeat_rows(self.sample, 1)
 
     def bind_labels(self, outputs: Nest | None) -> None:
-        """Take note of what the model's call gives, ``None`` if it has none.
+        """Bind the label columns to the model's outputs; ``None`` if it has none.
 
         Raises:
             ModelError: it does not fit the label columns.
@@ -71,7 +71,7 @@ class BatchBinding:
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
     def outputs_of(self, example: Nest) -> Any | None:
-        """Return what the model's call gives for an example, or ``None`` if it has no call.
+        """Return the model's outputs for an example, or ``None`` if it has no call.
 
         Raises:
             ModelError: it takes one input, and several columns are given, one for each input.
@@ -90,7 +90,7 @@ class BatchBinding:
             raise
 
     def data(self, arrays: Arrays) -> Any:
-        """Return what the model's ``test_step`` takes.
+        """Return the data for the model's ``test_step``.
 
         Raises:
             ModelError: there are labels that the model's loss cannot be meant for.
@@ -107,7 +107,7 @@ class BatchBinding:
         return tf.nest.map_structure(as_tensor, values)
 
     def training_data(self, arrays: Arrays) -> Nest:
-        """Return what the model's ``train_step`` takes, with the weights of classes.
+        """Return the data for the model's ``train_step``, with the weights of classes.
 
         Raises:
             ModelError: there are labels that the model's loss cannot be meant for.
@@ -128,12 +128,13 @@ def _check_weights_of_steps(weight: Column, outputs: Nest | None) -> None:
     """
     steps = weight.shape
     for output in keras.tree.flatten(outputs) if steps and outputs is not None else ():
-        found = tuple(output.shape[1:])
-        if len(found) < 2 or found[0] not in (None, *steps):
+        output_shape = tuple(output.shape[1:])
+        if len(output_shape) < 2 or output_shape[0] not in (None, *steps):
             raise ModelError(
                 f"sample_weight_col {weight.name!r} holds {steps[0]} weights for each row, which "
                 "are those of the steps of a sequence, but the model gives an output of shape "
-                f"{found} for a row; give one weight per row, or one for each step of the output"
+                f"{output_shape} for a row; give one weight per row, or one for each step of the "
+                "output"
             )
 
 

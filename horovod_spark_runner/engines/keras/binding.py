@@ -15,23 +15,23 @@ from ...training.spec import Binding
 from .protocols import Nest
 
 
-def bounds_of(given: str, taken: str) -> tuple[int, int] | None:
-    """Return the least and the largest number of type ``taken``, where others may be given.
+def _bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
+    """Return the least and the largest number of an input, where a column may hold others.
 
     Args:
-        given: dtype of a column.
-        taken: dtype of the input it feeds.
+        column_dtype: dtype of a column.
+        input_dtype: dtype of the input it feeds.
 
     Returns:
         The bounds; ``None`` if one of the types is not of whole numbers, or all numbers fit.
     """
-    if not (_is_whole(given) and _is_whole(taken)):
+    if not (_is_whole(column_dtype) and _is_whole(input_dtype)):
         return None
-    have, can = np.iinfo(given), np.iinfo(taken)
+    have, can = np.iinfo(column_dtype), np.iinfo(input_dtype)
     return None if can.min <= have.min and have.max <= can.max else (int(can.min), int(can.max))
 
 
-def check_within(values: np.ndarray, bounds: tuple[int, int], column: str, taken: str) -> None:
+def _check_within(values: np.ndarray, bounds: tuple[int, int], column: str, taken: str) -> None:
     """Check that an input can hold all numbers of a batch.
 
     Args:
@@ -67,7 +67,7 @@ STRING = "string"
 
 
 class InputBinding:
-    """Turns a batch's columns into what the model is called with.
+    """Converts a batch's columns to the model's inputs.
 
     A functional model gets its inputs in the structure it was built with. Any other gets the only
     column as it is, columns given by a list as a tuple, columns given by a dictionary as one.
@@ -84,7 +84,7 @@ class InputBinding:
     def __init__(self, model: keras.Model, binding: Binding, manifest: Manifest) -> None:
         self._slots = [_Slot(slot, manifest) for slot in binding.slots]
         self._names = binding.names
-        self._pack = self._as_given
+        self._pack = self._structured
         structure = input_structure(model)
         if structure is None:
             return
@@ -108,7 +108,7 @@ class InputBinding:
         """Return the model's input in a graph, of tensors in place of arrays."""
         return self._pack([slot.of_tensors(tensors) for slot in self._slots])
 
-    def _as_given(self, values: list[Any]) -> Nest:
+    def _structured(self, values: list[Any]) -> Nest:
         if self._names is not None:
             return dict(zip(self._names, values, strict=True))
         return values[0] if len(values) == 1 else tuple(values)
@@ -152,13 +152,13 @@ class _Slot:
             parts = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
             values = np.concatenate(parts, axis=-1).astype(self.column.dtype, copy=False)
         if self.bounds is not None:
-            check_within(values, self.bounds, self.column.name, self._taken)
+            _check_within(values, self.bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
 
     def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
-        """Return what calling it does, of tensors."""
+        """Return the same inputs as `__call__`, computed from tensors."""
         parts = [tensors[name] for name in self._names]
         values = parts[0]
         if len(parts) > 1:
@@ -177,10 +177,10 @@ class _Slot:
         tensors: Sequence[keras.KerasTensor],
         slots: Sequence[_Slot],
     ) -> None:
-        """Take the shape of rows that makes the values the input ``tensor``."""
+        """Adopt the shape of rows that turns the values into the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        self.bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
+        self.bounds, self._taken = _bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
         text = dtype == STRING
         if text != (column.dtype == STRING):
             advice = (
@@ -233,15 +233,15 @@ def _match(structure: Nest, binding: Binding, slots: Sequence[_Slot]) -> list[_S
     tensors = keras.tree.flatten(structure)
     keys = path_names(structure)
     singles = [slot[0] if len(slot) == 1 else "" for slot in binding.slots]
-    given = list(binding.names) if binding.names is not None else singles
+    slot_names = list(binding.names) if binding.names is not None else singles
     if binding.names is not None or len(tensors) > 1:
         for names in ([tensor.name for tensor in tensors], keys):
-            if sorted(given) == sorted(names):
-                by_name = dict(zip(given, slots, strict=True))
+            if sorted(slot_names) == sorted(names):
+                by_name = dict(zip(slot_names, slots, strict=True))
                 return [by_name[name] for name in names]
     if binding.names is not None or len(tensors) != len(slots):
-        told = f"feature_cols names the inputs {list(binding.names)}, " if binding.names else ""
-        raise ModelError(f"{told}{_both(tensors, slots)}" + _joining_hint(tensors, slots))
+        prefix = f"feature_cols names the inputs {list(binding.names)}, " if binding.names else ""
+        raise ModelError(f"{prefix}{_both(tensors, slots)}" + _joining_hint(tensors, slots))
     if len(tensors) > 1 and holds_dictionary(structure):
         raise ModelError(
             f"the model's inputs are a dictionary with the keys {keys}, which have no order; say "
@@ -258,7 +258,7 @@ def path_names(structure: Nest) -> list[str]:
 
 
 def holds_dictionary(structure: Nest) -> bool:
-    """Tell whether a structure has dictionaries in it, whose entries have no order."""
+    """Return whether a structure has dictionaries in it, whose entries have no order."""
     if isinstance(structure, Mapping):
         return True
     return isinstance(structure, (list, tuple)) and any(map(holds_dictionary, structure))
@@ -340,8 +340,8 @@ def _plain(values: list[np.ndarray]) -> Nest:
 
 
 def needs_labels(model: keras.Model) -> bool:
-    """Tell whether the model is compiled with a loss that compares outputs with labels."""
-    return has_loss(model) and not _compares_itself(model)
+    """Return whether the model is compiled with a loss that compares outputs with labels."""
+    return _has_loss(model) and not _compares_itself(model)
 
 
 def _check_may_lack_labels(model: keras.Model) -> None:
@@ -353,7 +353,7 @@ def _check_may_lack_labels(model: keras.Model) -> None:
 
 
 def _compares_itself(model: keras.Model) -> bool:
-    """Tell whether the user's own code compares outputs with labels."""
+    """Return whether the user's own code compares outputs with labels."""
     kind = type(model)
     return (
         kind.train_step is not keras.Model.train_step
@@ -361,8 +361,8 @@ def _compares_itself(model: keras.Model) -> bool:
     )
 
 
-def has_loss(model: keras.Model) -> bool:
-    """Tell whether the model is compiled with a loss."""
+def _has_loss(model: keras.Model) -> bool:
+    """Return whether the model is compiled with a loss."""
     return getattr(model, "_compile_loss", None) is not None
 
 
@@ -373,13 +373,13 @@ def _match_outputs(
     count = len(keras.tree.flatten(outputs))
     choices = _name_choices(model, outputs)
     singles = [slot[0] if len(slot) == 1 else "" for slot in binding.slots]
-    given = list(binding.names) if binding.names is not None else singles
+    slot_names = list(binding.names) if binding.names is not None else singles
     if binding.names is not None or count > 1:
         for names in choices:
-            known = len(set(names)) == len(names)
-            if known and set(given) <= set(names) and len(set(given)) == len(given):
-                by_name = dict(zip(given, slots, strict=True))
-                if binding.names is None and len(given) < len(names):
+            unique = len(set(names)) == len(names)
+            if unique and set(slot_names) <= set(names) and len(set(slot_names)) == len(slot_names):
+                by_name = dict(zip(slot_names, slots, strict=True))
+                if binding.names is None and len(slot_names) < len(names):
                     continue
                 ordered = [by_name.get(name) for name in names]
                 _check_unlabelled(model, [n for n in names if by_name.get(n) is None], names)
@@ -387,16 +387,16 @@ def _match_outputs(
     if binding.names is not None or count != len(slots):
         hint = ""
         if binding.names is None and count == 1:
-            hint = f"; two columns of one output are a list, label_cols=[{given}]"
+            hint = f"; two columns of one output are a list, label_cols=[{slot_names}]"
         raise ModelError(
-            f"the model's outputs are {choices[0]}, but label_cols gives {given}; name one label "
-            f"column for each output{hint}"
+            f"the model's outputs are {choices[0]}, but label_cols gives {slot_names}; name one "
+            f"label column for each output{hint}"
         )
     if count > 1 and holds_dictionary(outputs):
         raise ModelError(
             f"the model's outputs are a dictionary with the keys {choices[0]}, which have no "
             "order; say which column is compared with which, "
-            f"label_cols={{{choices[0][0]!r}: …}}, got {given}"
+            f"label_cols={{{choices[0][0]!r}: …}}, got {slot_names}"
         )
     unlabelled = [name for name, slot in zip(choices[0], slots, strict=True) if slot is None]
     _check_unlabelled(model, unlabelled, choices[0])

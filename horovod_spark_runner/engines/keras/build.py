@@ -10,11 +10,11 @@ from mpi4py import MPI
 
 from ...config.sync import Allreduce, DiLoCo, Sync
 from ...errors import ModelError
-from ...sync.synchroniser import Alike, Synchroniser
+from ...sync.synchroniser import SyncedState, Synchroniser
 from ...training.spec import TrainingSpec
 from .batches import BatchBinding
 from .exchange import GradientExchange
-from .model import build_model, check_losses, check_trainable, has_own_steps
+from .model import build_model, check_losses, check_trainable, has_custom_steps
 from .optimizers import (
     check_compression,
     check_optimizers,
@@ -64,13 +64,13 @@ class BuiltModel:
         self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         data, test_data = self.batches.training_data(filler), self.batches.data(filler)
-        own = has_own_steps(self.model)
+        custom = has_custom_steps(self.model)
         once = makes_only_variables(self.model)
-        self.steps = Steps(self.exchange, data, test_data, eager=eager, own=own, once=once)
+        self.steps = Steps(self.exchange, data, test_data, eager=eager, custom=custom, once=once)
         optimizer = self.model.optimizer
         if eager and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        self.optimizers = find_optimizers(self.model, self.exchange.known)
+        self.optimizers = find_optimizers(self.model, self.exchange.optimizers)
         check_optimizers(self.optimizers)
         if self.steps.graph is not None:
             check_tracked(self.model, self.optimizers, self.steps.graph)
@@ -112,16 +112,16 @@ def check_between_meetings(
 def _of_every_step(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
 ) -> Iterator[str]:
-    """Yield what of a model has to be that of all ranks in every step."""
+    """Yield the parts of a model that must be equal on all ranks in every step."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if getattr(layer, "synchronized", False):
             yield f"layer {layer.name!r} with synchronized=True"
     for optimizer in optimizers:
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if scales and sync.alike is Alike.EVERYTHING:
+        if scales and sync.synced_state is SyncedState.EVERYTHING:
             yield f"average_optimizer=True for {optimizer.name!r}, whose loss scale is its rank's,"
     for optimizer in leaf_optimizers(optimizers):
-        if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
+        if optimizer.use_ema and sync.synced_state is SyncedState.WEIGHTS:
             yield (
                 f"optimizer {optimizer.name!r} with use_ema=True, for which there is "
                 "LocalSGD(average_optimizer=True),"

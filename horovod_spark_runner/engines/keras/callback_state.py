@@ -51,7 +51,7 @@ class CallbackStates:
         self._warned: set[str] = set()
 
     def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return what has changed: JSON by callback, and the arrays it refers to by name.
+        """Return the changed attributes: JSON by callback, and their arrays by name.
 
         A callback that has changed nothing is named, too: it was there.
         """
@@ -73,10 +73,10 @@ class CallbackStates:
         return state, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Give the callbacks what `capture` returned; unknown ones are left as they are.
+        """Restore the state from `capture`; callbacks without state stay as they are.
 
         What had not changed then is as it was when the training began, whatever the hooks of an
-        epoch that is gone on with have made of it.
+        resumed epoch have made of it.
         """
         for name, changed in state.items():
             if name not in self._callbacks:
@@ -92,14 +92,16 @@ class CallbackStates:
                 if key == _LOG:
                     continue
                 prefix = f"{name}/{key}/"
-                own = {int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)}
+                value_arrays = {
+                    int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)
+                }
                 try:
-                    self._set(name, key, value, own)
+                    self._set(name, key, value, value_arrays)
                 except KeyError:  # a large array, and rank 0 had none
                     logger.warning("callback %s: attribute %s begins anew", name, key)
 
     def _put_back(self, name: str, changed: set[str]) -> None:
-        """Put what can be saved, and is not in ``changed``, back to what `__init__` saw."""
+        """Reset savable attributes that are not in ``changed`` to their initial values."""
         for key, value in _attributes(self._callbacks[name]).items():
             initial = self._initial[name].get(key)
             if key in changed or initial is None:
@@ -124,8 +126,8 @@ class CallbackStates:
         # What was there when the training began, and holds no items, is no state; neither are
         # callables and files, nor what Keras' own callbacks work with.
         same = value is self._objects[name].get(key) and not isinstance(value, Collection)
-        known = type(self._callbacks[name]).__module__.startswith("keras.")
-        if same or known or callable(value) or hasattr(value, "write"):
+        from_keras = type(self._callbacks[name]).__module__.startswith("keras.")
+        if same or from_keras or callable(value) or hasattr(value, "write"):
             return
         if f"{name}.{key}" in self._warned:
             return
@@ -146,7 +148,7 @@ def _size(callback: keras.callbacks.Callback) -> int | None:
 
 
 def _cut(callback: keras.callbacks.Callback, size: int) -> None:
-    """Take the rows out of a log that will be written again."""
+    """Remove the rows from a log that will be written again."""
     if (_size(callback) or 0) > size:
         os.truncate(callback.filename, size)
         callback.append_header = size == 0
@@ -201,7 +203,7 @@ def _pack_into(value: Any, arrays: list[np.ndarray]) -> Json:
 
 
 def _is_constant(value: object) -> bool:
-    """Tell whether it is a tensor; a variable within a container would come back as none."""
+    """Return whether it is a tensor; a variable within a container would come back as none."""
     return bool(keras.ops.is_tensor(value)) and not isinstance(value, _VARIABLES)
 
 

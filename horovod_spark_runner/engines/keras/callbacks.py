@@ -30,22 +30,22 @@ _RANK_ZERO_ONLY = tuple(
 )
 
 
-def check_callbacks(given: object) -> list[keras.callbacks.Callback]:
+def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
     """Return the callbacks that were given.
 
     Args:
-        given: a sequence of callbacks, or a function that returns one.
+        callbacks: a sequence of callbacks, or a function that returns one.
 
     Raises:
         InvalidInputError: something given is not a Keras callback.
     """
-    if callable(given) and not isinstance(given, keras.callbacks.Callback):
-        return list_callbacks(given())
-    return list_callbacks(given)
+    if callable(callbacks) and not isinstance(callbacks, keras.callbacks.Callback):
+        return list_callbacks(callbacks())
+    return list_callbacks(callbacks)
 
 
 def overrides(callbacks: Sequence[keras.callbacks.Callback], *names: str) -> bool:
-    """Tell whether a callback does something at one of the hooks ``names``."""
+    """Return whether a callback does something at one of the hooks ``names``."""
     return any(
         not getattr(getattr(callback, name), "_is_default", False)
         for callback in callbacks
@@ -62,7 +62,7 @@ class Callbacks(Hooks):
         rank: Keras' own callbacks that write files are kept on rank 0 only.
         params: what Keras tells callbacks of a training.
         resumed: whether files written before are to be continued.
-        retrace: compiles the steps anew, where a callback has opened what their summaries go to.
+        retrace: compiles the steps again, where a callback has opened what their summaries go to.
     """
 
     def __init__(
@@ -171,8 +171,12 @@ class Callbacks(Hooks):
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
         # A rank that was not there before is given the state of rank 0.
-        own = {name: kept for name, kept in state.items() if name not in self._of_rank_zero}
-        self._states.restore(own, arrays)
+        states = {
+            name: callback_state
+            for name, callback_state in state.items()
+            if name not in self._of_rank_zero
+        }
+        self._states.restore(states, arrays)
 
 
 class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]

@@ -44,8 +44,8 @@ def compare_models(
     )
     if refusal is not None:
         return ModelChanges(refusal)
-    ignored, changed, kept = _optimizer_changes(before, after)
-    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
+    ignored, changed, optimizers = _optimizer_changes(before, after)
+    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": optimizers})
 
 
 def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -62,28 +62,30 @@ def _layer_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _optimizer_changes(
     then: Sequence[Any], now: Sequence[Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...], list[Any]]:
-    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    """Return warnings of overridden settings, all changes, and the new record."""
     ignored: list[str] = []
     changed: list[str] = []
-    kept = []
+    records = []
     for before, after in zip(then, now, strict=True):
         old, new = before.get("config"), after.get("config")
-        kept.append(after)
+        records.append(after)
         if old is None or new is None:
             continue
-        told, every, config = diff_optimizer(f"optimizer {after['class']}", old, new, _is_variable)
+        messages, every, config = diff_optimizer(
+            f"optimizer {after['class']}", old, new, _is_variable
+        )
         ignored += [
             f"{text}. Set another by a callback, or begin a new run with initial_weights"
-            for text in told
+            for text in messages
         ]
         changed += every
-        kept[-1] = {**after, "config": config}
-    return tuple(ignored), tuple(changed), kept
+        records[-1] = {**after, "config": config}
+    return tuple(ignored), tuple(changed), records
 
 
 def _is_variable(path: str, one: object, other: object) -> bool:
-    """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
+    """Return whether a setting is only what a variable, which a checkpoint holds, begins with."""
     name = path.rpartition(".")[2]
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
-        return False  # a schedule computes its rates anew
+        return False  # a schedule recomputes its rates
     return name == "learning_rate" or name.startswith("initial_")

@@ -12,28 +12,28 @@ import tensorflow as tf
 
 from ...sync import buckets
 from ...sync.synchroniser import Compression, Traffic
-from .scope import own_variable
+from .scope import runner_variable
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
 
 
 # Sums by the names of the collectives, while a step is tried on one rank.
-_known_sums: list[dict[str, list[tf.Tensor]]] = []
+_replayed_sums: list[dict[str, list[tf.Tensor]]] = []
 
 
 @contextlib.contextmanager
-def use_known_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
-    """Let nothing be sent meanwhile; sums over ranks are those of the same name that are given.
+def replay_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
+    """Replay recorded sums over ranks instead of sending anything.
 
     Args:
         sums: those that are not there are added: what this rank alone gives.
     """
-    _known_sums.append(sums)
+    _replayed_sums.append(sums)
     try:
         yield
     finally:
-        _known_sums.pop()
+        _replayed_sums.pop()
 
 
 class Part:
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def equal(self) -> bool:
-        """Whether all ranks are known to have equally many rows."""
+        """True if all ranks have the same number of rows."""
         return self._fraction is None
 
     def fraction(self, dtype: tf.DType) -> tf.Tensor:
@@ -91,8 +91,8 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         name: the same on all ranks, and different for every call within one step.
     """
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if _known_sums:
-        return _known_sums[-1].setdefault(name, values)
+    if _replayed_sums:
+        return _replayed_sums[-1].setdefault(name, values)
     if hvd.size() == 1:
         return values
     result: list[tf.Tensor] = [None] * len(values)
@@ -126,7 +126,7 @@ def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
 
 
 def _may_leave_early() -> bool:
-    """Tell whether it pays that tensors leave while others are computed.
+    """Return whether sending tensors early pays while others are computed.
 
     Not where all are there, nor where the ranks of one host compute and add up on the same cores:
     there is nothing to wait for meanwhile (benchmarks/overlap.py).
@@ -137,7 +137,7 @@ def _may_leave_early() -> bool:
 
 
 def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
-    """Return the sum over all ranks of what those with rows give, inside a loss.
+    """Return the differentiable sum over all ranks that have rows, for use inside a loss.
 
     The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
     rank is the sum of all ranks' by their fractions, over the rank's own.
@@ -147,9 +147,9 @@ def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
         present = part.present(value.dtype)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            own = part.fraction(upstream.dtype)
-            (total,) = sum_over_ranks([upstream * own], f"{name}.gradient")
-            return tf.math.divide_no_nan(total, own) * part.present(upstream.dtype)
+            fraction = part.fraction(upstream.dtype)
+            (total,) = sum_over_ranks([upstream * fraction], f"{name}.gradient")
+            return tf.math.divide_no_nan(total, fraction) * part.present(upstream.dtype)
 
         return sum_over_ranks([value * present], name)[0], gradient
 
@@ -162,7 +162,7 @@ class TensorCollectives:
     def __init__(self) -> None:
         # A variable: only compiled steps know how often they have run.
         with tf.device("CPU"):
-            self._counted = own_variable([0.0, 0.0], tf.float64)
+            self._counted = runner_variable([0.0, 0.0], tf.float64)
 
     @property
     def size(self) -> int:
@@ -175,28 +175,28 @@ class TensorCollectives:
 
     def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        found: Compression = getattr(hvd.Compression, name)
-        return found
+        algorithm: Compression = getattr(hvd.Compression, name)
+        return algorithm
 
     def on_host(
         self,
         function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
         tensors: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return what a function of arrays makes of tensors, in each step anew."""
-        given = [_wide(tensor) for tensor in tensors]
-        kinds = [tensor.dtype for tensor in given]
+        """Apply a function of arrays to tensors, on the host and in each step."""
+        widened = [_wide(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in widened]
 
         def called(*arrays: np.ndarray) -> list[np.ndarray]:
             made = function(arrays)
             return [m.astype(a.dtype, copy=False) for m, a in zip(made, arrays, strict=True)]
 
         # Stateful: called in every step, and several in the order of the step.
-        made = tf.numpy_function(called, given, kinds, stateful=True)
+        made = tf.numpy_function(called, widened, kinds, stateful=True)
         result = []
-        for tensor, found in zip(tensors, made, strict=True):
-            found.set_shape(tensor.shape)
-            result.append(tf.cast(found, tensor.dtype))
+        for tensor, output in zip(tensors, made, strict=True):
+            output.set_shape(tensor.shape)
+            result.append(tf.cast(output, tensor.dtype))
         return result
 
     def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:
@@ -204,11 +204,11 @@ class TensorCollectives:
         return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
 
     def count(self, sent: float, whole: float) -> None:
-        """Note bytes that are sent wherever this place in a step is reached."""
+        """Count the bytes sent each time a step reaches this point."""
         self._counted.assign_add([sent, whole])
 
     def counted(self) -> Traffic:
-        """Return the sums of what was to be noted, over all steps so far."""
+        """Return the counted bytes, summed over all steps so far."""
         return Traffic(*self._counted.numpy().tolist())
 
 

@@ -16,29 +16,29 @@ _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regulariz
 
 
 def find_objects(
-    model: keras.Model, parts: Sequence[CustomPart], given: Mapping[str, object]
+    model: keras.Model, parts: Sequence[CustomPart], custom_objects: Mapping[str, object]
 ) -> dict[str, object]:
     """Return those of ``parts`` that can be found, by their keys.
 
     Args:
         model: the model that was archived.
         parts: what its archive names.
-        given: objects by name that the model itself was made with.
+        custom_objects: objects by name that the model itself was made with.
     """
     registered = keras.saving.get_custom_objects()
     # Of several that have one name, none is known to be the one that is meant.
     living = {name: ones[0] for name, ones in code_of(model).items() if len(ones) == 1}
-    found: dict[str, object] = {}
+    objects: dict[str, object] = {}
     for part in parts:
         if part.name == LAMBDA:
             candidate = _argument(model, part)
         else:
-            known = (given, registered, living)
+            sources = (custom_objects, registered, living)
             names = (part.key, part.name)
-            candidate = next((p[n] for p in known for n in names if n in p), None)
+            candidate = next((p[n] for p in sources for n in names if n in p), None)
         if candidate is not None:
-            found[part.key] = candidate
-    return found
+            objects[part.key] = candidate
+    return objects
 
 
 def revivable(objects: Mapping[str, object]) -> dict[str, object]:
@@ -61,15 +61,15 @@ def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
         return cls
 
     def from_config(_: type, config: Mapping[str, object], *args: object) -> keras.Layer:
-        kept = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
-        return cls.from_config(kept, *args)
+        arguments = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
+        return cls.from_config(arguments, *args)
 
     return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
 
 
 @contextlib.contextmanager
 def only_keras() -> Iterator[None]:
-    """Let Keras know its own classes and functions only."""
+    """Limit Keras' registry to its own classes and functions."""
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()
@@ -81,7 +81,7 @@ def only_keras() -> Iterator[None]:
 
 
 def name_lambdas(model: keras.Model) -> bool:
-    """Give the lambdas among layers' arguments names, for Keras to write these; tell if any.
+    """Name the lambdas among layers' arguments, for Keras to write; return whether there are any.
 
     Keras writes a lambda as its code, which fails where it refers to a module or has no source.
     """

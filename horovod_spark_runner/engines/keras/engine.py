@@ -25,7 +25,7 @@ from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
 from .exported import check_exportable, check_transforms
-from .given_metrics import portable_metrics
+from .requested_metrics import portable_metrics
 from .saved import (
     ARCHIVE_FILE,
     PACKED_FILE,
@@ -33,7 +33,7 @@ from .saved import (
     SavedModel,
     keras_parts,
 )
-from .source import check_given_callbacks, model_source
+from .source import check_callback_argument, model_source
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .trainee import KerasTrainee
 
 
-class KerasEngine:
-    """See `horovod_spark_runner.training.engine.Engine`."""
+class _KerasEngine:
+    """Keras implementation of `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
         "tensorflow",
@@ -59,8 +59,8 @@ class KerasEngine:
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
 
-    def check_callbacks(self, given: object) -> None:
-        check_given_callbacks(given)
+    def check_callbacks(self, callbacks: object) -> None:
+        check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -169,8 +169,8 @@ class KerasEngine:
             from .loading import describe_outputs
         return describe_outputs(recipe)
 
-    def portable_metrics(self, given: object) -> object:
-        return portable_metrics(given)
+    def portable_metrics(self, metrics: object) -> object:
+        return portable_metrics(metrics)
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
@@ -179,7 +179,7 @@ class KerasEngine:
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what environment variables break, and what to do. Pure."""
+    """Yield invalid environment variables, and what to do about them. Pure."""
     if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         yield "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2", "unset it"
     backend = environment.get("KERAS_BACKEND") or "tensorflow"
@@ -190,4 +190,4 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
         )
 
 
-ENGINE: Engine = KerasEngine()
+ENGINE: Engine = _KerasEngine()

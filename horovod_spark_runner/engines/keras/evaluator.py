@@ -25,7 +25,6 @@ from ...training.trained_model import Recipe
 from ...training.trainee import Question
 from .archive import LAMBDA, custom_parts, read_compile_config
 from .binding import InputBinding, bind_outputs, needs_labels
-from .given_metrics import make_metrics
 from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .label_values import LabelCheck
@@ -35,6 +34,7 @@ from .model import build_model
 from .outputs import call_model, call_outputs, output_leaves, unchanged
 from .probe import State, check_sums, close, loss_title, rows_of, values_of
 from .protocols import CompiledMetrics, Metric, Nest
+from .requested_metrics import make_metrics
 from .saved import WITH_MODEL_FN, KerasParts
 from .scope import replaced
 from .variables import value_of
@@ -42,7 +42,7 @@ from .variables import value_of
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
 
-def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
+def _make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
     """Return `make_model`, compiled as it was for its training.
 
     The archive says how, unless it names losses or metrics of the user's own, or the model's class
@@ -51,7 +51,7 @@ def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
     Raises:
         ModelError: it was not compiled, or what it was compiled with is not known here.
     """
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     model, bind = make_model(recipe)
     if parts.archive is not None:
         model = _compiled(model, parts.archive, recipe, bind)
@@ -66,13 +66,13 @@ def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
 def _compiled(
     model: keras.Model, archive: Contents, recipe: Recipe, bind: InputBinding
 ) -> keras.Model:
-    pickled = recipe.own.compiled_by
+    pickled = recipe.parts.compiled_by
     source: ModelSource = ModelSource() if pickled is None else cloudpickle.loads(pickled)
     config, objects = read_compile_config(archive), dict(source.custom_objects)
-    own = type(model).compile is not keras.Model.compile
+    custom_compile = type(model).compile is not keras.Model.compile
     parts = custom_parts(config)
     missing = [p for p in parts if p.name == LAMBDA or not {p.key, p.name} & objects.keys()]
-    if not (own or missing) and config:
+    if not (custom_compile or missing) and config:
         objects.update({part.key: objects.get(part.key, objects.get(part.name)) for part in parts})
         model.compile(**keras.saving.deserialize_keras_object(config, custom_objects=objects))
         return model
@@ -88,7 +88,7 @@ def _compiled(
             f"in storage: {which}. Give it, TFTransformer.from_run(run_dir, custom_objects={{…}}), "
             f"or the function that builds the model, {WITH_MODEL_FN}, {_OTHERS}"
         )
-    what = f"{type(model).__name__} compiles itself" if own else "it is not known how"
+    what = f"{type(model).__name__} compiles itself" if custom_compile else "it is not known how"
     raise ModelError(
         f"model {model.name!r} cannot be compiled here, as {what}. Give the function that builds "
         f"it, {WITH_MODEL_FN}, {_OTHERS}"
@@ -96,7 +96,7 @@ def _compiled(
 
 
 class KerasEvaluator:
-    """See `Evaluator`.
+    """Keras implementation of `Evaluator`.
 
     ``test_step`` updates the model's own metrics as ``Model.evaluate`` has it do. What they keep
     are sums over rows, which are taken out as float64 after every batch of Spark's: so no sum grows
@@ -112,13 +112,13 @@ class KerasEvaluator:
     """
 
     def __init__(self, recipe: Recipe, question: Question) -> None:
-        self._state = recipe.own.state
+        self._state = recipe.parts.state
         self._compiled = question.compiled
-        self._given: CompiledMetrics | None = None
+        self._requested: CompiledMetrics | None = None
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
-            make = make_compiled if question.compiled else make_model
+            make = _make_compiled if question.compiled else make_model
             self._model, self._inputs = make(recipe)
             if isinstance(self._model, Graph):
                 raise ModelError(
@@ -127,9 +127,9 @@ class KerasEvaluator:
                     "pyspark.ml.evaluation"
                 )
             if question.compiled:
-                _check_own(self._model)
+                _check_no_custom_metrics(self._model)
             # An archive is loaded without it.
-            self._model.run_eagerly = recipe.own.eager
+            self._model.run_eagerly = recipe.parts.eager
             if recipe.batch_size is not None:
                 raise ModelError(
                     f"model {self._model.name!r} takes batches of exactly {recipe.batch_size} "
@@ -151,7 +151,7 @@ class KerasEvaluator:
                 names, weighted = targets.outputs.columns, self._weight is not None
                 self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
             if question.metrics is not None:
-                self._given = self._compile(question.metrics, targets.outputs.slots)
+                self._requested = self._compile(question.metrics, targets.outputs.slots)
             self._step = self._make_step(self._data(features, labels))
             self._check_names()
         self._variables = variables_of(self._metrics)
@@ -208,13 +208,13 @@ class KerasEvaluator:
             outputs = seen[-1] if seen else None
             if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
                 outputs = call_model(self._model, x)
-            if self._given is not None:
-                self._given.update_state(y, seen[-1] if seen else outputs, weight)
+            if self._requested is not None:
+                self._requested.update_state(y, seen[-1] if seen else outputs, weight)
         return output_leaves(outputs)[0][1]
 
     @contextlib.contextmanager
     def _exact_losses(self, seen: list[Nest]) -> Iterator[None]:
-        """Refuse losses whose parts do not add up to that of all; note what the model gave.
+        """Refuse losses whose parts do not add up to the total; record the model's outputs.
 
         Args:
             seen: where to put what the model's metrics are computed from.
@@ -255,15 +255,15 @@ class KerasEvaluator:
 
     @property
     def _metrics(self) -> list[Metric]:
-        found = [] if self._given is None else list(self._given.metrics)
+        metrics = [] if self._requested is None else list(self._requested.metrics)
         for metric in self._model.metrics if self._compiled else ():
-            found.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
-        return found
+            metrics.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+        return metrics
 
     def _results(self) -> dict[str, object]:
         """Return the results of the model's own metrics."""
-        found: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
-        return found
+        results: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
+        return results
 
     def _check_names(self) -> None:
         """Check that no two metrics have one name.
@@ -272,7 +272,7 @@ class KerasEvaluator:
             InvalidInputError: two have.
         """
         names = list(flat(self._results()))
-        names += [] if self._given is None else list(flat(self._given.result()))
+        names += [] if self._requested is None else list(flat(self._requested.result()))
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInputError(
@@ -295,7 +295,7 @@ class KerasEvaluator:
     def _reset(self) -> None:
         if self._compiled:
             self._model.reset_metrics()
-        for metric in () if self._given is None else self._given.metrics:
+        for metric in () if self._requested is None else self._requested.metrics:
             metric.reset_state()
 
     def _data(self, features: Arrays, labels: Arrays) -> Nest:
@@ -331,9 +331,13 @@ class KerasEvaluator:
             self._assign(self._initial)
             for part in parts:
                 self._step(rows_of(data, part))
-            given = {} if self._given is None else {m.name: m.result() for m in self._given.metrics}
-            found = {**self._results(), **given}
-            values = {name: np.asarray(value) for name, value in plain(found).items()}
+            requested = (
+                {}
+                if self._requested is None
+                else {m.name: m.result() for m in self._requested.metrics}
+            )
+            results = {**self._results(), **requested}
+            values = {name: np.asarray(value) for name, value in plain(results).items()}
             return [values_of(m.variables) for m in self._metrics], values
 
         with unchanged(self._model, self._variables):
@@ -362,19 +366,19 @@ class KerasEvaluator:
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         with using_keras_state(self._state):
             self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
-            found = plain(self._results())
-            if self._given is not None:
-                found.update(plain(self._given.result()))
+            results = plain(self._results())
+            if self._requested is not None:
+                results.update(plain(self._requested.result()))
             self._assign(self._initial)
-        return found
+        return results
 
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
 
-def _check_own(model: keras.Model) -> None:
-    """Check that Keras tells the numbers of a compiled model, not a method of the user's own.
+def _check_no_custom_metrics(model: keras.Model) -> None:
+    """Check that Keras computes the results of a compiled model, not a custom method.
 
     Raises:
         ModelError: it does not.
@@ -394,7 +398,7 @@ def _tensors(values: Nest) -> Nest:
 def _depends_on_batch(
     reduction: str | None, mask: object | None, sample_weight: object | None, **_: object
 ) -> str:
-    """Say why a loss is no mean over rows; ``""`` if it is one."""
+    """Return the reason why a loss is no mean over rows; ``""`` if it is one."""
     if reduction in (None, "none", "sum"):
         return f"has reduction={reduction!r}"
     if mask is not None:

@@ -21,13 +21,13 @@ import tensorflow as tf
 from ...errors import ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.progress import Logs
-from .collectives import Part, sum_over_ranks, use_known_sums
+from .collectives import Part, replay_sums, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
-from .model import has_own_steps
+from .model import has_custom_steps
 from .optimizers import find_optimizers
 from .protocols import Nest
-from .scope import Scope, classes_with, in_condition, own_variable, replaced
+from .scope import Scope, classes_with, in_condition, replaced, runner_variable
 from .tracing import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
@@ -48,13 +48,13 @@ class GradientExchange:
     ) -> None:
         self._model = model
         self._synchroniser = synchroniser
-        self._own = has_own_steps(model)
-        self._logs_wanted = own_variable(share_logs)
+        self._custom_steps = has_custom_steps(model)
+        self._logs_wanted = runner_variable(share_logs)
         self._logs_wanted_now = share_logs
         self.share_logs = share_logs
         # The model's optimizers, and after them those that only its step was seen to use. Where
-        # optimizers alternate, a run that goes on may see another one first than it had.
-        self.known = find_optimizers(model)
+        # optimizers alternate, a resumed run may see another one first than it had.
+        self.optimizers = find_optimizers(model)
         # How often each of them was, within a step, by its number.
         self._applications: dict[int, int] = {}
         # The names of what its steps log, before nested logs are taken apart.
@@ -63,7 +63,7 @@ class GradientExchange:
         self.stopwatch = Stopwatch()
         self._part = Part(1)
         # A variable, not an argument: a function within the step may be traced only once.
-        self._fraction = own_variable(1.0 / hvd.size(), tf.float64)
+        self._fraction = runner_variable(1.0 / hvd.size(), tf.float64)
         self._fraction_now = 1.0 / hvd.size()
         self._control: tf.Tensor | None = None
         self._reduced: tf.Tensor | None = None
@@ -78,13 +78,13 @@ class GradientExchange:
         return int(hvd.size())
 
     def set_fraction(self, fraction: float) -> None:
-        """Say which part of the global batch's rows this rank has in the next step."""
+        """Set this rank's fraction of the global batch's rows for the next step."""
         if fraction != self._fraction_now:
             self._fraction.assign(fraction)
             self._fraction_now = fraction
 
     def want_logs(self, wanted: bool) -> None:
-        """Say whether the logs of the next step are used; the same on all ranks."""
+        """Set whether the next step's logs are used; the same on all ranks."""
         wanted = wanted or self.share_logs
         if wanted != self._logs_wanted_now:
             self._logs_wanted.assign(wanted)
@@ -104,7 +104,7 @@ class GradientExchange:
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
     def equal_step(self, data: Nest, control: tf.Tensor) -> StepResult:
-        """Run a `step` where every rank is known to have equally many rows."""
+        """Run a `step` in which every rank has the same number of rows."""
         return self._step(data, control, Part(hvd.size()))
 
     def test_step(self, data: Nest) -> Logs | None:
@@ -112,7 +112,7 @@ class GradientExchange:
         part = Part(hvd.size(), self._fraction)
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        with parts_of_a_whole(part, self.scope), self._own_logs(metrics):
+        with parts_of_a_whole(part, self.scope), self._custom_step_logs(metrics):
             logs = self._model.test_step(data)
         self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
@@ -125,7 +125,7 @@ class GradientExchange:
         Args:
             data: what ``train_step`` takes.
             fraction: which part of a global batch it is.
-            sums: those over the rows of the global batch; see `use_known_sums`.
+            sums: those over the rows of the global batch; see `replay_sums`.
 
         Returns:
             What optimizers are given, by optimizer and weight.
@@ -138,7 +138,7 @@ class GradientExchange:
         self.scope.enter()
         try:
             with (
-                use_known_sums(sums),
+                replay_sums(sums),
                 parts_of_a_whole(part, self.scope),
                 self._reducing_optimizers(),
             ):
@@ -161,7 +161,7 @@ class GradientExchange:
         with (
             parts_of_a_whole(self._part, self.scope),
             self._reducing_optimizers(),
-            self._own_logs(metrics) if in_step else contextlib.nullcontext(),
+            self._custom_step_logs(metrics) if in_step else contextlib.nullcontext(),
         ):
             logs = self._train_step(data)
         if self._reduced is None and together:
@@ -171,9 +171,9 @@ class GradientExchange:
         self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs and in_step), self._reduced
 
-    def _own_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
-        """Let what a step of the user's own logs be that of all ranks, where it is used."""
-        if hvd.size() == 1 or not self._own:
+    def _custom_step_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
+        """Merge the logs of a custom step over all ranks where they are used."""
+        if hvd.size() == 1 or not self._custom_steps:
             return contextlib.nullcontext()
         return metrics.results_of_all(self.scope, self._logs_wanted)
 
@@ -196,11 +196,11 @@ class GradientExchange:
         """
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
-        begun = self.stopwatch.begin(gradients)
+        start = self.stopwatch.begin(gradients)
         reduced, summed = self._synchroniser.gradients(
             gradients, self._part, self.scope.name("gradients"), place, along
         )
-        self.stopwatch.end(begun, [*reduced, *summed])
+        self.stopwatch.end(start, [*reduced, *summed])
         if summed:
             self._reduced = summed[0]
         return reduced
@@ -244,10 +244,14 @@ class GradientExchange:
         return apply
 
     def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
-        """Return a name for what an optimizer applies now: which one, for which time in a step."""
-        number = next((n for n, o in enumerate(self.known) if o is optimizer), len(self.known))
-        if number == len(self.known):
-            self.known.append(optimizer)
+        """Return a name for an optimizer's current application: the optimizer and its count in the
+        step.
+        """
+        number = next(
+            (n for n, o in enumerate(self.optimizers) if o is optimizer), len(self.optimizers)
+        )
+        if number == len(self.optimizers):
+            self.optimizers.append(optimizer)
         time = self._applications[number] = self._applications.get(number, -1) + 1
         return f"{number}.{time}"
 
@@ -283,30 +287,31 @@ class GradientExchange:
 def _dense(
     gradients: Iterable[tf.Tensor | None], variables: Sequence[keras.Variable]
 ) -> list[tf.Tensor | None]:
-    """Return gradients as tensors of known shapes.
+    """Return gradients as dense tensors of static shape.
 
     That of a gradient of rows of a table, or of what the user's own operations make, may be known
     in the step only; what it is for has one.
     """
-    given = list(gradients)
-    if given and len(given) != len(variables):
+    listed = list(gradients)
+    if listed and len(listed) != len(variables):
         raise ModelError(
-            f"an optimizer is given {len(given)} gradients for {len(variables)} variables; give "
+            f"an optimizer is given {len(listed)} gradients for {len(variables)} variables; give "
             "apply() one for each, and the variables as well where it is not built"
         )
-    return [_shaped(one, variable) for one, variable in zip(given, variables, strict=False)]
+    return [_shaped(one, variable) for one, variable in zip(listed, variables, strict=False)]
 
 
 def _shaped(gradient: tf.Tensor | None, variable: keras.Variable) -> tf.Tensor | None:
     # Another operation would make TensorFlow fuse, and round, otherwise than in plain Keras.
-    known = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined()
-    if gradient is None or known:
+    static = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined()
+    if gradient is None or static:
         return gradient
     return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
 
 
 class _Statistics:
-    """What training changes besides weights, such as batch normalisation's moments.
+    """Averages the state that training changes besides weights, such as batch normalisation's
+    moments.
 
     Their changes are averaged, not their values: what did not change stays as it is, to the bit.
 
@@ -319,7 +324,7 @@ class _Statistics:
     def __init__(self, model: keras.Model, part: Part, synchroniser: Synchroniser) -> None:
         self._part = part
         self._synchroniser = synchroniser
-        self._variables = changing_statistics(model) if part.size > 1 else []
+        self._variables = _changing_statistics(model) if part.size > 1 else []
         self._before = [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
 
     def average(self) -> None:
@@ -327,25 +332,25 @@ class _Statistics:
             return
         # Infinity less infinity would be no number.
         bases = [tf.where(tf.math.is_finite(b), b, tf.zeros_like(b)) for b in self._before]
-        own = [
+        local_changes = [
             tf.convert_to_tensor(variable) - base
             for variable, base in zip(self._variables, bases, strict=True)
         ]
-        changes = self._synchroniser.changes(own, self._part, "statistics")
+        changes = self._synchroniser.changes(local_changes, self._part, "statistics")
         for variable, base, change in zip(self._variables, bases, changes, strict=True):
             variable.assign(base + change)
 
 
-def changing_statistics(model: keras.Model) -> list[keras.Variable]:
+def _changing_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the float variables that layers change while they are trained.
 
     Those of frozen layers do not change and need not be sent.
     """
-    found: dict[int, keras.Variable] = {}
+    statistics: dict[int, keras.Variable] = {}
     # Keras has no public way to reach layers inside layers.
     for layer in model._flatten_layers(include_self=True, recursive=True):
         if layer.trainable:
             for variable in layer._non_trainable_variables:
                 if tf.as_dtype(variable.dtype).is_floating:
-                    found[id(variable)] = variable
-    return list(found.values())
+                    statistics[id(variable)] = variable
+    return list(statistics.values())

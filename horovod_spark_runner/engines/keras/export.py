@@ -28,7 +28,7 @@ from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
 from .protocols import Nest
 
 
-def class_values(column: ClassColumn, spec: OutputSpec, given: Any) -> Any:
+def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
     """Return a column of classes, of doubles as Spark's are.
 
     What cannot be probabilities or scores of classes is an error of the call.
@@ -36,10 +36,12 @@ def class_values(column: ClassColumn, spec: OutputSpec, given: Any) -> Any:
     Args:
         column: what is made.
         spec: the output it is made of.
-        given: what the model gives for it.
+        output_value: the value of that output.
     """
-    rows = tf.shape(given)[0]
-    values = tf.cast(tf.reshape(given, [rows, spec.shape[0] if spec.shape else 1]), tf.float64)
+    rows = tf.shape(output_value)[0]
+    values = tf.cast(
+        tf.reshape(output_value, [rows, spec.shape[0] if spec.shape else 1]), tf.float64
+    )
     make = _of_two if values.shape[1] == 1 else _of_several
     classes = make(column, spec, values)
     if column.holds == CLASS:
@@ -48,7 +50,7 @@ def class_values(column: ClassColumn, spec: OutputSpec, given: Any) -> Any:
 
 
 def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
-    """Return what an output, which is about class 1, says of both classes."""
+    """Return the values of both classes from an output that describes class 1."""
     if not column.scores:
         value = _checked(column, spec, value, (value >= 0) & (value <= 1))
         return tf.concat([1.0 - value, value], axis=1)
@@ -60,7 +62,7 @@ def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
 
 
 def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
-    """Return what an output says of each class."""
+    """Return an output's value of each class."""
     if not column.scores:
         tolerance = TOLERANCE[spec.dtype]
         low = tf.reduce_min(values, axis=1) >= -tolerance
@@ -76,8 +78,8 @@ def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
 def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
     """Return ``values``; the call fails where some are not right."""
     what = "has scores that are no numbers" if column.scores else "is no probabilities"
-    told = f"output {spec.name!r} of the model {what}:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [told, values])]):
+    message = f"output {spec.name!r} of the model {what}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
         return tf.identity(values)
 
 
@@ -87,8 +89,8 @@ NameOutputs = Callable[[Sequence[str]], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Served:
-    """What a SavedModel is made of.
+class SavedModelBuilder:
+    """Builder of a SavedModel.
 
     Attributes:
         model: the model, whose variables it holds.
@@ -134,7 +136,7 @@ class Served:
 
     @property
     def _plain(self) -> list[tuple[int, str]]:
-        """Places of the outputs that are given as they are, and their names outside."""
+        """Indices of the outputs that are exported unchanged, and their exported names."""
         of_classes = {column.output for column in self.classes}
         return [(n, name) for n, name in enumerate(self.added) if n not in of_classes]
 
@@ -184,18 +186,18 @@ class Served:
     def _traced(self) -> Any:
         outside = dict(zip((c.name for c in self.columns), self.names, strict=True))
 
-        def serve(given: Mapping[str, Any]) -> dict[str, Any]:
-            values = {name: given[called] for name, called in outside.items()}
+        def serve(inputs: Mapping[str, Any]) -> dict[str, Any]:
+            values = {name: inputs[called] for name, called in outside.items()}
             if self.checked:
                 for name, bounds in self.bind.bounds.items():
                     values[name] = _within(values[name], bounds, outside[name])
             outputs = call_model(self.model, self.bind.of_tensors(values))
             leaves = [pick(outputs, output.path) for output in self.outputs]
-            served = {name: tf.identity(leaves[place]) for place, name in self._plain}
+            named_outputs = {name: tf.identity(leaves[place]) for place, name in self._plain}
             for one in self.classes:
                 spec, leaf = self.outputs[one.output], leaves[one.output]
-                served[one.name] = class_values(one, spec, leaf)
-            return served
+                named_outputs[one.name] = _class_values(one, spec, leaf)
+            return named_outputs
 
         function = tf.function(serve, autograph=False)
         made = function.get_concrete_function(
@@ -209,9 +211,9 @@ class Served:
 
     def _cannot(self, error: BaseException) -> ModelError:
         name = getattr(self.model, "name", "")
-        told = on_one_line(error)
+        reason = on_one_line(error)
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
-        return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{told}")
+        return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{reason}")
 
 
 def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
@@ -219,8 +221,8 @@ def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
     low, high = bounds
     have = values.dtype  # which may not reach the bounds
     right = (values >= max(low, have.min)) & (values <= min(high, have.max))
-    told = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [told, values])]):
+    message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
         return tf.identity(values)
 
 
@@ -248,15 +250,15 @@ def export_recipe(
     classes: Sequence[ClassColumn] = (),
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    with serving(recipe, recipe.columns, columns, outputs) as served:
-        replace(served, classes=classes).write(target)
+    with serving(recipe, recipe.columns, columns, outputs) as builder:
+        replace(builder, classes=classes).write(target)
 
 
 @contextlib.contextmanager
 def serving(
     recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
-) -> Iterator[Served]:
-    """Give what a SavedModel is made of, in the state that Keras was in when it was trained.
+) -> Iterator[SavedModelBuilder]:
+    """Yield the builder of a SavedModel, in the Keras state of the training.
 
     Args:
         recipe: the model.
@@ -267,11 +269,11 @@ def serving(
     Raises:
         ModelError: a SavedModel cannot hold the model.
     """
-    state = recipe.own.state
+    state = recipe.parts.state
     with using_keras_state(keras_state()), fresh_keras_state():
         model, bind = make_model(recipe)
         with using_keras_state(state):
-            yield Served(
+            yield SavedModelBuilder(
                 model,
                 bind,
                 columns,
@@ -280,12 +282,14 @@ def serving(
                 outputs,
                 recipe.batch_size,
                 tuple(recipe.transforms),
-                eager=recipe.own.eager,
+                eager=recipe.parts.eager,
             )
 
 
-def served_by(spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOutputs) -> Served:
-    """Return what the SavedModel of a training is made of.
+def make_builder(
+    spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOutputs
+) -> SavedModelBuilder:
+    """Return the builder of a training's SavedModel.
 
     Args:
         spec: the training.
@@ -296,7 +300,7 @@ def served_by(spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOu
     with unchanged(model):
         outputs = output_specs(model, inputs)
     names = spec.inputs.columns
-    return Served(
+    return SavedModelBuilder(
         model,
         InputBinding(model, spec.inputs, spec.train),
         [spec.train.column(one) for one in names],

@@ -34,7 +34,7 @@ _ARGUMENT = re.compile("[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Exported:
-    """What is known of an exported SavedModel besides what TensorFlow says.
+    """Metadata of an exported SavedModel beyond TensorFlow's own.
 
     Attributes:
         columns: its inputs in their order, by the names in its signatures.
@@ -64,7 +64,7 @@ def check_transforms(transformed: Collection[str], kind: str) -> None:
 
 
 def check_exportable(names: Sequence[str], transformed: Collection[str]) -> None:
-    """Check that a SavedModel can take columns, and make of them what a model takes.
+    """Check that feature columns can be inputs of a SavedModel.
 
     Args:
         names: what the feature columns are called in the signature.
@@ -128,7 +128,7 @@ def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str
 
 
 def read_exported(folder: Location) -> Exported | None:
-    """Return what is known of a SavedModel; ``None`` of one that others have written.
+    """Return the metadata of a SavedModel; ``None`` for one written by other software.
 
     Raises:
         ModelError: its ``columns.json`` is damaged, or of a newer format.

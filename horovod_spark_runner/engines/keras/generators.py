@@ -26,25 +26,25 @@ def generators() -> dict[str, Variable]:
     """
     before = random.getstate()
     # Keras has no public name for the generator behind layers without a seed of their own.
-    keras_own = global_seed_generator().state
-    tensorflow_own = tf.random.get_global_generator().state
+    keras_seed = global_seed_generator().state
+    tensorflow_state = tf.random.get_global_generator().state
     random.setstate(before)
-    return {"tensorflow": tensorflow_own, "keras": keras_own}
+    return {"tensorflow": tensorflow_state, "keras": keras_seed}
 
 
 @contextlib.contextmanager
 def nothing_drawn() -> Iterator[None]:
     """Put all global generators, Python's and NumPy's too, back to where they were before."""
-    own = generators()
-    values, arrays = capture_random(own)
+    states = generators()
+    values, arrays = capture_random(states)
     try:
         yield
     finally:
-        restore_random(values, arrays, own)
+        restore_random(values, arrays, states)
 
 
 def separate_generators(rank: int) -> None:
-    """Give Keras's global generator a stream of this rank's own.
+    """Give Keras' global generator a separate stream on this rank.
 
     Code that draws from it without a seed would draw the same numbers on every rank.
     """

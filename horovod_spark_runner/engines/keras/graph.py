@@ -73,9 +73,9 @@ class Graph:
         with tempfile.TemporaryDirectory() as folder:
             unpack(packed.open(), folder, "a SavedModel's files")
             self.loaded = tf.saved_model.load(folder)
-        known = sorted(self.loaded.signatures)
-        if signature not in known:
-            has = ", ".join(known) or "none"
+        signatures = sorted(self.loaded.signatures)
+        if signature not in signatures:
+            has = ", ".join(signatures) or "none"
             raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
         self._call = self.loaded.signatures[signature]
         self.takes: Mapping[str, tf.TensorSpec] = self._call.structured_input_signature[1]

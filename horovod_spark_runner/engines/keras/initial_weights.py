@@ -37,7 +37,7 @@ _WEIGHTS = "model.weights.h5"
 
 
 @dataclass(frozen=True)
-class Weight:
+class _Weight:
     """A weight to begin with.
 
     Attributes:
@@ -52,7 +52,7 @@ class Weight:
 
 
 def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
-    """Give the built ``model`` the weights of ``start``; tell the driver if not all were taken.
+    """Load the weights of ``start`` into the built ``model``; report weights that were left out.
 
     Raises:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
@@ -78,23 +78,23 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         else:
             taken = _assign(model, weights, start.origin)
     if start.skip_mismatch:
-        _tell_what_was_taken(model, taken, weights, start.origin, start.kind)
+        _report_taken_weights(model, taken, weights, start.origin, start.kind)
     finalize_layers(model)
 
 
-def _weights_of_run(start: WarmStart) -> list[Weight]:
+def _weights_of_run(start: WarmStart) -> list[_Weight]:
     ((name, data),) = start.files.items()
     file = ArraysFile(contents_of(data))
     prefix = "model/" if name == VARIABLES_FILE else ""
     keys = [key for key in sorted(file.names) if key.startswith(prefix)]
     paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
     return [
-        Weight(path, file.shape(key), partial(file.read, key))
+        _Weight(path, file.shape(key), partial(file.read, key))
         for path, key in zip(paths, keys, strict=True)
     ]
 
 
-def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
+def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
     import tensorflow as tf
 
     variables = getattr(tf.saved_model.load(folder), "variables", ())
@@ -105,19 +105,19 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
             f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
             "(model.export), or load it in model_fn"
         )
-    return [Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+    return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
 
 
-def _weights_of_keras_file(path: Path) -> list[Weight]:
+def _weights_of_keras_file(path: Path) -> list[_Weight]:
     """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
     import h5py
 
-    found: list[Weight] = []
+    weights: list[_Weight] = []
 
     def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
         if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
             name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
-            found.append(Weight(name, item.shape, item.__array__))
+            weights.append(_Weight(name, item.shape, item.__array__))
 
     with contextlib.ExitStack() as stack:
         source: Any = path
@@ -127,7 +127,7 @@ def _weights_of_keras_file(path: Path) -> list[Weight]:
                 return []
             source = stack.enter_context(archive.open(_WEIGHTS))
         stack.enter_context(h5py.File(source, "r")).visititems(note)
-    return found
+    return weights
 
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
@@ -136,9 +136,9 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
     # Such files may hold an optimizer, with its learning rate, and states of random layers.
     optimizers = find_optimizers(model) if model.compiled else []
     others = [v for optimizer in optimizers for v in optimizer.variables]
-    own = {id(weight) for weight in weights}
-    others += [v for v in model.variables if id(v) not in own]
-    kept = [np.array(variable) for variable in others]
+    weight_ids = {id(weight) for weight in weights}
+    others += [v for v in model.variables if id(v) not in weight_ids]
+    saved_values = [np.array(variable) for variable in others]
     before: list[np.ndarray] = []
     if start.skip_mismatch:
         # Keras does not tell what it took: what still holds its mark afterwards was not.
@@ -155,7 +155,7 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
         raise ModelError(
             f"initial_weights={start.origin!r} do not fit the model: {error}"
         ) from error
-    for variable, value in zip(others, kept, strict=True):
+    for variable, value in zip(others, saved_values, strict=True):
         variable.assign(value)
     taken = set(range(len(weights)))
     if start.skip_mismatch:
@@ -173,47 +173,51 @@ def _mark(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
 
 
-def _assign(model: keras.Model, given: Sequence[Weight], origin: str) -> set[int]:
+def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
     weights = list(model.weights)
-    for index, (variable, weight) in enumerate(zip(weights, given, strict=False)):
+    for index, (variable, weight) in enumerate(zip(weights, sources, strict=False)):
         if tuple(variable.shape) != weight.shape:
             raise ModelError(
                 f"initial_weights={origin!r} do not fit the model: weight {index} is "
                 f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
                 f"{weight.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
             )
-    if len(weights) != len(given):
+    if len(weights) != len(sources):
         raise ModelError(
-            f"initial_weights={origin!r} do not fit the model: they are {len(given)} arrays, the "
+            f"initial_weights={origin!r} do not fit the model: they are {len(sources)} arrays, the "
             f"model has {len(weights)} weights; InitialWeights(…, skip_mismatch=True) "
             "takes over those that fit"
         )
-    for variable, weight in zip(weights, given, strict=True):
+    for variable, weight in zip(weights, sources, strict=True):
         variable.assign(weight.read())
     return set(range(len(weights)))
 
 
-def _assign_by_path(model: keras.Model, weights: Sequence[Weight]) -> set[int]:
-    own = list(model.weights)
+def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
+    variables = list(model.weights)
     taken = set()
-    for index, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
-        if tuple(own[index].shape) == weights[source].shape:
-            own[index].assign(weights[source].read())
+    for index, source in match_paths(
+        [v.path for v in variables], [w.path for w in weights]
+    ).items():
+        if tuple(variables[index].shape) == weights[source].shape:
+            variables[index].assign(weights[source].read())
             taken.add(index)
     return taken
 
 
-def match_paths(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
-    """Return which index in ``others`` has the path of which index in ``own``. Pure.
+def match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    """Map the index of each model path to the index of the same path of the file. Pure.
 
     If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
     does not count. A path that occurs several times is matched only if it does so equally often.
     """
-    return _equal(own, others) or _equal(_below_root(own), _below_root(others))
+    return _equal(model_paths, file_paths) or _equal(
+        _below_root(model_paths), _below_root(file_paths)
+    )
 
 
-def _equal(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
-    ours, theirs = _indices(own), _indices(others)
+def _equal(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    ours, theirs = _indices(model_paths), _indices(file_paths)
     return {
         index: other
         for path, indices in ours.items()
@@ -230,34 +234,35 @@ def _below_root(paths: Sequence[str]) -> list[str]:
 
 
 def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     for index, path in enumerate(paths):
-        found.setdefault(path, []).append(index)
-    return found
+        indices.setdefault(path, []).append(index)
+    return indices
 
 
-def _tell_what_was_taken(
-    model: keras.Model, taken: set[int], weights: Sequence[Weight], origin: str, kind: str
+def _report_taken_weights(
+    model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
 ) -> None:
-    """Tell the driver which weights were taken over.
+    """Report to the driver which weights were loaded.
 
     Raises:
         ModelError: none was.
     """
-    own = list(model.weights)
+    variables = list(model.weights)
     shown = {
-        True: _listed([w for n, w in enumerate(own) if n in taken]),
-        False: _listed([w for n, w in enumerate(own) if n not in taken]),
+        True: _listed([w for n, w in enumerate(variables) if n in taken]),
+        False: _listed([w for n, w in enumerate(variables) if n not in taken]),
     }
     if not taken:
         kinds = "the kinds of their layers, in their order, as Keras goes through its files"
-        way = kinds if kind == KERAS_FILE else "the names of their layers"
+        order = kinds if kind == KERAS_FILE else "the names of their layers"
         raise ModelError(
             f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
-            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by {way}"
+            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by "
+            f"{order}"
         )
-    left = len(own) - len(taken)
-    text = f"initial_weights={origin!r}: {len(taken)} of {len(own)} weights taken over"
+    left = len(variables) - len(taken)
+    text = f"initial_weights={origin!r}: {len(taken)} of {len(variables)} weights taken over"
     if left:
         text += f" ({shown[True]}); {left} keep their initial values ({shown[False]})"
     notify(text, warn=left > 0)

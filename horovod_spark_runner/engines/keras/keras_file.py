@@ -12,7 +12,7 @@ from ...errors import ModelError
 from ...storage.filesystem import Location
 from ...training.trained_model import Recipe
 from .archive import pack
-from .artifact import how_it_loads, save_unpacked
+from .artifact import probe_loading, save_unpacked
 from .binding import InputBinding
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -26,7 +26,7 @@ def export_keras(recipe: Recipe, target: Location) -> None:
 
     A file that has been checked when the model was trained is written as it is.
     """
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     if parts.packed is not None:
         raise ModelError(
             "a .keras file cannot hold this model: it is a SavedModel, a graph without layers; "
@@ -50,7 +50,7 @@ def _write(recipe: Recipe, model: object, bind: InputBinding, folder: Path) -> N
     Raises:
         ModelError: Keras cannot write it, or another model is loaded from it.
     """
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     objects = {} if parts.objects is None else cloudpickle.loads(parts.objects)
     if parts.source is not None:
         objects = {**(parts.source.custom_objects or {}), **objects}
@@ -59,7 +59,7 @@ def _write(recipe: Recipe, model: object, bind: InputBinding, folder: Path) -> N
         save_unpacked(model, folder)
     except Exception as error:  # a custom layer's get_config may fail in any way
         raise ModelError(f"a .keras file cannot hold this model: {error!s:.500}") from error
-    saved, problem = how_it_loads(folder, model, objects, inputs)
+    saved, problem = probe_loading(folder, model, objects, inputs)
     if saved.loads == "source":
         raise ModelError(
             f"a .keras file cannot hold this model: what Keras loads from it differs ({problem})"

@@ -1,4 +1,4 @@
-"""Keras' settings that hold for a whole process, kept apart between the models that live in it."""
+"""Keras' process-wide settings, kept separate between the models in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keras_state() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def using_keras_state(state: Mapping[str, Any] | None) -> Iterator[None]:
-    """Let the settings ``state`` hold inside, and those from before afterwards.
+    """Apply the settings ``state`` inside, and restore the previous ones afterwards.
 
     Args:
         state: settings of `keras_state`; ``None`` leaves them.
@@ -43,7 +43,7 @@ def using_keras_state(state: Mapping[str, Any] | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_keras_state() -> Iterator[None]:
-    """Let Keras be inside as in a new process, but for its settings that hold for all threads.
+    """Run with Keras' state of a new process, except for settings shared by all threads.
 
     Names that it gives to layers count from the beginning, and no seed is set. All is as before
     afterwards.
@@ -61,7 +61,7 @@ def fresh_keras_state() -> Iterator[None]:
 
 
 def set_keras_state(state: Mapping[str, Any]) -> None:
-    """Let the settings ``state`` hold from now on.
+    """Apply the settings ``state`` from now on.
 
     Args:
         state: settings of `keras_state`.

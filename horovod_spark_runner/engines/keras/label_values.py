@@ -39,7 +39,7 @@ class LabelCheck:
         self._outputs = keras.tree.flatten(outputs)
         names = ", ".join(map(repr, columns))
         many = len(columns) > 1
-        self._told = (
+        self._subject = (
             f"the label columns {names} hold" if many else f"the label column {names} holds"
         )
         self._weighted = weighted
@@ -61,28 +61,30 @@ class LabelCheck:
         self._check(values[0])
 
     def _check_of(self, loss: keras.losses.Loss) -> Callable[[np.ndarray], None]:
-        """Return what checks labels: nothing, if their loss is none of Keras' own."""
-        function, given = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+        """Return a check of labels, which does nothing for a custom loss."""
+        function, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
         shape = _shape_of(self._outputs[0])
         if not _is_of_keras(loss):
             return lambda values: None
         if function is keras.losses.sparse_categorical_crossentropy:
-            classes = None if shape is None else shape[given.get("axis", -1)]
-            ignored = given.get("ignore_class")
-            said = f"loss {loss.name!r} takes numbers of classes, but {self._told}"
-            return lambda values: _check_classes(said, values, classes, ignored)
+            classes = None if shape is None else shape[arguments.get("axis", -1)]
+            ignored = arguments.get("ignore_class")
+            prefix = f"loss {loss.name!r} takes numbers of classes, but {self._subject}"
+            return lambda values: _check_classes(prefix, values, classes, ignored)
         alone = shape is not None and len(shape) == 2 and shape[1] == 1
         if function in _OF_TWO and alone and not self._weighted:
-            between = f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._told}"
-            return lambda values: _check_of_two(between, values)
+            range_prefix = (
+                f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._subject}"
+            )
+            return lambda values: _check_of_two(range_prefix, values)
         return lambda values: None
 
 
 def _is_of_keras(loss: keras.losses.Loss) -> bool:
-    """Tell whether a loss takes labels as Keras' do, not by a method of the user's own."""
+    """Return whether a loss reads labels by Keras' own code, not by a custom method."""
     kind = type(loss)
-    own_call = kind.__call__ is not keras.losses.Loss.__call__
-    return not own_call and kind.call.__module__.startswith("keras.")
+    overrides_call = kind.__call__ is not keras.losses.Loss.__call__
+    return not overrides_call and kind.call.__module__.startswith("keras.")
 
 
 def _shape_of(output: Any) -> tuple[int | None, ...] | None:
@@ -91,12 +93,14 @@ def _shape_of(output: Any) -> tuple[int | None, ...] | None:
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
 
 
-def _check_classes(said: str, values: np.ndarray, classes: int | None, ignored: int | None) -> None:
+def _check_classes(
+    prefix: str, values: np.ndarray, classes: int | None, ignored: int | None
+) -> None:
     if values.dtype.kind == "f":
         wrong = values[values != np.floor(values)]
         if wrong.size:
             raise ModelError(
-                f"{said} fractions such as {wrong.flat[0]:g}, which Keras would cut off; index "
+                f"{prefix} fractions such as {wrong.flat[0]:g}, which Keras would cut off; index "
                 "the classes (pyspark.ml.feature.StringIndexer), or compile the model with a "
                 "loss for real numbers, such as 'mse'"
             )
@@ -107,18 +111,18 @@ def _check_classes(said: str, values: np.ndarray, classes: int | None, ignored: 
         wrong = wrong[wrong != ignored] if ignored is not None else wrong
         if wrong.size:
             raise ModelError(
-                f"{said} {wrong.flat[0]:g}, and the output has {classes} classes, 0 to "
+                f"{prefix} {wrong.flat[0]:g}, and the output has {classes} classes, 0 to "
                 f"{classes - 1}; index them from 0 (pyspark.ml.feature.StringIndexer), or give "
                 "the output as many numbers as there are classes"
             )
 
 
-def _check_of_two(said: str, values: np.ndarray) -> None:
+def _check_of_two(prefix: str, values: np.ndarray) -> None:
     low, high = -_ROUNDING, 1 + _ROUNDING
     if values.size and (values.min() < low or values.max() > high):
         wrong: Any = values[(values < low) | (values > high)].flat[0]
         raise ModelError(
-            f"{said} {wrong:.8g}, for which it has no lowest value; turn the two classes into 0 "
+            f"{prefix} {wrong:.8g}, for which it has no lowest value; turn the two classes into 0 "
             "and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
             "or real numbers ('mse')"
         )

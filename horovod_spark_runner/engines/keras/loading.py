@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     # What stays holds neither the recipe nor its parts, which have the model's bytes.
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     state, outputs = parts.state, recipe.outputs
     with fresh_keras_state():
         model, bind = make_model(recipe)
@@ -46,8 +46,8 @@ def load_model(recipe: Recipe) -> Model:
 
     def compute(inputs: Nest) -> list[np.ndarray]:
         with using_keras_state(state):
-            given = forward(inputs)
-        return [pick(given, output.path).numpy() for output in outputs]
+            result = forward(inputs)
+        return [pick(result, output.path).numpy() for output in outputs]
 
     return Model(prepare, compute)
 
@@ -71,7 +71,7 @@ def _compiled(call: Callable[[Nest], Nest], rows: int | None) -> Callable[[Nest]
 
 
 def made_model(recipe: Recipe) -> object:
-    """Return the Keras model, not compiled, or what TensorFlow loads; see `Engine.model`."""
+    """Return the Keras model, not compiled, or TensorFlow's loaded object; see `Engine.model`."""
     # Also what the process had set before, which a fresh state takes away.
     with using_keras_state(keras_state()), fresh_keras_state():
         model = make_model(recipe)[0]
@@ -79,12 +79,12 @@ def made_model(recipe: Recipe) -> object:
 
 
 def make_model(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
-    """Return the trained model, and what makes its inputs of columns.
+    """Return the trained model and the binding from columns to its inputs.
 
     Raises:
         ModelError: what was built is not the model that was trained.
     """
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     if parts.packed is not None:
         graph = Graph(parts.packed, parts.graph)
         return graph, _binding(graph, recipe)
@@ -96,8 +96,8 @@ def make_model(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
-    """Return what the model gives, or nothing and why; see `Engine.describe_outputs`."""
-    parts: KerasParts = recipe.own
+    """Return the model's outputs, or none and the reason; see `Engine.describe_outputs`."""
+    parts: KerasParts = recipe.parts
     with fresh_keras_state():
         model = _from_source(parts)
         bind = _binding(model, recipe)
@@ -129,7 +129,7 @@ def _from_source(parts: KerasParts) -> keras.Model:
 
 
 def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> None:
-    parts: KerasParts = recipe.own
+    parts: KerasParts = recipe.parts
     assert parts.weights is not None
     arrays = ArraysFile(parts.weights)
     names = sorted(arrays.names)
@@ -146,7 +146,7 @@ def set_weights(
     recipe: Recipe,
     bind: InputBinding,
 ) -> None:
-    """Give a model that was just built the weights of the trained one.
+    """Load the trained model's weights into a newly built model.
 
     Args:
         model: the model.
@@ -159,18 +159,18 @@ def set_weights(
         ModelError: they are not those of such a model.
     """
     if not model.built or len(model.weights) != len(trained):
-        with using_keras_state(recipe.own.state):
+        with using_keras_state(recipe.parts.state):
             build_by_call(model, sample_inputs(model, bind, recipe.sample_rows().inputs))
     built = [tuple(weight.shape) for weight in model.weights]
     if list(trained) != built:
         index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
-        found = (
+        difference = (
             f"{len(built)} weights, the trained one has {len(trained)}"
             if index is None
             else f"weight {index} of shape {built[index]}, the trained one has {trained[index]}"
         )
-        made = "model_fn builds" if recipe.own.archive is None else "its archive gives"
-        raise ModelError(f"{made} another model than was trained: {found}")
+        made = "model_fn builds" if recipe.parts.archive is None else "its archive gives"
+        raise ModelError(f"{made} another model than was trained: {difference}")
     for weight, value in zip(model.weights, values, strict=True):
         weight.assign(value)
     finalize_layers(model)

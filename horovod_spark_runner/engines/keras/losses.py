@@ -26,7 +26,7 @@ _Reduce = Callable[..., tf.Tensor]
 
 @contextlib.contextmanager
 def parts_of_a_whole(part: Part, scope: Scope) -> Iterator[None]:
-    """Let Keras's losses, means and synchronised layers count for all ranks, while in a step."""
+    """Make Keras' losses, means and synchronised layers count all ranks' rows within a step."""
     if part.size == 1:
         yield
         return
@@ -49,7 +49,7 @@ def parts_of_a_whole(part: Part, scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let nothing be summed over ranks meanwhile: Keras's optimizers would add gradients again."""
+    """Suspend sums over ranks: Keras' optimizers would add gradients again."""
     context = tf.distribute.get_replica_context()
     ours = None if context is None else vars(context).pop("all_reduce", None)
     try:
@@ -83,7 +83,7 @@ def _reducing(part: Part, scope: Scope) -> Callable[[_Reduce], _Reduce]:
 def _denominator(
     reduction: str | None, mask: tf.Tensor | None, sample_weight: tf.Tensor | None, dtype: tf.DType
 ) -> tf.Tensor | None:
-    """Return what a loss divides by, where that is not the number of rows times a constant."""
+    """Return a loss's divisor, unless it is the number of rows times a constant."""
     if mask is not None and reduction in _MEANS:
         return tf.reduce_sum(tf.cast(mask, dtype))
     if reduction != "mean_with_sample_weight":

@@ -27,22 +27,22 @@ def metric_variables(model: keras.Model) -> list[MetricVariable]:
 
 def variables_of(metrics: Iterable[Metric]) -> list[MetricVariable]:
     """Return the variables of some metrics, each once."""
-    found = {id(v): v for metric in metrics for v in metric.variables}
-    return list(found.values())
+    variables = {id(v): v for metric in metrics for v in metric.variables}
+    return list(variables.values())
 
 
 def merge_of(variable: MetricVariable) -> str:
-    """Say how a metric's variable becomes that of all processes.
+    """Return how a metric's variable is merged over all processes.
 
     ``"sum"``, ``"mean"``, or ``"first"`` where one process's stands for all.
     """
-    way = variable.aggregation
-    return way if way in (SUM, MEAN) else FIRST
+    aggregation = variable.aggregation
+    return aggregation if aggregation in (SUM, MEAN) else FIRST
 
 
 @contextlib.contextmanager
 def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Iterator[None]:
-    """Let Keras' means count one number for a whole batch by that batch's rows, meanwhile.
+    """Make Keras' means weigh one number for a whole batch by the batch's rows.
 
     Args:
         rows: returns how many, or a part of all.
@@ -73,7 +73,7 @@ def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Ite
 
 
 def reduced_by(wrap: Callable[[_Reduce], _Reduce]) -> contextlib.AbstractContextManager[None]:
-    """Let Keras' losses be reduced to a number by another function, meanwhile.
+    """Replace the function by which Keras' losses are reduced to a number.
 
     It is called with the values, and ``sample_weight``, ``mask``, ``reduction`` and ``dtype`` by
     name. The mask is that of the predictions and of the loss itself (``ignore_class``).

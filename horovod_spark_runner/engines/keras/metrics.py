@@ -76,7 +76,7 @@ class StepMetrics:
 
     @contextlib.contextmanager
     def results_of_all(self, scope: Scope, wanted: tf.Variable) -> Iterator[None]:
-        """Let the model's metrics give their results over all ranks, while in a step.
+        """Make the model's metrics return their results over all ranks within a step.
 
         What a step of the user's own logs may be computed from them.
 
@@ -95,12 +95,12 @@ class StepMetrics:
     ) -> Callable[[Metric], Nest]:
         @functools.wraps(original)
         def result(metric: Metric) -> Nest:
-            known = any(metric is other for other in self._model.metrics)
+            is_model_metric = any(metric is other for other in self._model.metrics)
             # Ranks may decide differently within a condition, and wait for each other for ever.
-            if self._inside or not known or not metric.variables or in_condition(scope):
+            if self._inside or not is_model_metric or not metric.variables or in_condition(scope):
                 return original(metric)
 
-            def given() -> Nest:
+            def local_result() -> Nest:
                 # A metric may be made of others, whose results are patched as well.
                 self._inside = True
                 try:
@@ -110,25 +110,25 @@ class StepMetrics:
                 finally:
                     self._inside = False
 
-            def given_by_all() -> Nest:
+            def global_result() -> Nest:
                 self._take_back(metric.variables)
                 with _summed_over_ranks(metric.variables, name):
-                    return given()
+                    return local_result()
 
             name = scope.name("results")
-            return tf.cond(wanted, given_by_all, given)
+            return tf.cond(wanted, global_result, local_result)
 
         return result
 
     def _take_back(self, variables: Sequence[MetricVariable]) -> None:
-        """Take back what a row that stands in for none has left in some of the variables."""
+        """Undo the contribution of a placeholder row to some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
 
     def finish(self, logs: Logs | None, *, share: bool) -> Logs | None:
-        """Take back what a row that stands in for none left; return the step's logs.
+        """Undo the contribution of a placeholder row; return the step's logs.
 
         Args:
             logs: what the step returned.
@@ -159,17 +159,17 @@ def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str,
         return dict(logs)
     numbered = {name: _number(value) for name, value in logs.items()}
     values = {name: number for name, number in numbered.items() if number is not None}
-    known = [name for name in values if name in results]
+    metric_names = [name for name in values if name in results]
     terms = [part.term(value) for value in values.values()]
     other = [
         tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
-        for name in known
+        for name in metric_names
     ]
     # What a rank without rows logged is that of the row that stands in.
     flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
     summed = sum_over_ranks([*terms, *flags], "logs")
     means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
-    for name, count in zip(known, summed[len(terms) :], strict=True):
+    for name, count in zip(metric_names, summed[len(terms) :], strict=True):
         result = tf.cast(results[name], means[name].dtype)
         means[name] = tf.where(count > 0, means[name], result)
     return {**logs, **means}
@@ -188,17 +188,17 @@ def _number(value: object) -> tf.Tensor | None:
 
 @contextlib.contextmanager
 def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
-    """Give metrics' variables their values over all ranks for a while."""
-    kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+    """Assign metrics' variables their values over all ranks, temporarily."""
+    local_values = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
         variable.assign(value)
     yield
-    for variable, value in zip(variables, kept, strict=True):
+    for variable, value in zip(variables, local_values, strict=True):
         variable.assign(value)
 
 
 def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
-    """Return the values over all ranks, combined as each variable says.
+    """Return the values over all ranks, combined by each variable's aggregation.
 
     Args:
         variables: of metrics.

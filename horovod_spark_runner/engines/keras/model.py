@@ -128,8 +128,8 @@ def check_losses(model: keras.Model) -> None:
             )
 
 
-def has_own_steps(model: keras.Model) -> bool:
-    """Tell whether the user's own code is part of the model's steps, besides its call."""
+def has_custom_steps(model: keras.Model) -> bool:
+    """Return whether the user overrides the model's steps, not only its call."""
     return any(
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -137,7 +137,7 @@ def has_own_steps(model: keras.Model) -> bool:
 
 
 def finalize_layers(model: keras.Model) -> bool:
-    """Let layers compute anew what they derive from their weights; to be called after setting them.
+    """Recompute the constants that layers derive from their weights; call it after setting weights.
 
     `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants
     made of them. Functions compiled before keep the old constants.
@@ -148,12 +148,12 @@ def finalize_layers(model: keras.Model) -> bool:
     Returns:
         Whether there are such layers.
     """
-    found = False
+    finalized = False
     for layer in model._flatten_layers(include_self=True, recursive=True):
         finalize = getattr(layer, "finalize_state", None)
         # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
         # loaded model has no longer: finalising them again would empty them.
         if finalize is not None and layer.weights:
             finalize()
-            found = True
-    return found
+            finalized = True
+    return finalized

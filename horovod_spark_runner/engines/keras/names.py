@@ -26,13 +26,13 @@ def names_of(source: ModelSource) -> ModelNames:
             return ModelNames(needs_labels=needs_labels(model))
         layers = [tensor.name for tensor in keras.tree.flatten(structure)]
         outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
-        ways = _ways(output_layers(model), outputs)
-        return ModelNames(_ways(layers, structure), ways, needs_labels(model))
+        output_names = _name_choices(output_layers(model), outputs)
+        return ModelNames(_name_choices(layers, structure), output_names, needs_labels(model))
 
 
-def _ways(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
+def _name_choices(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
     """Return the names that call each tensor one thing only; a position in a list is no name."""
-    ways = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
+    choices = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
     count = len(keras.tree.flatten(structure))
-    whole = [tuple(way) for way in ways if len(way) == count == len(set(way))]
+    whole = [tuple(names) for names in choices if len(names) == count == len(set(names))]
     return tuple(dict.fromkeys(whole))

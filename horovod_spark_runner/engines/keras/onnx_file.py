@@ -23,10 +23,10 @@ from ...errors import DataError, ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
-from ...training.onnx import MOST_BYTES, ROWS, OnnxSession, check_installed, tell_facts
+from ...training.onnx import MOST_BYTES, ROWS, OnnxSession, check_installed, write_facts
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.trained_model import Recipe
-from .export import Served, serving
+from .export import SavedModelBuilder, serving
 from .exported import SERVING, check_transforms
 from .outputs import to_numpy
 
@@ -50,23 +50,23 @@ def export_onnx(
     # What TensorFlow calls them must be names of Python's.
     plain = [replace(column, encoding="") for column in recipe.columns]
     names = [f"column{number}" for number in range(len(plain))]
-    given = [f"output{number}" for number in range(len(outputs))]
-    with serving(recipe, plain, names, given) as found:
-        served = replace(found, kind="an ONNX file", checked=False)  # which raises no errors
-        _check_size(served.model)
+    output_names = [f"output{number}" for number in range(len(outputs))]
+    with serving(recipe, plain, names, output_names) as base:
+        builder = replace(base, kind="an ONNX file", checked=False)  # which raises no errors
+        _check_size(builder.model)
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
-        called = dict(zip((*names, *given), (*columns, *outputs), strict=True))
-        model = _converted(served, called, inputs)
-        predict = served.trace()[SERVING]
-        size = max(_SIZES) if served.rows is None else served.rows
+        called = dict(zip((*names, *output_names), (*columns, *outputs), strict=True))
+        model = _converted(builder, called, inputs)
+        predict = builder.trace()[SERVING]
+        size = max(_SIZES) if builder.rows is None else builder.rows
         sample = recipe.sample_rows().inputs
         rows = dict(zip(names, (sample[column.name] for column in recipe.columns), strict=True))
         try:
             rows = finite_rows(rows, size, lambda some: [*_called(predict, some).values()])
         except Exception as error:  # the user's own call may fail in any way
-            raise _cannot(served, f"{type(error).__name__}: {error}") from error
+            raise _cannot(builder, f"{type(error).__name__}: {error}") from error
         contents = bytes(model.SerializeToString())
-        _check(served, called, predict, rows, contents)
+        _check(builder, called, predict, rows, contents)
     target.write_bytes(contents)
 
 
@@ -83,11 +83,13 @@ def _check_size(model: Any) -> None:
         )
 
 
-def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Column]) -> Any:
+def _converted(
+    builder: SavedModelBuilder, called: Mapping[str, str], inputs: Sequence[Column]
+) -> Any:
     """Return the model of the file.
 
     Args:
-        served: what the SavedModel is made of.
+        builder: makes the SavedModel.
         called: what its inputs and outputs are called in the file.
         inputs: the columns, by their names in the file.
     """
@@ -95,7 +97,7 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
     from tf2onnx import tf_loader
 
     with tempfile.TemporaryDirectory() as folder:
-        served.leave(Path(folder))
+        builder.leave(Path(folder))
         try:
             with _numpy_of_old(), _silent():
                 graph, taken, outputs, tables, names = tf_loader.from_saved_model(
@@ -108,27 +110,29 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
                 )
                 model = _onnx_of(graph, taken, outputs, tables, names)
         except Exception as error:  # whatever tf2onnx comes across
-            raise _cannot(served, f"tf2onnx says {type(error).__name__}: {error}") from error
+            raise _cannot(builder, f"tf2onnx says {type(error).__name__}: {error}") from error
     unknown = {
         f"{node.op_type} ({node.name})"
         for node in model.graph.node
         if not onnx.defs.has(node.op_type, OPSET, node.domain)
     }
     if unknown:
-        raise _cannot(served, f"tf2onnx knows no form of {', '.join(sorted(unknown))}")
-    given = {value.name for value in model.graph.input}
-    if given != {column.name for column in served.inputs}:
-        raise _cannot(served, f"tf2onnx leaves the inputs {sorted(given)} open")
+        raise _cannot(builder, f"tf2onnx knows no form of {', '.join(sorted(unknown))}")
+    input_names = {value.name for value in model.graph.input}
+    if input_names != {column.name for column in builder.inputs}:
+        raise _cannot(builder, f"tf2onnx leaves the inputs {sorted(input_names)} open")
     _rename(model.graph, called)
-    _shape(model.graph, served, called)
-    added = [called[name] for name in served.added]
-    outside = dict(zip((one.name for one in served.columns), (c.name for c in inputs), strict=True))
-    bounds = {outside[name]: given for name, given in served.bind.bounds.items()}
-    tell_facts(model, inputs, served.outputs, added, bounds)
+    _shape(model.graph, builder, called)
+    added = [called[name] for name in builder.added]
+    outside = dict(
+        zip((one.name for one in builder.columns), (c.name for c in inputs), strict=True)
+    )
+    bounds = {outside[name]: limits for name, limits in builder.bind.bounds.items()}
+    write_facts(model, inputs, builder.outputs, added, bounds)
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # a graph that is none
-        raise _cannot(served, str(error)) from error
+        raise _cannot(builder, str(error)) from error
     return model
 
 
@@ -164,7 +168,7 @@ def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _numpy_of_old() -> Iterator[None]:
-    """Give tf2onnx, as Keras does for its own exports, what NumPy 2 no longer has."""
+    """Provide tf2onnx with names that NumPy 2 has removed, as Keras' own export does."""
     from keras.src.export.tf2onnx_lib import patch_tf2onnx
 
     missing = "object" not in vars(np)
@@ -180,7 +184,7 @@ def _numpy_of_old() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what tf2onnx and TensorFlow tell of their work to themselves; errors are raised."""
+    """Silence tf2onnx and TensorFlow; errors are still raised."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "tensorflow")]
     before = [logger.level for logger in loggers]
     try:
@@ -194,7 +198,7 @@ def _silent() -> Iterator[None]:
 
 
 def _rename(graph: Any, called: Mapping[str, str]) -> None:
-    """Give inputs and outputs of a graph other names; what else has one of these gets another.
+    """Rename a graph's inputs and outputs; other nodes of those names get new ones.
 
     Args:
         graph: the ``onnx.GraphProto``.
@@ -217,17 +221,17 @@ def _rename(graph: Any, called: Mapping[str, str]) -> None:
                 _rename(inner, called)
 
 
-def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
-    """Say of what shapes all is that goes in and out: rows first, any number of them."""
+def _shape(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str]) -> None:
+    """Set the shapes of inputs and outputs; the first dimension is the rows, of any number."""
     shapes: dict[str, Sequence[int | None]] = {
-        called[column.name]: column.shape for column in served.inputs
+        called[column.name]: column.shape for column in builder.inputs
     }
-    names = (called[name] for name in served.added)
-    shapes.update(zip(names, (spec.shape for spec in served.outputs), strict=True))
+    names = (called[name] for name in builder.added)
+    shapes.update(zip(names, (spec.shape for spec in builder.outputs), strict=True))
     for value in (*graph.input, *graph.output):
         shape = value.type.tensor_type.shape
         shape.Clear()
-        for place, size in enumerate((served.rows, *shapes[value.name])):
+        for place, size in enumerate((builder.rows, *shapes[value.name])):
             dimension = shape.dim.add()
             if size is None:
                 dimension.dim_param = f"{value.name} {place}" if place else ROWS
@@ -236,9 +240,13 @@ def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
 
 
 def _check(
-    served: Served, called: Mapping[str, str], predict: Any, rows: Arrays, contents: bytes
+    builder: SavedModelBuilder,
+    called: Mapping[str, str],
+    predict: Any,
+    rows: Arrays,
+    contents: bytes,
 ) -> None:
-    """Check that the file gives what Keras gives.
+    """Check that the file's outputs equal those of Keras.
 
     Raises:
         ModelError: it does not.
@@ -246,24 +254,24 @@ def _check(
     try:
         session = OnnxSession(contents)
     except ModelError as error:
-        raise _cannot(served, str(error)) from error
-    for size in _SIZES if served.rows is None else (served.rows,):
-        given = repeat_rows(rows, size)
-        expected = _called(predict, given)
+        raise _cannot(builder, str(error)) from error
+    for size in _SIZES if builder.rows is None else (builder.rows,):
+        batch = repeat_rows(rows, size)
+        expected = _called(predict, batch)
         try:
-            found = session({called[name]: value for name, value in given.items()})
+            onnx_outputs = session({called[name]: value for name, value in batch.items()})
             for name, value in expected.items():
-                check_close(value, found[called[name]])
+                check_close(value, onnx_outputs[called[name]])
         except (AssertionError, DataError, ModelError) as error:
-            told = on_one_line(error)
+            reason = on_one_line(error)
             raise _cannot(
-                served, f"for {size} rows it does not give what Keras gives: {told}"
+                builder, f"for {size} rows it does not give what Keras gives: {reason}"
             ) from error
 
 
-def _called(predict: Any, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what Keras gives for columns."""
-    made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in given.items()})
+def _called(predict: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return Keras' outputs for columns."""
+    made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in columns.items()})
     return {name: to_numpy(value) for name, value in made.items()}
 
 
@@ -271,8 +279,8 @@ def _for_tensorflow(values: np.ndarray) -> Any:
     return values.tolist() if values.dtype == object else values
 
 
-def _cannot(served: Served, reason: str) -> ModelError:
-    name = getattr(served.model, "name", "")
+def _cannot(builder: SavedModelBuilder, reason: str) -> ModelError:
+    name = getattr(builder.model, "name", "")
     return ModelError(
         f"an ONNX file cannot hold the model {name!r}: {' '.join(reason.split()):.1000}. Its "
         "SavedModel (format='saved_model') may"

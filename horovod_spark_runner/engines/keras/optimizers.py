@@ -23,27 +23,27 @@ def find_optimizers(
         model: the model.
         applied: optimizers that its step was seen to use, wherever they are kept.
     """
-    found: list[keras.optimizers.Optimizer] = []
-    _collect(model.optimizer, found, set())
+    optimizers: list[keras.optimizers.Optimizer] = []
+    _collect(model.optimizer, optimizers, set())
     seen: set[int] = set()
     for layer in model._flatten_layers(include_self=True, recursive=True):
-        _collect(vars(layer), found, seen)
-    _collect(list(applied), found, seen)
-    inner = {id(part) for optimizer in found for part in inner_optimizers(optimizer)}
-    return [optimizer for optimizer in found if id(optimizer) not in inner]
+        _collect(vars(layer), optimizers, seen)
+    _collect(list(applied), optimizers, seen)
+    inner = {id(part) for optimizer in optimizers for part in _inner_optimizers(optimizer)}
+    return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
 
-def _collect(value: object, found: list[keras.optimizers.Optimizer], seen: set[int]) -> None:
+def _collect(value: object, optimizers: list[keras.optimizers.Optimizer], seen: set[int]) -> None:
     if isinstance(value, keras.optimizers.Optimizer):
-        if not any(value is optimizer for optimizer in found):
-            found.append(value)
+        if not any(value is optimizer for optimizer in optimizers):
+            optimizers.append(value)
     elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
         seen.add(id(value))
         for item in list(value.values() if isinstance(value, Mapping) else value):
-            _collect(item, found, seen)
+            _collect(item, optimizers, seen)
 
 
-def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+def _inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Return the optimizers that one wraps, as loss scaling and ``MultiOptimizer`` do."""
     inner = [getattr(optimizer, "inner_optimizer", None)]
     inner += list(getattr(optimizer, "optimizers", None) or ())
@@ -56,7 +56,7 @@ def leaf_optimizers(
     """Return the optimizers that update variables themselves."""
     leaves: list[keras.optimizers.Optimizer] = []
     for optimizer in optimizers:
-        inner = inner_optimizers(optimizer)
+        inner = _inner_optimizers(optimizer)
         leaves += leaf_optimizers(inner) if inner else [optimizer]
     return leaves
 

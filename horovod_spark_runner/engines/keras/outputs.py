@@ -17,18 +17,18 @@ from .protocols import Nest, Path
 
 
 def call_model(model: keras.Model, inputs: Nest) -> Nest:
-    """Return what ``model.predict`` would, for one batch: a user's ``predict_step`` counts."""
+    """Return the result of ``model.predict`` for one batch; a custom ``predict_step`` counts."""
     return model.predict_step((inputs,))
 
 
 def build_by_call(model: keras.Model, inputs: Nest) -> None:
-    """Let a model make the weights it has when it was trained, by a call as in training."""
+    """Build a model's weights by a call as in training."""
     arguments = {"training": True} if model._call_has_training_arg else {}
     model(inputs, **arguments)
 
 
 def call_outputs(model: keras.Model, example: Nest) -> Any | None:
-    """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
+    """Return the outputs of a model's call in training mode, or ``None`` if it has no call."""
     outputs = getattr(model, "outputs", None)
     if outputs:
         return outputs[0] if isinstance(model, keras.Sequential) else model.output
@@ -44,7 +44,7 @@ def call_outputs(model: keras.Model, example: Nest) -> Any | None:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model, others: Sequence[Variable] = ()) -> Iterator[None]:
-    """Give ``model`` its state back, should calls change it: counters, seeds; ``others`` too."""
+    """Restore the state of ``model``, and of ``others``, after calls: counters, seeds."""
     variables = [*getattr(model, "non_trainable_variables", ()), *others]
     before = [(variable, np.array(variable)) for variable in variables]
     try:
@@ -56,7 +56,7 @@ def unchanged(model: keras.Model, others: Sequence[Variable] = ()) -> Iterator[N
 
 
 def output_leaves(value: Nest) -> list[tuple[Path, tf.Tensor]]:
-    """Return every tensor in what a model gave, with the keys and indices that lead to it.
+    """Return every tensor of a model's outputs, with the keys and indices of its path.
 
     Dictionaries are walked in their own order, which is the one their author wrote.
 
@@ -105,7 +105,7 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def output_specs(model: keras.Model, inputs: Nest) -> list[OutputSpec]:
-    """Return names, shapes and types of what the model gives.
+    """Return names, shapes and types of the model's outputs.
 
     A single output is called "prediction". Those in a list have the names of the layers that give
     them, those in dictionaries their keys; deeper down, keys and indices are joined by "_".
@@ -136,7 +136,8 @@ def output_specs(model: keras.Model, inputs: Nest) -> list[OutputSpec]:
 
 
 def _last_activation(model: keras.Model, path: Path) -> str:
-    """Return what a model does last to an output; ``""`` where its graph does not tell."""
+    """Return the activation that a model applies last to an output; ``""`` if its graph has "
+    "none."""
     if type(model).predict_step is not keras.Model.predict_step:
         return ""
     try:

@@ -35,7 +35,7 @@ from .metric_state import SUM, merge_of, metric_variables
 from .optimizers import leaf_optimizers
 from .protocols import CompiledMetrics, Loss, Metric, Nest
 from .scope import replaced
-from .untracked import known_variables
+from .untracked import tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
     from .exchange import GradientExchange
@@ -68,7 +68,9 @@ def try_model(
         ModelError: a step, loss or layer sums over rows, or a metric keeps what is no sum.
     """
     rows = len(keras.tree.flatten(data)[0])
-    own = [m for m in getattr(model._compile_metrics, "metrics", ()) if _is_own_metric(m)]
+    custom_metrics = [
+        m for m in getattr(model._compile_metrics, "metrics", ()) if _is_custom_metric(m)
+    ]
 
     def step(vary: bool) -> list[str]:
         with _preserve_state(model, exchange, vary=vary):
@@ -76,27 +78,27 @@ def try_model(
 
     def metrics(vary: bool) -> list[str]:
         with _preserve_state(model, exchange, vary=vary):
-            return _try_metrics(model, own, data, rows)
+            return _try_metrics(model, custom_metrics, data, rows)
 
-    found = [*try_varied(step)] if _is_to_be_tried(model) else []
-    return list(dict.fromkeys([*found, *(try_varied(metrics) if own else ())]))
+    step_warnings = [*try_varied(step)] if _is_to_be_tried(model) else []
+    return list(dict.fromkeys([*step_warnings, *(try_varied(metrics) if custom_metrics else ())]))
 
 
 @contextlib.contextmanager
 def _preserve_state(
     model: keras.Model, exchange: GradientExchange, *, vary: bool
 ) -> Iterator[None]:
-    """Give a model its state back afterwards: weights, counters, seeds and metrics.
+    """Restore a model's state afterwards: weights, counters, seeds and metrics.
 
     Args:
         model: the model.
         exchange: that of the model.
         vary: whether it has other weights meanwhile, by which rows differ.
     """
-    known = {id(v): v for v in known_variables(model, exchange.known)}
+    variables = {id(v): v for v in tracked_variables(model, exchange.optimizers)}
     # Slots of optimizers change where gradients are applied only.
-    slots = {id(v) for o in leaf_optimizers(exchange.known) for v in o.variables if v.shape}
-    kept = [(v, np.array(v)) for key, v in known.items() if key not in slots]
+    slots = {id(v) for o in leaf_optimizers(exchange.optimizers) for v in o.variables if v.shape}
+    saved = [(v, np.array(v)) for key, v in variables.items() if key not in slots]
     numbers = [
         (vars(layer), {k: v for k, v in vars(layer).items() if _may_count(k, v)})
         for layer in model._flatten_layers(include_self=True, recursive=True)
@@ -104,17 +106,17 @@ def _preserve_state(
     trained = {id(v) for v in model.trainable_weights}
     with nothing_drawn():
         try:
-            for variable, value in kept:
+            for variable, value in saved:
                 if vary and id(variable) in trained and value.dtype.kind == "f":
                     variable.assign(vary_weights(value))
-            for optimizer in exchange.known:
+            for optimizer in exchange.optimizers:
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                     optimizer.dynamic_scale.assign(1.0)  # half precision holds no more
             yield
         finally:
-            if any(id(variable) not in known for variable in metric_variables(model)):
+            if any(id(variable) not in variables for variable in metric_variables(model)):
                 model.reset_metrics()  # those that were made here
-            for variable, value in kept:
+            for variable, value in saved:
                 variable.assign(value)
             for held, values in numbers:
                 for name in [name for name, value in held.items() if _may_count(name, value)]:
@@ -123,7 +125,7 @@ def _preserve_state(
 
 
 def _may_count(name: str, value: object) -> bool:
-    """Tell whether an attribute is a number of the user's own, as of steps in eager mode."""
+    """Return whether an attribute is a user's number, such as a count of steps in eager mode."""
     return isinstance(value, int | float) and name not in _of_keras()
 
 
@@ -139,32 +141,32 @@ def _of_keras() -> frozenset[str]:
 
 def _try_step(model: keras.Model, exchange: GradientExchange, data: Nest, rows: int) -> list[str]:
     statistics = [v for v in model.non_trainable_weights if v.dtype != "string"]
-    begun = [(v, np.array(v)) for v in statistics]
+    initial_statistics = [(v, np.array(v)) for v in statistics]
     sums: dict[str, list[tf.Tensor]] = {}
 
     def compute(chosen: np.ndarray, fraction: float) -> Values:
         if fraction == 1.0:
             sums.clear()
-        given = keras.tree.map_structure(lambda value: tf.gather(value, chosen), data)
+        batch = keras.tree.map_structure(lambda value: tf.gather(value, chosen), data)
         with _treat_rows_alone():
-            gradients = exchange.try_step(given, fraction, sums)
-        found = {(_ADDED, str(n)): np.array(loss) for n, loss in enumerate(model.losses)}
-        found |= {(GRADIENT, name): np.array(one) for name, one in gradients.items()}
-        for variable, before in begun:
-            found[CHANGE, variable.path] = measure_change(np.array(variable), before)
+            gradients = exchange.try_step(batch, fraction, sums)
+        values = {(_ADDED, str(n)): np.array(loss) for n, loss in enumerate(model.losses)}
+        values |= {(GRADIENT, name): np.array(one) for name, one in gradients.items()}
+        for variable, before in initial_statistics:
+            values[CHANGE, variable.path] = measure_change(np.array(variable), before)
             variable.assign(before)
-        return found
+        return values
 
     low = bool(tf.config.list_logical_devices("GPU"))
     low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in _layers_of(model))
-    found = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
+    differences = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
     subjects = {
         _ADDED: f"loss {{name}} that a layer adds (add_loss) of model {model.name!r}",
         GRADIENT: f"{_what_is_trained(model)} of model {model.name!r}",
         CHANGE: f"what variable '{{name}}' of model {model.name!r} changes by",
     }
     return report_parts(
-        found,
+        differences,
         subjects,
         "let it be the mean over rows, or of a function the values of all rows "
         "(keras.losses.Loss with reduction='sum' is a sum that is known)",
@@ -179,24 +181,24 @@ def _what_is_trained(model: keras.Model) -> str:
 
 
 def loss_title(model: keras.Model) -> str:
-    """Return the losses of a model's own by their names, for messages."""
-    own = [repr(loss.name) for loss in _losses_of(model) if _is_own_loss(loss)]
-    return f"loss {', '.join(own)}" if own else "the loss"
+    """Return the names of a model's custom losses, for messages."""
+    custom_losses = [repr(loss.name) for loss in _losses_of(model) if _is_custom_loss(loss)]
+    return f"loss {', '.join(custom_losses)}" if custom_losses else "the loss"
 
 
 def _is_to_be_tried(model: keras.Model) -> bool:
-    """Tell whether a training step has code of the user's own, or compares rows."""
+    """Return whether a training step runs custom code, or compares rows."""
     operations = [*_layers_of(model), *getattr(model, "operations", ())]
     return (
         not _is_of_keras(type(model))
-        or any(_is_own(each) for each in operations)
-        or any(map(_is_own_loss, _losses_of(model)))
+        or any(_is_custom(each) for each in operations)
+        or any(map(_is_custom_loss, _losses_of(model)))
     )
 
 
-def _is_own(operation: object) -> bool:
-    known = isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.Lambda)
-    return not known or not _is_of_keras(type(operation))
+def _is_custom(operation: object) -> bool:
+    is_layer = isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.Lambda)
+    return not is_layer or not _is_of_keras(type(operation))
 
 
 def _layers_of(model: keras.Model) -> list[keras.Layer]:
@@ -210,7 +212,7 @@ def _losses_of(model: keras.Model) -> list[Loss]:
 
 @contextlib.contextmanager
 def _treat_rows_alone() -> Iterator[None]:
-    """Let Keras' layers that drop, or take moments of a batch, treat each row by itself."""
+    """Make Keras' layers that drop values, or take moments, treat each row separately."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -230,7 +232,9 @@ def _treat_rows_alone() -> Iterator[None]:
 # -- metrics ---------------------------------------------------------------------------------------
 
 
-def _try_metrics(model: keras.Model, own: Sequence[Metric], data: Nest, rows: int) -> list[str]:
+def _try_metrics(
+    model: keras.Model, custom_metrics: Sequence[Metric], data: Nest, rows: int
+) -> list[str]:
     compiled: CompiledMetrics = model._compile_metrics
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
@@ -243,7 +247,7 @@ def _try_metrics(model: keras.Model, own: Sequence[Metric], data: Nest, rows: in
         compiled.reset_state()
         for part in parts:
             compiled.update_state(rows_of(y, part), rows_of(outputs, part))
-        return [(values_of(m.variables), m.result()) for m in own]
+        return [(values_of(m.variables), m.result()) for m in custom_metrics]
 
     # Halves that are equally large are how ranks share a batch.
     cut = rows // 2
@@ -251,10 +255,12 @@ def _try_metrics(model: keras.Model, own: Sequence[Metric], data: Nest, rows: in
     states = [[state for state, _ in after(*parts)] for parts in ((first,), (second,))]
     in_turn, at_once = after(first, second), after(slice(0, cut * 2))
     zero = [[np.zeros_like(value) for value in state] for state in states[0]]
-    for metric, a, b, (both, _), begun in zip(own, *states, in_turn, zero, strict=True):
+    for metric, a, b, (both, _), initial in zip(
+        custom_metrics, *states, in_turn, zero, strict=True
+    ):
         check_sums(
             metric,
-            (begun, a, b, both),
+            (initial, a, b, both),
             "Keep sums, give the variable another aggregation ('mean', 'only_first_replica'), or "
             "train with num_workers=1",
         )
@@ -262,13 +268,13 @@ def _try_metrics(model: keras.Model, own: Sequence[Metric], data: Nest, rows: in
         f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
         "every rank computes it from its own rows, and the mean of that is told, which is another "
         "number than that of the global batch"
-        for metric, (_, one), (_, other) in zip(own, in_turn, at_once, strict=True)
-        if not are_close_results(one, other)
+        for metric, (_, one), (_, other) in zip(custom_metrics, in_turn, at_once, strict=True)
+        if not _are_close_results(one, other)
     ]
 
 
 def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
-    """Check that what a metric keeps are sums over rows.
+    """Check that a metric's variables are sums over rows.
 
     Args:
         metric: the metric.
@@ -279,8 +285,8 @@ def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
     Raises:
         ModelError: one is none.
     """
-    for variable, begun, one, other, both in zip(metric.variables, *states, strict=True):
-        if merge_of(variable) == SUM and not close(one + other - begun, both):
+    for variable, initial, one, other, both in zip(metric.variables, *states, strict=True):
+        if merge_of(variable) == SUM and not close(one + other - initial, both):
             raise ModelError(
                 f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over several "
                 f"processes: its variable {variable.name!r} is not a sum over rows (a maximum or a "
@@ -289,12 +295,12 @@ def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
 
 
 def values_of(variables: Sequence[Any]) -> State:
-    """Return copies of what variables hold."""
+    """Return copies of variables' values."""
     return [np.array(variable) for variable in variables]
 
 
-def are_close_results(one: Nest, other: Nest) -> bool:
-    """Tell whether two results of a metric differ by no more than rounding."""
+def _are_close_results(one: Nest, other: Nest) -> bool:
+    """Return whether two results of a metric differ by no more than rounding."""
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(close(a, b) for a, b in pairs)
 
@@ -303,13 +309,13 @@ def _is_of_keras(thing: object) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("keras.")
 
 
-def _is_own_metric(metric: keras.metrics.Metric) -> bool:
+def _is_custom_metric(metric: keras.metrics.Metric) -> bool:
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
-    own = not _is_of_keras(type(metric).update_state)
-    return own or (function is not None and not _is_of_keras(function))
+    custom_update = not _is_of_keras(type(metric).update_state)
+    return custom_update or (function is not None and not _is_of_keras(function))
 
 
-def _is_own_loss(loss: Loss) -> bool:
+def _is_custom_loss(loss: Loss) -> bool:
     function = getattr(loss, "fn", None)
     if function is None:
         return not _is_of_keras(type(loss).call)
@@ -322,5 +328,5 @@ def rows_of(values: Nest, part: slice) -> Nest:
 
 
 def close(value: ArrayLike, other: ArrayLike) -> bool:
-    """Tell whether two results differ by no more than rounding."""
+    """Return whether two results differ by no more than rounding."""
     return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))

@@ -21,7 +21,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 class MetricVariable(Variable, Protocol):
-    """In what a metric keeps a sum."""
+    """Variable that holds a metric's sum."""
 
     @property
     def name(self) -> str: ...

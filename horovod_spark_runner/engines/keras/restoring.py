@@ -36,7 +36,7 @@ _sparing: ContextVar[bool] = ContextVar("sparing", default=False)
 
 @contextlib.contextmanager
 def sparing_memory() -> Iterator[None]:
-    """Let models be saved and loaded inside without copies of large weights.
+    """Save and load models without copies of large weights.
 
     Whatever a model is built with inside has to be loaded, too: it begins as zeros.
     """
@@ -127,7 +127,7 @@ def _fits(variable: keras.Variable, value: np.ndarray) -> bool:
 
 
 def _mapped(data: Any) -> np.memmap | None:
-    """Return a large array of an HDF5 file where it lies in one piece; ``None`` of any other."""
+    """Return a memory map of a contiguous array in an HDF5 file; ``None`` for any other."""
     if (
         not isinstance(data, h5py.Dataset)
         or data.size < LARGE

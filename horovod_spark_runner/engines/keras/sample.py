@@ -32,7 +32,7 @@ def calling(model: keras.Model, bind: Bind) -> Call:
 
     def call(rows: Arrays) -> list[np.ndarray]:
         with unchanged(model):
-            given = call_model(model, sample_inputs(model, bind, rows))
-        return [to_numpy(value) for _, value in output_leaves(given)]
+            outputs = call_model(model, sample_inputs(model, bind, rows))
+        return [to_numpy(value) for _, value in output_leaves(outputs)]
 
     return call

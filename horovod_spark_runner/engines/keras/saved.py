@@ -32,7 +32,7 @@ WITH_MODEL_FN = with_model_fn(KERAS)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """How the trained model can be made again, besides by its `ModelSource`.
+    """Way of rebuilding the trained model, besides its `ModelSource`.
 
     Attributes:
         loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
@@ -48,12 +48,12 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class KerasFacts:
-    """What a signature says of a Keras model besides what it says of any.
+    """Keras-specific fields of a signature.
 
     Attributes:
         archive: whether there is a ``model.keras``.
         self_contained: whether it loads and predicts the same without the user's code.
-        needs_source: whether it does not with the user's code either, but must be built anew.
+        needs_source: whether it does not with the user's code either, but must be rebuilt.
         run_eagerly: whether it was compiled to run without a graph.
         state: Keras' global settings it was trained under, by name.
         keras: version of Keras.
@@ -74,13 +74,13 @@ class KerasFacts:
 
 
 def facts_of(model: StoredModel) -> KerasFacts:
-    """Return what a stored model's signature says of it; defaults for what it does not."""
+    """Return a stored model's Keras-specific fields, with defaults for missing ones."""
     return model.facts(KerasFacts)
 
 
 @dataclass(frozen=True)
 class KerasParts:
-    """What a Keras model is made from.
+    """Parts that a Keras model is rebuilt from.
 
     Attributes:
         archive: contents of its ``.keras`` file, if that is the way.
@@ -113,7 +113,7 @@ def keras_parts(
     saved: SavedModel | None,
     custom_objects: Mapping[str, Any],
 ) -> KerasParts:
-    """Return what a stored model is made from; see `Engine.parts`."""
+    """Return the parts of a stored model; see `Engine.parts`."""
     facts = facts_of(model)
     state, eager = facts.state, facts.run_eagerly
     reweighted = model.signature.reweighted

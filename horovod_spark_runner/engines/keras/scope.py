@@ -1,4 +1,4 @@
-"""A step while it runs or is traced, and what of Keras is another meanwhile."""
+"""A step while it runs or is traced, and temporary patches of Keras."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import tensorflow as tf
 from .protocols import Method
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-_OWN = "horovod_spark_runner"
+_VARIABLE_NAME = "horovod_spark_runner"
 
 
-def own_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
+def runner_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
     """Return a variable of ours, which steps use besides the model's."""
-    return tf.Variable(value, trainable=False, dtype=dtype, name=_OWN)
+    return tf.Variable(value, trainable=False, dtype=dtype, name=_VARIABLE_NAME)
 
 
-def is_own_variable(variable: tf.Variable) -> bool:
-    """Tell whether `own_variable` has made it."""
-    return bool(variable.name.partition(":")[0] == _OWN)
+def is_runner_variable(variable: tf.Variable) -> bool:
+    """Return whether `runner_variable` created the variable."""
+    return bool(variable.name.partition(":")[0] == _VARIABLE_NAME)
 
 
 class Scope:
-    """A step while it runs or is traced: names for its collectives, and where they lie.
+    """A step while it runs or is traced: names for its collectives, and their scopes.
 
     A function of the user's own with ``@tf.function`` on it is traced once and used again in other
     steps. So names are given once only, and it is noted that there is such a function.
@@ -38,17 +38,17 @@ class Scope:
 
     def enter(self) -> None:
         """Begin a step."""
-        self.graph = current_graph()
+        self.graph = _current_graph()
         if self.graph is None:  # what runs eagerly may use the names of the step before
             self._number = 0
 
     @property
     def outermost(self) -> bool:
-        """Whether this is the step itself, and no function within it."""
-        return current_graph() is self.graph
+        """True if this is the step itself, not a function within it."""
+        return _current_graph() is self.graph
 
     def note(self) -> None:
-        """Note that what is done here depends on the part of this rank."""
+        """Record that operations here depend on this rank's rows."""
         self.nested = self.nested or not self.outermost
 
     def name(self, kind: str) -> str:
@@ -58,14 +58,14 @@ class Scope:
         return f"{kind}.{self._number}"
 
 
-def current_graph() -> tf.Graph | None:
+def _current_graph() -> tf.Graph | None:
     """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def in_condition(scope: Scope) -> bool:
-    """Tell whether what is traced now, within the step, lies in a condition or loop."""
-    graph = current_graph()
+    """Return whether the current trace, within the step, is inside a condition or loop."""
+    graph = _current_graph()
     while graph is not None and graph is not scope.graph:
         if type(graph).__name__ in _CONDITIONAL_GRAPHS:
             return True
@@ -74,16 +74,16 @@ def in_condition(scope: Scope) -> bool:
 
 
 def classes_with(base: type, method: str) -> list[type]:
-    """Return ``base``, its bases and what is derived of it, where they define ``method``."""
-    found = [cls for cls in base.__mro__ if method in vars(cls)]
+    """Return ``base``, its bases and subclasses that define ``method``."""
+    classes = [cls for cls in base.__mro__ if method in vars(cls)]
     pending: list[type] = [base]
     while pending:
         derived: type
         for derived in pending.pop().__subclasses__():
             pending.append(derived)
-            if method in vars(derived) and derived not in found:
-                found.append(derived)
-    return found
+            if method in vars(derived) and derived not in classes:
+                classes.append(derived)
+    return classes
 
 
 @contextlib.contextmanager

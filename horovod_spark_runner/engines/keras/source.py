@@ -79,11 +79,11 @@ class _UnderSettings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In this order: what the function has captured is made under the settings, too.
-        return _under_settings, (_Begun(self.settings), self.function, self.settings)
+        return _under_settings, (_RestoredSettings(self.settings), self.function, self.settings)
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _RestoredSettings:
     """Settings that hold once this is unpickled, which gives those from before.
 
     Attributes:
@@ -132,39 +132,39 @@ def _settings_of_this_process() -> Mapping[str, Any]:
     return settings
 
 
-def check_given_callbacks(given: Any) -> None:
-    """Check as much of ``callbacks`` as shows without Keras; the ranks check what functions return.
+def check_callback_argument(callbacks: Any) -> None:
+    """Check ``callbacks`` without importing Keras; the ranks check a function's result.
 
     Raises:
         InvalidInputError: it holds something else than Keras callbacks.
     """
-    if _is_of_keras(given, "Callback") or not callable(given):
-        list_callbacks(given)
+    if _is_of_keras(callbacks, "Callback") or not callable(callbacks):
+        list_callbacks(callbacks)
 
 
-def list_callbacks(given: Any) -> list[Any]:
+def list_callbacks(callbacks: Any) -> list[Any]:
     """Return one callback, or several, as a list.
 
     Raises:
         InvalidInputError: they are something else.
     """
-    if _is_of_keras(given, "Callback") and not _is_of_keras(given, "CallbackList"):
-        return [given]
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if _is_of_keras(callbacks, "Callback") and not _is_of_keras(callbacks, "CallbackList"):
+        return [callbacks]
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise InvalidInputError(
             "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
-            f"got {brief(given)}"
+            f"got {brief(callbacks)}"
         )
-    for callback in given:
+    for callback in callbacks:
         if not _is_of_keras(callback, "Callback"):
             raise InvalidInputError(
                 f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
             )
-    return list(given)
+    return list(callbacks)
 
 
 def _is_of_keras(value: Any, name: str) -> bool:
-    """Tell whether ``value`` is an instance of Keras' class of that name."""
+    """Return whether ``value`` is an instance of Keras' class of that name."""
     # Without importing Keras: if it is an instance, Keras is loaded already.
     return any(
         cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__

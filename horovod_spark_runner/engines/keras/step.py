@@ -45,7 +45,7 @@ class Steps:
         data: one batch, as ``train_step`` takes it.
         test_data: one batch, as ``test_step`` takes it.
         eager: whether the model is not to be compiled.
-        own: whether the steps run code of the user's own, which may compile parts of itself.
+        custom: whether the steps run code of the user, which may compile parts of itself.
         once: whether what Keras makes in a first step may be made outside of it; see
             `makes_only_variables`.
 
@@ -60,39 +60,39 @@ class Steps:
         test_data: Nest,
         *,
         eager: bool,
-        own: bool,
+        custom: bool,
         once: bool,
     ) -> None:
         self._exchange = exchange
         self._eager = eager
-        self._own, self._once = own, once and not own
+        self._custom, self._once = custom, once and not custom
         self._kind = tf.nest.map_structure(_any_batch, data)
         self._test_kind = tf.nest.map_structure(_any_batch, test_data)
-        self._nothing_asked = _control(NOTHING)
+        self._no_requests = _control(NOTHING)
         self._train: _Train = exchange.step
         self._train_full: _Train | None = exchange.equal_step
         self._test: Callable[[Nest], Logs | None] = exchange.test_step
         self.trace()
 
     def trace(self) -> None:
-        """Compile the steps, anew where layers hold other constants than before.
+        """Compile the steps, again where layers hold other constants than before.
 
         Raises:
             ModelError: a layer has a compiled function that knows of one kind of step only.
         """
         self.graph: tf.Graph | None = None
         if self._eager:
-            self._train_full = None if self._own else self._train_full
+            self._train_full = None if self._custom else self._train_full
             return
         exchange = self._exchange
-        control = tf.TensorSpec(self._nothing_asked.shape, tf.float32)
+        control = tf.TensorSpec(self._no_requests.shape, tf.float32)
         kind = (self._kind, control)
         train = tf.function(exchange.step, autograph=False, input_signature=kind)
         self._train, self._train_full = train, None
         self._test = tf.function(
             exchange.test_step, autograph=False, input_signature=(self._test_kind,)
         )
-        if self._own and exchange.size > 1:
+        if self._custom and exchange.size > 1:
             traced = train.get_concrete_function()
             self._train, self.graph = traced, traced.graph
             if exchange.scope.nested:
@@ -111,26 +111,26 @@ class Steps:
                 "the whole step is compiled anyway"
             )
 
-    def train_full(self, data: Nest, asked: Sequence[bool]) -> StepResult:
+    def train_full(self, data: Nest, requests: Sequence[bool]) -> StepResult:
         """Run a step where every rank has a full batch.
 
         Args:
             data: what ``train_step`` takes.
-            asked: what this rank asks of all; see `Agreement`.
+            requests: what this rank asks of all; see `Agreement`.
 
         Returns:
             The step's logs, and how many ranks asked for each; ``None`` where ranks do not meet in
             every step.
         """
-        control = _control(asked) if any(asked) else self._nothing_asked
+        control = _control(requests) if any(requests) else self._no_requests
         if self._train_full is None:
-            return self.train(data, 1.0 / self._exchange.size, asked)
+            return self.train(data, 1.0 / self._exchange.size, requests)
         return self._train_full(data, control)
 
-    def train(self, data: Nest, fraction: float, asked: Sequence[bool]) -> StepResult:
+    def train(self, data: Nest, fraction: float, requests: Sequence[bool]) -> StepResult:
         """Run a step where this rank has ``fraction`` of the rows of all."""
         self._exchange.set_fraction(fraction)
-        return self._train(data, _control(asked))
+        return self._train(data, _control(requests))
 
     def test(self, data: Nest, fraction: float) -> Logs | None:
         """Run a test step where this rank has ``fraction`` of the rows of all."""
@@ -139,15 +139,17 @@ class Steps:
 
 
 def makes_only_variables(model: keras.Model) -> bool:
-    """Tell whether Keras does nothing in a first step but to make variables of known values.
+    """Return whether Keras' first step only creates variables of constant initial values.
 
     What an optimizer assigns to them when it is built, or a metric of the user's own when it is
     called first, would be done in every step that is traced once: `ScheduleFreeAdamW` begins with
     the weights.
     """
     compiled = getattr(model, "_compile_metrics", None)
-    given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    metrics = [m for m in keras.tree.flatten(given) if isinstance(m, keras.metrics.Metric)]
+    metric_lists = (
+        [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+    )
+    metrics = [m for m in keras.tree.flatten(metric_lists) if isinstance(m, keras.metrics.Metric)]
     return type(model.optimizer) in _PLAIN and all(
         type(metric).__module__.startswith("keras.") for metric in metrics
     )
@@ -155,9 +157,9 @@ def makes_only_variables(model: keras.Model) -> bool:
 
 @contextlib.contextmanager
 def variables_made_outside() -> Iterator[None]:
-    """Let metrics and optimizers make their variables outside a function that is traced meanwhile.
+    """Lift the creation of variables by metrics and optimizers out of a traced function.
 
-    ``tf.function`` traces anew what has made a variable, which takes as long as the first time.
+    ``tf.function`` traces a function that creates a variable twice, which takes as long again.
     """
     wrap = functools.partial(_outside, kind=type(tf.Variable(0.0, trainable=False)))
     with contextlib.ExitStack() as stack:
@@ -190,5 +192,5 @@ def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
 
-def _control(asked: Sequence[bool]) -> tf.Tensor:
-    return tf.constant([float(request) for request in asked])
+def _control(requests: Sequence[bool]) -> tf.Tensor:
+    return tf.constant([float(request) for request in requests])

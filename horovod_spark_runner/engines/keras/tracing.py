@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ...training.traces import Timeline
-from .scope import own_variable
+from .scope import runner_variable
 
 
 class KerasTracer:
@@ -52,20 +52,20 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._runs = hvd.size() > 1 and not tf.config.list_logical_devices("GPU")
-        self._seconds = own_variable(0.0, tf.float64)
+        self._seconds = runner_variable(0.0, tf.float64)
 
     def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-        """Return what `end` takes: the moment when all of ``tensors`` are there."""
+        """Return the time at which all ``tensors`` are computed, for `end`."""
         return self._moment(tensors) if self._runs else None
 
-    def end(self, begun: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
+    def end(self, start: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
         """Add up the time from a moment until all of ``tensors`` are there."""
-        if begun is not None:
-            self._seconds.assign_add(self._moment(tensors) - begun)
+        if start is not None:
+            self._seconds.assign_add(self._moment(tensors) - start)
 
     @property
     def seconds(self) -> float | None:
-        """The sum of all steps so far; ``None`` where it cannot be told."""
+        """Sum over all steps so far; ``None`` where it is unknown."""
         if not self._runs:
             return 0.0 if hvd.size() == 1 else None
         return float(self._seconds.numpy())

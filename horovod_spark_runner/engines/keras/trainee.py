@@ -24,12 +24,12 @@ from .artifact import outputs_of, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
-from .export import Served, served_by
+from .export import SavedModelBuilder, make_builder
 from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
-from .model import finalize_layers, has_own_steps
+from .model import finalize_layers, has_custom_steps
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model
 from .protocols import MetricVariable
@@ -40,7 +40,7 @@ from .variables import KerasVariables
 
 
 class KerasTrainee(Trainee):
-    """See `Trainee`.
+    """Keras implementation of `Trainee`.
 
     Args:
         spec: the training.
@@ -55,9 +55,9 @@ class KerasTrainee(Trainee):
     def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
         self._spec = spec
         self._rank = world.Get_rank()
-        self._given = check_callbacks(spec.config.callbacks)
+        self._callbacks = check_callbacks(spec.config.callbacks)
         watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
-        share_logs = overrides(self._given, *watched)
+        share_logs = overrides(self._callbacks, *watched)
         self._built = BuiltModel(spec, world, synchroniser, share_logs=share_logs)
         self.model = self._built.model
         self._batches, self._steps = self._built.batches, self._built.steps
@@ -66,10 +66,10 @@ class KerasTrainee(Trainee):
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
         if self._rank == 0 and spec.config.checkpoints.saved_model:
-            self._served().trace()  # what it cannot be is told at once
+            self._builder().trace()  # fails early if it cannot be exported
 
     def train_step(
-        self, step: Step, asked: Sequence[bool], last: bool
+        self, step: Step, requests: Sequence[bool], last: bool
     ) -> tuple[Logs | None, list[float] | None]:
         if self._exchange.size == 1 and not step.batch.rows:  # a step that nobody waits for
             return self.model.get_metrics_result(), None
@@ -78,9 +78,9 @@ class KerasTrainee(Trainee):
         data = self._batches.training_data(arrays)
         self._exchange.want_logs(last)
         if step.equal:
-            logs, counts = self._steps.train_full(data, asked)
+            logs, counts = self._steps.train_full(data, requests)
         else:
-            logs, counts = self._steps.train(data, step.fraction, asked)
+            logs, counts = self._steps.train(data, step.fraction, requests)
         return logs, None if counts is None else counts.numpy().tolist()
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
@@ -108,7 +108,7 @@ class KerasTrainee(Trainee):
         inputs = ModelInputs.of_training(self._spec)
         saved = save_model(directory, self.model, inputs, self._batches.inputs)
         if self._spec.config.checkpoints.saved_model:
-            self._served().write(directory.saved_model)
+            self._builder().write(directory.saved_model)
         return saved
 
     def outputs(self) -> Sequence[OutputSpec] | None:
@@ -116,16 +116,16 @@ class KerasTrainee(Trainee):
             inputs = ModelInputs.of_training(self._spec)
             return outputs_of(self.model, inputs, self._batches.inputs)[0]
 
-    def _served(self) -> Served:
+    def _builder(self) -> SavedModelBuilder:
         name = partial(added_columns, prediction_col=self._spec.config.prediction_col)
         inputs = sample_inputs(self.model, self._batches.inputs, self._batches.sample)
-        return served_by(self._spec, self.model, inputs, name)
+        return make_builder(self._spec, self.model, inputs, name)
 
     @property
-    def tells_all(self) -> bool:
+    def has_complete_logs(self) -> bool:
         # A test_step may log what train_step does not; callbacks may add to an epoch's results.
-        adding = [c for c in self._given if _is_the_users(c)]
-        return not has_own_steps(self.model) and not overrides(adding, "on_epoch_end")
+        adding = [c for c in self._callbacks if _is_the_users(c)]
+        return not has_custom_steps(self.model) and not overrides(adding, "on_epoch_end")
 
     @property
     def steps_per_execution(self) -> int:
@@ -135,7 +135,7 @@ class KerasTrainee(Trainee):
     def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
         params = {"verbose": 2 if self._rank == 0 else 0, "epochs": self._spec.fit.epochs}
         return Callbacks(
-            self._given,
+            self._callbacks,
             self.model,
             self._rank,
             {**params, "steps": steps},

@@ -20,13 +20,13 @@ from ...errors import ModelError
 from .generators import generators
 from .metric_state import metric_variables, variables_of
 from .optimizers import leaf_optimizers
-from .scope import is_own_variable
+from .scope import is_runner_variable
 
 
 def check_tracked(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], graph: tf.Graph
 ) -> None:
-    """Check that all that a training step changes is known to Keras, or to us.
+    """Check that Keras, or this package, tracks every variable that a training step changes.
 
     Args:
         model: the built model.
@@ -36,11 +36,11 @@ def check_tracked(
     Raises:
         ModelError: it changes another variable, or draws from another generator.
     """
-    known = {_handle(variable) for variable in known_variables(model, optimizers)}
+    tracked = {_handle(variable) for variable in tracked_variables(model, optimizers)}
     others = [
         variable
-        for variable in changed_in(graph)
-        if id(variable.handle) not in known and not is_own_variable(variable)
+        for variable in _changed_in(graph)
+        if id(variable.handle) not in tracked and not is_runner_variable(variable)
     ]
     if not others:
         return
@@ -54,14 +54,14 @@ def check_tracked(
     )
 
 
-def changed_in(graph: tf.Graph) -> list[tf.Variable]:
+def _changed_in(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that a traced function changes, also in functions that it calls."""
     read = {id(graph.inputs[n]) for n in get_read_only_resource_input_indices_graph(graph)}
     changed = {id(outer) for outer, inner in graph.captures if id(inner) not in read}
     return [variable for variable in graph.variables if id(variable.handle) in changed]
 
 
-def known_variables(
+def tracked_variables(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
 ) -> Iterator[keras.Variable | tf.Variable]:
     """Yield the variables of a model, its optimizers, metrics and generators; some repeatedly."""
@@ -80,7 +80,7 @@ def known_variables(
 
 
 def _handle(variable: keras.Variable | tf.Variable) -> int:
-    """Return what is the same for all objects that stand for one variable."""
+    """Return an identity shared by all objects that represent one variable."""
     return id(variable.value.handle if isinstance(variable, keras.Variable) else variable.handle)
 
 
@@ -89,7 +89,7 @@ def _name(model: keras.Model, variable: tf.Variable) -> str:
     for layer in model._flatten_layers(include_self=True, recursive=True):
         for key, value in vars(layer).items():
             held = value.state if isinstance(value, tf.random.Generator) else value
-            known = isinstance(held, (tf.Variable, keras.Variable))
-            if known and _handle(held) == id(variable.handle):
+            is_variable = isinstance(held, (tf.Variable, keras.Variable))
+            if is_variable and _handle(held) == id(variable.handle):
                 return f"attribute {key!r} of {layer.name!r}"
     return f"variable {variable.name.partition(':')[0]!r}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
-    """Return what a variable holds, which must not change while it is looked at.
+    """Return a variable's value; it must not change while it is used.
 
     It is the variable's own memory where that is the processor's: no copy of what may be gigabytes.
     """
@@ -23,7 +23,7 @@ def value_of(variable: keras.Variable) -> np.ndarray:
 
 
 class KerasVariables(TrainingVariables):
-    """See `TrainingVariables`.
+    """Keras implementation of `TrainingVariables`.
 
     Args:
         model: the built model.
@@ -59,13 +59,15 @@ class KerasVariables(TrainingVariables):
 
     def trained_by(self) -> list[list[int] | None]:
         indices = {id(variable): index for index, variable in enumerate(self.weights)}
-        found: list[list[int] | None] = []
+        groups: list[list[int] | None] = []
         for optimizer in self._optimizers:
             # Keras has no public name for what an optimizer was built for.
-            own = [indices.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
-            known = [index for index in own if index is not None]
-            found.append(known if optimizer.built and known and len(known) == len(own) else None)
-        return found
+            positions = [indices.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
+            trained = [index for index in positions if index is not None]
+            groups.append(
+                trained if optimizer.built and trained and len(trained) == len(positions) else None
+            )
+        return groups
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         weights = self.weights

@@ -34,7 +34,7 @@ from .saved import (
     PROGRAM_FILE,
     SCRIPT,
     SCRIPT_FILE,
-    GivenModule,
+    ModuleWithExample,
     SavedModule,
     TorchFacts,
 )
@@ -48,11 +48,11 @@ _MANY, _CALLS = 8, 6
 
 
 def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str) -> SavedModule:
-    """Write what was trained elsewhere to ``directory``; see `Engine.adopt`.
+    """Write an externally trained model to ``directory``; see `Engine.adopt`.
 
     Args:
         directory: a directory without a model.
-        model: a `GivenModule`, or the path or URL of a program.
+        model: a `ModuleWithExample`, or the path or URL of a program.
         inputs: the columns of its inputs; ``None`` for the names by convention.
         kind: `PROGRAM`, `SCRIPT`, or ``""`` for a module.
 
@@ -60,14 +60,14 @@ def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str
         ModelError: it cannot be predicted with.
     """
     if kind == PROGRAM:
-        return adopt_program(directory, model, inputs)
+        return _adopt_program(directory, model, inputs)
     if kind == SCRIPT:
-        return adopt_script(directory, model, inputs)
-    return adopt_module(directory, model, inputs)
+        return _adopt_script(directory, model, inputs)
+    return _adopt_module(directory, model, inputs)
 
 
-def adopt_module(
-    directory: RunDirectory, given: GivenModule, inputs: Binding | None
+def _adopt_module(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
 ) -> SavedModule:
     """Write a module to ``directory``.
 
@@ -75,7 +75,7 @@ def adopt_module(
         ModelError: it is no module, is not called as ``example`` says, or cannot be sent to
             Spark's workers.
     """
-    module = given.module
+    module = source.module
     if not isinstance(module, nn.Module):
         raise ModelError(f"from_module takes a torch.nn.Module, got {brief(module)}")
     if isinstance(module, torch.jit.ScriptModule):
@@ -84,7 +84,7 @@ def adopt_module(
             "torch.jit.save(module, path), and give the file to from_torchscript(path)"
         )
     check_module(module)
-    feed, takes = _fed(module, given.example, inputs)
+    feed, takes = _fed(module, source.example, inputs)
     _try(Predicting(module.eval(), feed, device_of(module)), takes)
     try:
         # Workers need not have the GPU that it may be on.
@@ -99,22 +99,22 @@ def adopt_module(
     return SavedModule(module=pickled)
 
 
-def adopt_script(
-    directory: RunDirectory, given: GivenModule, inputs: Binding | None
+def _adopt_script(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
 ) -> SavedModule:
     """Write a file of TorchScript to ``directory``.
 
     Raises:
         ModelError: there is none, or it is not called as ``example`` says.
     """
-    place = Location(given.module)
+    place = Location(source.module)
     data = _contents(place)
     try:
         module = load_script(data)
     except Exception as error:  # PyTorch's own has no public base
-        told = on_one_line(error, 300)
-        raise ModelError(f"{place} cannot be read as TorchScript: {told}") from error
-    feed, takes = _fed(module, given.example, inputs)
+        reason = on_one_line(error, 300)
+        raise ModelError(f"{place} cannot be read as TorchScript: {reason}") from error
+    feed, takes = _fed(module, source.example, inputs)
     called = Predicting(module, feed, CPU)
     outputs, rows = _try(called, takes)
     _check_steady(called, rows, "torch.jit.script or torch.jit.trace")
@@ -127,7 +127,7 @@ def adopt_script(
     return SavedModule()
 
 
-def adopt_program(
+def _adopt_program(
     directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
 ) -> SavedModule:
     """Write a program of torch.export to ``directory``.
@@ -165,7 +165,7 @@ def _contents(place: Location) -> bytes:
 
 
 def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed, ModelInputs]:
-    """Return how columns feed a module that is called as ``example`` says, and what it takes."""
+    """Return the feed of a module that is called like ``example``, and its inputs."""
     by_name = isinstance(example, Mapping)
     values = list(example.values()) if isinstance(example, Mapping) else example
     values = list(values) if by_name or isinstance(values, tuple) else [values]
@@ -191,8 +191,8 @@ def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed,
     takes = ModelInputs(binding, columns, (), sample=sample)
     if isinstance(module, torch.jit.ScriptModule):
         return Feed(binding.slots, tuple(order) if by_name else None), takes
-    known = {column.name: column for column in columns}
-    return input_feed(module, binding, known), takes
+    columns_by_name = {column.name: column for column in columns}
+    return input_feed(module, binding, columns_by_name), takes
 
 
 def _rows_of(
@@ -223,8 +223,8 @@ def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 def _bound(inputs: Binding | None, names: Sequence[str], what: str) -> tuple[Binding, list[str]]:
     """Return the columns of all inputs, and the inputs in their order."""
     if inputs is None:
-        given = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
-        return given, list(names)
+        binding = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+        return binding, list(names)
     if inputs.names is None and len(inputs.slots) == len(names) == 1:
         return inputs, list(names)
     if sorted(inputs.names or ()) != sorted(names):
@@ -265,7 +265,7 @@ def _columns(
 
 
 def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = _MANY) -> None:
-    """Check that a program predicts for each row what follows from that row.
+    """Check that a program's prediction for a row depends on that row alone.
 
     Raises:
         ModelError: it does not, as it was captured in training mode.
@@ -279,7 +279,7 @@ def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = 
 
 
 def _try(called: Predicting, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
-    """Return what a module gives, after calling it, and the rows it was called with.
+    """Call a module; return its outputs, and the rows it was called with.
 
     Raises:
         ModelError: it cannot be called with such rows.

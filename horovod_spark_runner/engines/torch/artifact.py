@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
-    """Write a trained module: its weights, what it takes and gives, and a program of it.
+    """Write a trained module: its weights, its signature, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
     that built it. One that cannot be called is kept likewise, without outputs.
@@ -70,14 +70,14 @@ def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs,
 
 
 def outputs_of(module: nn.Module, inputs: ModelInputs, feed: Feed) -> tuple[OutputSpec, ...] | None:
-    """Return what a module gives, if it can be called; see `save_module`."""
+    """Return a module's outputs, if it can be called; see `save_module`."""
     with _evaluating(module):
         return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
 
 
 @contextlib.contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Let a module, and all parts of it, be in evaluation mode."""
+    """Put a module, and all its parts, into evaluation mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -101,7 +101,7 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
     program, why = None, ""
     if outputs is not None:
         why = unsteady(called, rows)
-        if sample := inputs.kept_rows(called.outputs, rows):
+        if sample := inputs.saved_rows(called.outputs, rows):
             files.write(SAMPLE_FILE, sample.dump())
         program, problem = _program(called, rows)
     if program is not None:
@@ -133,7 +133,7 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
 def _outputs(
     called: Predicting, inputs: ModelInputs
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
-    """Return what the module gives and the rows it was tried with, or why it gives nothing."""
+    """Return the module's outputs and the rows it was tried with, or the reason why it has none."""
     try:
         rows = inputs.choose_rows(called.outputs)
         return output_specs(called.module, called.of(repeat_rows(rows, ROWS)), ROWS), rows, ""
@@ -150,13 +150,13 @@ def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
         again = load_program(data, PROGRAM_FILE, called.device)
         made = Predicting(again, called.feed, called.device)
         for count in _OTHERS:
-            check_same(called, made, repeat_rows(rows, count))
+            _check_same(called, made, repeat_rows(rows, count))
     except Exception as error:  # whatever torch.export or the module raises
         return None, f"torch.export cannot hold it: {_first_line(error)}"
     return data, ""
 
 
-def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
     """Check that two modules give the same for some rows.
 
     Raises:
@@ -166,8 +166,8 @@ def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.nd
     ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
     if [path for path, _ in ours] != [path for path, _ in theirs]:
         raise ModelError("its outputs are in other places")
-    for (_, value), (_, found) in zip(ours, theirs, strict=True):
-        check_close(to_numpy(value), to_numpy(found))
+    for (_, value), (_, other_value) in zip(ours, theirs, strict=True):
+        check_close(to_numpy(value), to_numpy(other_value))
 
 
 def _first_line(error: BaseException) -> str:

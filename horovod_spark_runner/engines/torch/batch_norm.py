@@ -23,7 +23,7 @@ Waiting = Callable[[], AbstractContextManager[None]]
 
 
 def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting: Waiting) -> None:
-    """Let all layers of batch normalisation take the moments of all ranks' rows while training.
+    """Make all batch-normalisation layers use the moments of all ranks' rows in training.
 
     Args:
         module: the module.
@@ -37,8 +37,8 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting:
     if not layers:
         raise ModelError(f"sync_batch_norm: {type(module).__name__} has no batch normalisation")
     for number, (name, layer) in enumerate(layers.items()):
-        known = type(layer).forward.__module__.startswith("torch.nn.")
-        if not known or "forward" in vars(layer):
+        from_torch = type(layer).forward.__module__.startswith("torch.nn.")
+        if not from_torch or "forward" in vars(layer):
             raise ModelError(
                 f"layer {name!r} ({type(layer).__name__}) has a forward of its own, whose place "
                 "sync_batch_norm would take: leave one of them out"
@@ -50,7 +50,7 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting:
 
 
 def release_norms(module: nn.Module) -> None:
-    """Take `synchronise_norms` back, so that the module can be copied."""
+    """Undo `synchronise_norms`, so that the module can be copied."""
     for layer in module.modules():
         ours = vars(layer).get("forward")
         if isinstance(ours, functools.partial) and ours.func is _forward:
@@ -66,23 +66,25 @@ def _forward(
 ) -> Tensor:
     if not layer.training:
         return type(layer).forward(layer, values)
-    own = fraction()
+    row_fraction = fraction()
     dims = [0, *range(2, values.dim())]
     shape = [1, -1, *[1] * (values.dim() - 2)]
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     numbers = wide.numel() / max(1, wide.shape[1])
-    if not own:
+    if not row_fraction:
         # Rows that only stand in count for nothing, whatever the layers before make of them; but
         # these are gone through backwards, as on other ranks.
         wide, numbers = torch.where(torch.zeros_like(wide, dtype=torch.bool), wide, 0.0), 0.0
     rows = torch.full_like(wide.new_empty(1), numbers)
     first = torch.cat([wide.sum(dims), rows])
-    sums = _sum_of_ranks(first, f"{name}.mean", own, waiting)
+    sums = _sum_of_ranks(first, f"{name}.mean", row_fraction, waiting)
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
     second = centred.square().sum(dims)
-    squares = _sum_of_ranks(second if own else second * 0.0, f"{name}.variance", own, waiting)
+    squares = _sum_of_ranks(
+        second if row_fraction else second * 0.0, f"{name}.variance", row_fraction, waiting
+    )
     variance = squares / count
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
@@ -104,8 +106,8 @@ def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor)
 
 
-def _sum_of_ranks(value: Tensor, name: str, own: float, waiting: Waiting) -> Tensor:
-    summed: Tensor = _SumOfRanks.apply(value, name, own, waiting)  # type: ignore[no-untyped-call]
+def _sum_of_ranks(value: Tensor, name: str, row_fraction: float, waiting: Waiting) -> Tensor:
+    summed: Tensor = _SumOfRanks.apply(value, name, row_fraction, waiting)  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -117,17 +119,24 @@ class _SumOfRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, name: str, own: float, waiting: Waiting) -> Tensor:
-        ctx.name, ctx.own, ctx.waiting = name, own, waiting
+    def forward(
+        ctx: Any, value: Tensor, name: str, row_fraction: float, waiting: Waiting
+    ) -> Tensor:
+        ctx.name, ctx.row_fraction, ctx.waiting = name, row_fraction, waiting
         with waiting():
             return TensorCollectives().sum([value], name)[0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        term = upstream * ctx.own if ctx.own else torch.zeros_like(upstream)
+        term = upstream * ctx.row_fraction if ctx.row_fraction else torch.zeros_like(upstream)
         with ctx.waiting():
             (total,) = TensorCollectives().sum([term], f"{ctx.name}.gradient")
-        return total / ctx.own if ctx.own else torch.zeros_like(total), None, None, None
+        return (
+            total / ctx.row_fraction if ctx.row_fraction else torch.zeros_like(total),
+            None,
+            None,
+            None,
+        )
 
 
 def check_lone_rows(

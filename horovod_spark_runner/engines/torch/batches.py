@@ -1,4 +1,4 @@
-"""Batches of columns as what a PyTorch module and its losses take."""
+"""Conversion of column batches to the inputs of a PyTorch module and its losses."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ class Batches:
         self._spec = spec
         self._device = device
         self.columns = spec.columns
-        known = {name: spec.train.column(name) for name in self.columns}
-        check_columns(spec.outputs.slots, known)
-        if spec.weight_col is not None and known[spec.weight_col].shape:
+        columns = {name: spec.train.column(name) for name in self.columns}
+        check_columns(spec.outputs.slots, columns)
+        if spec.weight_col is not None and columns[spec.weight_col].shape:
             raise ModelError(
                 f"sample_weight_col {spec.weight_col!r} holds arrays of shape "
-                f"{known[spec.weight_col].shape}, which is for Keras; losses of PyTorch weigh "
+                f"{columns[spec.weight_col].shape}, which is for Keras; losses of PyTorch weigh "
                 "whole rows: give one number per row, or weigh steps in a loss function, to which "
                 "the column is given as a label"
             )
-        self.feed = input_feed(module, spec.inputs, known)
+        self.feed = input_feed(module, spec.inputs, columns)
         self._labels = Feed(spec.outputs.slots)
-        self.sample = spec.sample or made_up_rows(tuple(known.values()))
+        self.sample = spec.sample or made_up_rows(tuple(columns.values()))
 
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
         """Return rows as tensors, in a training with the weights of classes."""
@@ -90,15 +90,15 @@ class Batches:
         )
 
     def nothing(self) -> TorchBatch:
-        """Return two rows, which count for nothing where a rank has none of its own."""
+        """Return two placeholder rows, for a rank without rows."""
         return self.of(repeat_rows(self.sample, 2), training=True)
 
     def call(self, module: nn.Module, batch: TorchBatch) -> Any:
-        """Return what ``module`` gives for a batch."""
+        """Call ``module`` on a batch."""
         try:
             return self.feed.call(module, batch.inputs)
         except RuntimeError as error:
-            if not any(said in str(error) for said in (*_TYPES, *_SHAPES)):
+            if not any(phrase in str(error) for phrase in (*_TYPES, *_SHAPES)):
                 raise
             raise self._do_not_fit(module, batch, error) from error
 
@@ -109,7 +109,7 @@ class Batches:
         )
         held = sorted({dtype_name(p.dtype) for p in module.parameters()})
         advice = ""
-        if any(said in str(error) for said in _TYPES):
+        if any(phrase in str(error) for phrase in _TYPES):
             column, wanted = self.feed.slots[0][0], held[0] if held else "float32"
             advice = ". Convert it in forward"
             if wanted != "bfloat16":  # which no column is of
@@ -125,12 +125,12 @@ class Batches:
         )
 
     def target(self, batch: TorchBatch) -> Any:
-        """Return what functions of all outputs and labels are given as labels."""
+        """Return the labels for functions of all outputs and labels."""
         return target_of(self._spec.outputs, batch.labels, batch.inputs)
 
     def _class_weights(self, labels: np.ndarray) -> np.ndarray:
-        given = self._spec.fit.class_weight or {}
+        class_weight = self._spec.fit.class_weight or {}
         classes, indices = np.unique(classes_of(labels), return_inverse=True)
-        by_class = np.array([given.get(int(c), 1.0) for c in classes], np.float32)
-        found: np.ndarray = by_class[indices.reshape(-1)]
-        return found
+        by_class = np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)
+        weights: np.ndarray = by_class[indices.reshape(-1)]
+        return weights

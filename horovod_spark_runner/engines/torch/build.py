@@ -15,7 +15,7 @@ from .torch_model import TorchModel
 
 
 def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
-    """Return what a source gives, and the module of it.
+    """Build a source's model; return it and its module.
 
     Raises:
         ModelError: it gives no `TorchModel`, or that has no module.
@@ -42,8 +42,8 @@ def build_module(source: ModelSource) -> nn.Module:
     return _made(made.module if isinstance(made, TorchModel) else made)
 
 
-def _made(given: object) -> nn.Module:
-    module = given if isinstance(given, nn.Module) or not callable(given) else given()
+def _made(source: object) -> nn.Module:
+    module = source if isinstance(source, nn.Module) or not callable(source) else source()
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"module must be a torch.nn.Module, but the function given returned {brief(module)}"
@@ -53,7 +53,7 @@ def _made(given: object) -> nn.Module:
 
 
 def check_module(module: nn.Module) -> None:
-    """Check that a module is one whose state is tensors, which can be trained and kept.
+    """Check that a module's state is tensors that can be trained and saved.
 
     Raises:
         ModelError: it is not; the message names what cannot be used.

@@ -22,9 +22,9 @@ _HOOK = re.compile(
 
 
 class TorchCallback:
-    """What a training calls on every rank; a subclass overrides what it needs.
+    """Base class of callbacks, which a training calls on every rank; override the hooks you need.
 
-    All ranks must do the same. What is told of an epoch is the same on all of them.
+    All ranks must do the same. The results of an epoch are the same on all of them.
 
     Attributes:
         stop_training: set it to true, on any rank, to end the training after this step or epoch.
@@ -66,11 +66,11 @@ class TorchCallback:
         """After the last step; weights may be set here for the last time."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints keep of it: JSON, and NumPy arrays as values."""
+        """Return the state to save in checkpoints: JSON, and NumPy arrays as values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore the state from `state_dict`.
 
         Args:
             state: that of a checkpoint.
@@ -83,12 +83,12 @@ def check_hooks(callback: TorchCallback) -> None:
     Raises:
         InvalidInputError: one is called as in Keras or Lightning.
     """
-    own = [name for name in vars(TorchCallback) if name.startswith("on_")]
+    hooks = [name for name in vars(TorchCallback) if name.startswith("on_")]
     for name in dir(type(callback)):
-        if _HOOK.fullmatch(name) and name not in own:
+        if _HOOK.fullmatch(name) and name not in hooks:
             raise InvalidInputError(
                 f"{type(callback).__name__} has a hook {name}, which is never called; those of "
-                f"TorchCallback are {', '.join(own)}"
+                f"TorchCallback are {', '.join(hooks)}"
             )
 
 

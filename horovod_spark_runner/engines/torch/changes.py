@@ -34,7 +34,7 @@ def describe(
     optimizers: Mapping[str, Optimizer],
     schedulers: Schedulers,
 ) -> dict[str, Any]:
-    """Return what makes a model this one, as JSON."""
+    """Return the properties that identify a model, as JSON."""
     return {
         "module": type(module).__qualname__,
         "optimizers": {name: describe_optimizer(one) for name, one in optimizers.items()},
@@ -68,8 +68,10 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool) 
     )
     if refusal is not None:
         return ModelChanges(refusal)
-    ignored, changed, kept = _of_settings(before, after)
-    return ModelChanges(None, (*warnings, *ignored), tuple(changed), {**now, "optimizers": kept})
+    ignored, changed, optimizers = _of_settings(before, after)
+    return ModelChanges(
+        None, (*warnings, *ignored), tuple(changed), {**now, "optimizers": optimizers}
+    )
 
 
 def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -85,39 +87,39 @@ def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _of_settings(
     then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    """Return warnings of overridden settings, all changes, and the new record."""
     ignored: list[str] = []
     changed: list[str] = []
-    kept = {}
+    records = {}
     for name, one in now.items():
         what = f"optimizer {name!r}" if name else f"optimizer {one['class']}"
         groups = []
         for first, last in zip(then[name]["groups"], one["groups"], strict=True):
-            told, every, group = diff_optimizer(what, first, last, _is_rate)
+            messages, every, group = diff_optimizer(what, first, last, _is_rate)
             ignored += [
-                f"{text}; begin a new run with initial_weights for another" for text in told
+                f"{text}; begin a new run with initial_weights for another" for text in messages
             ]
             changed += every
             groups.append(group)
-        kept[name] = {**one, "groups": groups}
-    return [*dict.fromkeys(ignored)], [*dict.fromkeys(changed)], kept
+        records[name] = {**one, "groups": groups}
+    return [*dict.fromkeys(ignored)], [*dict.fromkeys(changed)], records
 
 
 def _is_rate(path: str, *_: object) -> bool:
     return path == "lr"
 
 
-def _losses(given: Any) -> Any:
-    """Return losses with those of torch.nn that are given by their names."""
-    if isinstance(given, Mapping):
-        return {name: _losses(one) for name, one in given.items()}
-    if isinstance(given, (list, tuple)):
-        return [_losses(one) for one in given]
-    return loss_named(given) if isinstance(given, str) else given
+def _losses(losses: Any) -> Any:
+    """Return losses, those of torch.nn looked up by their names."""
+    if isinstance(losses, Mapping):
+        return {name: _losses(one) for name, one in losses.items()}
+    if isinstance(losses, (list, tuple)):
+        return [_losses(one) for one in losses]
+    return loss_named(losses) if isinstance(losses, str) else losses
 
 
 def _named(thing: Any) -> Any:
-    """Return what a loss or a function is called, and its settings, as JSON."""
+    """Return the name of a loss or a function, and its settings, as JSON."""
     if thing is None or isinstance(thing, str):
         return thing
     if isinstance(thing, Mapping) and not isinstance(thing, nn.Module):
@@ -129,16 +131,16 @@ def _named(thing: Any) -> Any:
         return name.rpartition("<locals>.")[2]
     settings: dict[str, Any]
     if isinstance(thing, functools.partial):
-        given = {f"argument {number}": each for number, each in enumerate(thing.args)}
-        name, settings = _named(thing.func), given | thing.keywords
+        arguments = {f"argument {number}": each for number, each in enumerate(thing.args)}
+        name, settings = _named(thing.func), arguments | thing.keywords
     else:
         name, settings = type(thing).__qualname__, getattr(thing, "__dict__", {})
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         key: value
         for key, value in settings.items()
         if isinstance(value, _PLAIN) and key != "training" and not key.startswith("_")
     }
     if isinstance(thing, nn.Module):
-        told.update((key, _named(part)) for key, part in thing.named_children())
-        told.update((key, held.tolist()) for key, held in thing.named_buffers(recurse=False))
-    return {"class": name, **told} if told else name
+        fields.update((key, _named(part)) for key, part in thing.named_children())
+        fields.update((key, held.tolist()) for key, held in thing.named_buffers(recurse=False))
+    return {"class": name, **fields} if fields else name

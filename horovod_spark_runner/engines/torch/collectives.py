@@ -67,16 +67,16 @@ class TensorCollectives:
             tensors: dense tensors, or arrays.
             name: the same on all ranks, and different for every call within one step.
         """
-        given = [torch.as_tensor(tensor).detach() for tensor in tensors]
+        detached = [torch.as_tensor(tensor).detach() for tensor in tensors]
         if hvd.size() == 1:
-            return [tensor.clone() for tensor in given]
+            return [tensor.clone() for tensor in detached]
         groups: dict[torch.dtype, list[int]] = {}
-        for index, tensor in enumerate(given):
+        for index, tensor in enumerate(detached):
             dtype = _summed_as(tensor)
             groups.setdefault(dtype, []).append(index)
-        result: list[Tensor] = list(given)
+        result: list[Tensor] = list(detached)
         for dtype, indices in groups.items():
-            parts = [given[index] for index in indices]
+            parts = [detached[index] for index in indices]
             flat = torch.cat([part.reshape(-1).to(dtype) for part in parts])
             label = f"{name}.{str(dtype).removeprefix('torch.')}"
             flat = hvd.synchronize(hvd.allreduce_async_(flat, name=label, op=hvd.Sum))
@@ -87,15 +87,15 @@ class TensorCollectives:
 
     def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        found: Compression = getattr(hvd.Compression, name)
-        return found
+        algorithm: Compression = getattr(hvd.Compression, name)
+        return algorithm
 
     def on_host(
         self,
         function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
         tensors: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Return what a function of arrays makes of tensors."""
+        """Apply a function of arrays to tensors, on the host."""
         wide = [t.detach().float() if t.element_size() < 4 else t.detach() for t in tensors]
         made = function([tensor.cpu().numpy() for tensor in wide])
         return [
@@ -108,12 +108,12 @@ class TensorCollectives:
         return sum(tensor.numel() * _summed_as(tensor).itemsize for tensor in tensors)
 
     def count(self, sent: float, whole: float) -> None:
-        """Note bytes that are sent."""
+        """Count sent bytes."""
         self._sent += sent
         self._whole += whole
 
     def counted(self) -> Traffic:
-        """Return the sums of what was to be noted, over all steps so far."""
+        """Return the counted bytes, summed over all steps so far."""
         return Traffic(self._sent, self._whole)
 
 

@@ -17,8 +17,8 @@ from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
 from .source import (
+    check_callback_argument,
     check_exportable,
-    check_given_callbacks,
     model_source,
     portable_metrics,
 )
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .trainee import TorchTrainee
 
 
-class TorchEngine:
-    """See `horovod_spark_runner.training.engine.Engine`."""
+class _TorchEngine:
+    """PyTorch implementation of `horovod_spark_runner.training.engine.Engine`."""
 
     modules = (
         "torch",
@@ -48,8 +48,8 @@ class TorchEngine:
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
 
-    def check_callbacks(self, given: object) -> None:
-        check_given_callbacks(given)
+    def check_callbacks(self, callbacks: object) -> None:
+        check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -135,8 +135,8 @@ class TorchEngine:
             from .loading import describe_outputs
         return describe_outputs(recipe)
 
-    def portable_metrics(self, given: object) -> object:
-        return portable_metrics(given)
+    def portable_metrics(self, metrics: object) -> object:
+        return portable_metrics(metrics)
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
@@ -144,4 +144,4 @@ class TorchEngine:
         return TorchEvaluator(recipe, question)
 
 
-ENGINE: Engine = TorchEngine()
+ENGINE: Engine = _TorchEngine()

@@ -24,7 +24,7 @@ from ...training.trainee import Question
 from .build import build
 from .feeding import Feed, check_columns, to_tensor
 from .lightning.recognise import is_lightning
-from .loading import make_predicting, own_device, to_numpy, unsteady
+from .loading import make_predicting, task_device, to_numpy, unsteady
 from .losses import SUM, Losses, target_of
 from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
 from .outputs import leaves
@@ -35,7 +35,7 @@ _TOLERANCE = 1e-4
 
 
 class TorchEvaluator:
-    """See `Evaluator`.
+    """PyTorch implementation of `Evaluator`.
 
     Losses and metrics are sums over rows and what these are divided by, in float64.
 
@@ -54,7 +54,7 @@ class TorchEvaluator:
                 f"the program takes batches of exactly {recipe.batch_size} rows, and rows that "
                 "fill the last one would count; export it for any number of rows"
             )
-        self._called = make_predicting(recipe, own_device())
+        self._called = make_predicting(recipe, task_device())
         targets = question.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
         self._labels = Feed(targets.outputs.slots)
@@ -66,7 +66,7 @@ class TorchEvaluator:
         if question.compiled or accuracy:
             model = _trained_by(recipe, needed=question.compiled)
         if model is not None and question.compiled:
-            self._take_own(model)
+            self._use_training_metrics(model)
         if question.metrics is not None:
             if self._weight is not None:
                 raise InvalidInputError(
@@ -74,7 +74,7 @@ class TorchEvaluator:
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
             loss = None if model is None else model.loss  # which tells classes
-            self._metrics.append(_known(question.metrics, self._called.device, loss))
+            self._metrics.append(_requested_metrics(question.metrics, self._called.device, loss))
         names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
         every = [*names, *(name for one in self._metrics for name in one.of_objects)]
         twice = sorted({name for name in every if every.count(name) > 1})
@@ -88,8 +88,8 @@ class TorchEvaluator:
         self._untried = True
         self._try(recipe, question)
 
-    def _take_own(self, model: TorchModel) -> None:
-        """Evaluate by what the model was trained with."""
+    def _use_training_metrics(self, model: TorchModel) -> None:
+        """Evaluate by the training's loss and metrics."""
         if is_lightning(model.module):
             raise ModelError(
                 f"what {type(model.module).__name__}.validation_step logs is known to trainings "
@@ -149,11 +149,11 @@ class TorchEvaluator:
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         self._sums.assign(sums[0])
-        means = self._sums.results(asked=self._sums.names)
-        found: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
+        means = self._sums.results(required=self._sums.names)
+        values: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
         for metrics, states in zip(self._metrics, sums[1:], strict=True):
-            found.update(metrics.computed([states]))
-        return found
+            values.update(metrics.computed([states]))
+        return values
 
     def _tensors(
         self, features: Arrays, labels: Arrays
@@ -198,7 +198,7 @@ class TorchEvaluator:
         every = list(range(len(data[0][0])))
         if len(every) == 2:  # too few for parts of unequal size
             every *= 2
-        kept = self._sums.numpy()
+        sums = self._sums.numpy()
         states = [metrics.states.numpy() for metrics in self._metrics]
 
         def after(*parts: list[int]) -> dict[str, float]:
@@ -209,7 +209,7 @@ class TorchEvaluator:
 
         cut = len(every) // 3
         whole, apart = after(every), after(every[:cut], every[cut:])
-        self._sums.assign(kept)
+        self._sums.assign(sums)
         for metrics, state in zip(self._metrics, states, strict=True):
             metrics.states.assign(state)
         for name, value in whole.items():
@@ -230,12 +230,12 @@ class TorchEvaluator:
 
 
 def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
-    """Return what a model was trained with, ``None`` where that is not known here.
+    """Return the `TorchModel` of a model's training, ``None`` where it is unknown.
 
     Raises:
         ModelError: it is ``needed``.
     """
-    source = recipe.own.source
+    source = recipe.parts.source
     if source is None or source.function is None:
         if not needed:
             return None
@@ -253,14 +253,14 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
 
 
 def _asks_accuracy(metrics: object) -> bool:
-    """Tell whether accuracy is among metrics, given with names or without."""
+    """Return whether accuracy is among metrics, in a list or a dictionary."""
     listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
     return any(isinstance(one, str) and one == ACCURACY for one in listed)
 
 
-def _known(given: object, device: torch.device, loss: object) -> Metrics:
+def _requested_metrics(metrics: object, device: torch.device, loss: object) -> Metrics:
     try:
-        return Metrics(given, device, loss)  # type: ignore[arg-type]
+        return Metrics(metrics, device, loss)  # type: ignore[arg-type]
     except ModelError as error:  # there, a metric is a part of the model
         raise InvalidInputError(str(error)) from error
 

@@ -49,14 +49,14 @@ class GradientExchange:
         self._size = size if self._together else 1
         self._device = device
         self._part = Part(self._size)
-        self._asked: Sequence[bool] = ()
+        self._requests: Sequence[bool] = ()
         self._counts: list[float] | None = None
-        self._own_count = self._total_count = 0.0
+        self._divisor = self._total_count = 0.0
         self._calls = [0] * len(optimizers)
         self._optimizers = optimizers
-        self._given = [parameters_of(optimizer) for optimizer in optimizers]
+        self._parameters = [parameters_of(optimizer) for optimizer in optimizers]
         # Those that may be trained later have buckets of their own, which are sent from then on.
-        first = self._given[0]
+        first = self._parameters[0]
         self._buckets = [
             *_buckets_of([p for p in first if p.requires_grad]),
             *_buckets_of([p for p in first if not p.requires_grad and p.is_floating_point()]),
@@ -80,7 +80,7 @@ class GradientExchange:
     def seconds(self) -> float | None:
         """The seconds in which all steps so far had nothing to do but to wait for sums.
 
-        What is exchanged while the backward pass goes on is none of it. ``None`` on a GPU, which
+        An exchange during the backward pass does not count. ``None`` on a GPU, which
         computes while this process waits.
         """
         if self._size == 1:
@@ -89,7 +89,7 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Be waiting for sums, or for what else all ranks tell each other within a step."""
+        """Measure the time of waiting for other ranks within a step."""
         began = time.perf_counter()
         try:
             yield
@@ -97,7 +97,7 @@ class GradientExchange:
             self._seconds += time.perf_counter() - began
 
     def overlap(self, module: nn.Module) -> None:
-        """Let gradients leave while the backward pass goes on, where there are several buckets.
+        """Enable sending gradients during the backward pass, where there are several buckets.
 
         Args:
             module: what is trained.
@@ -106,24 +106,26 @@ class GradientExchange:
         self._overlapping = self._size > 1
 
     def _take_up(self) -> None:
-        """Take up what is to be trained from now on, which all ranks let be trained alike.
+        """Register parameters that now require gradients, the same on all ranks.
 
         Raises:
             ModelError: an optimizer has been given other parameters.
         """
-        for optimizer, given in zip(self._optimizers, self._given, strict=True):
+        for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True):
             now = parameters_of(optimizer)
-            if len(now) != len(given) or any(p is not q for p, q in zip(now, given, strict=True)):
+            if len(now) != len(parameters) or any(
+                p is not q for p, q in zip(now, parameters, strict=True)
+            ):
                 raise ModelError(
                     f"optimizer {type(optimizer).__name__} has {len(now)} parameters now, and had "
-                    f"{len(given)}, or others, when the training began: their gradients would not "
-                    "be exchanged. Give it all parameters in the beginning; those that do not "
+                    f"{len(parameters)}, or others, when the training began: their gradients would "
+                    "not be exchanged. Give it all parameters in the beginning; those that do not "
                     "require gradients are left alone until requires_grad_(True)"
                 )
         new = [
             p
-            for given in self._given
-            for p in given
+            for parameters in self._parameters
+            for p in parameters
             if p.requires_grad and id(p) not in self._trained
         ]
         if not new:
@@ -144,28 +146,28 @@ class GradientExchange:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
 
     @contextlib.contextmanager
-    def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
-        """Be within a step, in which this rank asks for something.
+    def step(self, fraction: float | None, requests: Sequence[bool]) -> Iterator[None]:
+        """Begin and end a step, with this rank's requests to all ranks.
 
         Args:
             fraction: its part of the rows; ``None`` where all ranks have equally many.
-            asked: what it asks for.
+            requests: what it asks for.
         """
         part = Part(self._size, fraction if self._together else None)
-        self._part, self._asked, self._counts = part, asked, None
+        self._part, self._requests, self._counts = part, requests, None
         self._calls = [0] * len(self._optimizers)
-        self._own_count = self._total_count = 0.0
+        self._divisor = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
             with self.waiting():
                 self._note(TensorCollectives().sum([self._control()], "control")[0])
 
-    def count(self, own: float) -> None:
-        """Say what this rank's loss is to be divided by, before the backward pass.
+    def count(self, divisor: float) -> None:
+        """Set the divisor of this rank's loss, before the backward pass.
 
         The sum of all ranks' goes along with the gradients: see `total_count`.
         """
-        self._own_count = own
+        self._divisor = divisor
 
     @property
     def size(self) -> int:
@@ -174,7 +176,7 @@ class GradientExchange:
 
     @property
     def lasting(self) -> bool:
-        """Whether optimizers are given now what the gradients of earlier steps were."""
+        """True if an update may contain parts of earlier steps' gradients."""
         return self._synchroniser.lasting
 
     @property
@@ -184,19 +186,19 @@ class GradientExchange:
 
     @property
     def total_count(self) -> float:
-        """The sum over all ranks of what `count` was told in this step."""
+        """Sum over all ranks of this step's `count`."""
         return self._total_count
 
     @property
     def counts(self) -> list[float] | None:
-        """How many ranks asked for each thing; ``None`` where ranks do not meet in every step."""
+        """Number of ranks that made each request; ``None`` where steps do not meet."""
         return self._counts
 
     # -- the usual step ------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Be within the backward pass, whose gradients may leave before it has ended.
+        """Wrap the backward pass, whose gradients may be sent before it has ended.
 
         Raises:
             ModelError: a gradient came in parts, or an optimizer has been given other parameters
@@ -219,7 +221,7 @@ class GradientExchange:
             )
 
     def exchange(self) -> None:
-        """Give all parameters the gradients of the global batch, after the backward pass."""
+        """Replace all parameters' gradients by the global batch's, after the backward pass."""
         with self.waiting():
             self._exchange_rest()
 
@@ -264,7 +266,8 @@ class GradientExchange:
     # -- a step of the user's own --------------------------------------------------------------
 
     def of(self, optimizer: Optimizer) -> None:
-        """Give an optimizer's parameters the gradients of the global batch, before it steps.
+        """Replace the gradients of an optimizer's parameters by the global batch's, before it
+        steps.
 
         Raises:
             ModelError: an optimizer has been given other parameters than it had.
@@ -281,7 +284,7 @@ class GradientExchange:
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
-        """Return by what statistics change, given by what they have changed on this rank."""
+        """Return the changes of statistics over all ranks, from this rank's changes."""
         with self.waiting():
             return self._synchroniser.changes(changes, self._part, "statistics")
 
@@ -296,37 +299,37 @@ class GradientExchange:
             return gradients, along
         # A parameter that only some ranks have used counts as one without a gradient on the others.
         there = [parameter.grad is not None for parameter in parameters]
-        own = [
+        local = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in parameters
         ]
         used = torch.tensor(there, dtype=torch.float32, device=self._device)
         along = [used, self._control()] if ask else [used]
-        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
+        gradients, summed = self._synchroniser.gradients(local, self._part, name, place, along)
         by_any = (summed[0] if summed else used).tolist()
-        kept = [
+        reduced = [
             g if count or self._has_come(g) else None
             for g, count in zip(gradients, by_any, strict=True)
         ]
-        return kept, summed[1:]
+        return reduced, summed[1:]
 
     def _has_come(self, gradient: Tensor | None) -> bool:
-        """Tell whether a gradient of an earlier step has come only now."""
+        """Return whether a gradient of an earlier step has arrived only now."""
         return self.lasting and gradient is not None and bool(gradient.any())
 
     def _assign(
         self,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
-        asked: Sequence[Tensor],
+        counts: Sequence[Tensor],
     ) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        if asked:
-            self._note(asked[0])
+        if counts:
+            self._note(counts[0])
 
     def _control(self) -> Tensor:
-        numbers = [*map(float, self._asked), self._own_count]
+        numbers = [*map(float, self._requests), self._divisor]
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
 
     def _note(self, control: Tensor) -> None:

@@ -32,7 +32,7 @@ from .source import check_exportable
 _SIZES = (1, 17)
 
 
-class Served(nn.Module):
+class _ColumnModule(nn.Module):
     """A module whose inputs are columns, by names, and whose outputs have names.
 
     Args:
@@ -57,10 +57,10 @@ class Served(nn.Module):
         self._names = {column.name: name for column, name in zip(columns, names, strict=True)}
         self._paths = [output.path for output in outputs]
         blank = {column.name: column.blank() for column in columns}
-        self._dtypes = [to_dtype(joined(blank, slot)) for slot in called.feed.slots]
+        self._dtypes = [_to_dtype(joined(blank, slot)) for slot in called.feed.slots]
 
-        def forward(**given: Tensor) -> dict[str, Tensor]:
-            return self._of(given)
+        def forward(**inputs: Tensor) -> dict[str, Tensor]:
+            return self._of(inputs)
 
         # PyTorch calls the inputs of a program as the parameters are.
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -68,9 +68,9 @@ class Served(nn.Module):
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.forward = forward
 
-    def _of(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _of(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = [
-            self._joined([given[self._names[name]] for name in slot], dtype)
+            self._joined([inputs[self._names[name]] for name in slot], dtype)
             for slot, dtype in zip(self._feed.slots, self._dtypes, strict=True)
         ]
         outputs = self._feed.call(self.module, values)
@@ -86,7 +86,7 @@ class Served(nn.Module):
         return torch.cat([part.to(dtype) for part in ranked], -1)
 
 
-def to_dtype(array: np.ndarray) -> torch.dtype:
+def _to_dtype(array: np.ndarray) -> torch.dtype:
     """Return PyTorch's type of an array's elements."""
     return torch.from_numpy(array).dtype
 
@@ -141,26 +141,26 @@ def _program(
     Raises:
         ModelError: torch.export cannot hold it.
     """
-    served = Served(called, recipe.columns, names, recipe.outputs, added)
+    module = _ColumnModule(called, recipe.columns, names, recipe.outputs, added)
     rows = recipe.batch_size
-    given = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
-    feed = Feed(tuple((name,) for name in given), tuple(given))
-    values = [torch.from_numpy(array) for array in given.values()]
+    batch = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
+    feed = Feed(tuple((name,) for name in batch), tuple(batch))
+    values = [torch.from_numpy(array) for array in batch.values()]
     try:
         with silent():
-            return make_program(served, feed, values, any_rows=rows is None)
+            return make_program(module, feed, values, any_rows=rows is None)
     except Exception as error:  # whatever torch.export or the module's forward raises
-        told = on_one_line(error)
+        reason = on_one_line(error)
         raise ModelError(
             f"torch.export cannot hold {type(called.module).__name__}: {type(error).__name__}: "
-            f"{told}"
+            f"{reason}"
         ) from error
 
 
-def _run(program: Program, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _run(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     with torch.inference_mode():
-        found = program(**{name: torch.from_numpy(array) for name, array in given.items()})
-    return {name: to_numpy(tensor) for name, tensor in found.items()}
+        outputs = program(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+    return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
 
 def _predicted(
@@ -168,11 +168,11 @@ def _predicted(
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],
-    given: Mapping[str, np.ndarray],
+    batch: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return what the module gives, by the names of the export."""
+    """Return the module's outputs, by the names of the export."""
     pairs = zip(recipe.columns, inputs, strict=True)
-    made = called.of({own.name: given[outside.name] for own, outside in pairs})
+    made = called.of({column.name: batch[outside.name] for column, outside in pairs})
     specs = zip(recipe.outputs, outputs, strict=True)
     return {name: to_numpy(pick(made, spec.path)) for spec, name in specs}
 
@@ -185,19 +185,19 @@ def _compare(
     sample: Arrays,
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
 ) -> None:
-    """Check that an export gives what the module gives.
+    """Check that an export's outputs equal the module's.
 
     Raises:
         ModelError: it does not.
     """
     kind = type(called.module).__name__
     for rows in _SIZES if recipe.batch_size is None else (recipe.batch_size,):
-        given = repeat_rows(sample, rows)
-        expected = _predicted(called, recipe, inputs, outputs, given)
+        batch = repeat_rows(sample, rows)
+        expected = _predicted(called, recipe, inputs, outputs, batch)
         try:
-            found = run(given)
+            exported = run(batch)
             for name, value in expected.items():
-                check_close(value, found[name])
+                check_close(value, exported[name])
         except (AssertionError, DataError, ModelError, RuntimeError) as error:
             raise ModelError(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "

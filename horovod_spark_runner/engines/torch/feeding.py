@@ -1,4 +1,4 @@
-"""Columns as what a PyTorch module is called with: for training, and for prediction."""
+"""Conversion of columns to the arguments of a PyTorch module, for training and prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True)
 class Feed:
-    """What a module is called with, by the order of its inputs or by their names.
+    """Arguments of a module, by position or by name.
 
     Attributes:
         slots: the columns of each input, or label; several are joined along their last axis.
@@ -40,7 +40,7 @@ class Feed:
         return [to_tensor(joined(arrays, slot), device) for slot in self.slots]
 
     def call(self, module: nn.Module, values: Sequence[Tensor]) -> Any:
-        """Return what ``module`` gives for `values`."""
+        """Call ``module`` on `values`."""
         if self.names is None:
             return module(*values)
         return module(**dict(zip(self.names, values, strict=True)))
@@ -74,7 +74,7 @@ def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column
     """
     check_columns(binding.slots, columns)
     parameters, keywords, positions = _parameters(module)
-    given = f"feature_cols feeds {len(binding.slots)}: {'; '.join(binding.describe())}"
+    fed = f"feature_cols feeds {len(binding.slots)}: {'; '.join(binding.describe())}"
     kind = type(module).__name__
     takes = f"{kind}.forward takes {_listed(parameters, keywords, positions)}"
     required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
@@ -82,8 +82,8 @@ def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column
     if names is None:
         names = _by_name(binding, parameters, takes)
     if names is not None:
-        known = [p.name for p in parameters if p.kind in _KEYWORDS]
-        unknown = [name for name in names if name not in known and not keywords]
+        accepted = [p.name for p in parameters if p.kind in _KEYWORDS]
+        unknown = [name for name in names if name not in accepted and not keywords]
         missing = [name for name in required if name not in names]
         if unknown or missing:
             what = f"no parameter {unknown[0]!r}" if unknown else f"nothing feeds {missing[0]!r}"
@@ -97,7 +97,7 @@ def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column
         if len(binding.slots) > most == 1:
             flat = [name for slot in binding.slots for name in slot]
             hint = f"; to join the columns into one input, feature_cols=[{flat}]"
-        raise ModelError(f"{takes}, but {given}{hint}")
+        raise ModelError(f"{takes}, but {fed}{hint}")
     return Feed(binding.slots)
 
 
@@ -129,13 +129,13 @@ def input_names(module: nn.Module) -> tuple[str, ...]:
 def _parameters(module: nn.Module) -> tuple[list[inspect.Parameter], bool, bool]:
     """Return the parameters of ``forward``, and whether it takes any names or positions."""
     try:
-        given = list(inspect.signature(module.forward).parameters.values())
+        parameters = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # one that is not written in Python
         return [], True, True
-    keywords = any(p.kind is p.VAR_KEYWORD for p in given)
-    positions = any(p.kind is p.VAR_POSITIONAL for p in given)
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positions = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return (
-        [p for p in given if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)],
+        [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)],
         keywords,
         positions,
     )

@@ -36,7 +36,7 @@ _FILES = "from_file"
 
 
 @dataclass(frozen=True)
-class Value:
+class _Value:
     """A value that is computed when a graph is, by its name there."""
 
     name: str
@@ -47,8 +47,8 @@ class Step:
     """A call of an operator.
 
     Attributes:
-        target: the operator, see `find_operator`.
-        args: its arguments, in which each `Value` stands for what was computed before.
+        target: the operator, see `_find_operator`.
+        args: its arguments, in which each `_Value` stands for what was computed before.
         named: its keyword arguments.
         outputs: names of what it gives, nested as that is; ``None`` for what nothing reads.
         ended: names of values that no later step reads.
@@ -78,33 +78,33 @@ class Graph:
     steps: list[Step]
 
     def __call__(self, *values: Any) -> Any:
-        known = dict(zip(self.inputs, values, strict=True))
+        computed = dict(zip(self.inputs, values, strict=True))
         for step in self.steps:
-            args = [_filled(value, known) for value in step.args]
-            named = {name: _filled(value, known) for name, value in step.named.items()}
-            _store(step.outputs, find_operator(step.target)(*args, **named), known)
+            args = [_filled(value, computed) for value in step.args]
+            named = {name: _filled(value, computed) for name, value in step.named.items()}
+            _store(step.outputs, _find_operator(step.target)(*args, **named), computed)
             for name in step.ended:
-                known.pop(name, None)
-        made = tuple(_filled(self.outputs, known))
+                computed.pop(name, None)
+        made = tuple(_filled(self.outputs, computed))
         return made[0] if self.single else made
 
 
-def _filled(value: Any, known: Mapping[str, Any]) -> Any:
-    if isinstance(value, Value):
-        return known[value.name]
-    return [_filled(one, known) for one in value] if isinstance(value, list) else value
+def _filled(value: Any, computed: Mapping[str, Any]) -> Any:
+    if isinstance(value, _Value):
+        return computed[value.name]
+    return [_filled(one, computed) for one in value] if isinstance(value, list) else value
 
 
-def _store(names: Any, given: Any, known: dict[str, Any]) -> None:
+def _store(names: Any, results: Any, computed: dict[str, Any]) -> None:
     if isinstance(names, str):
-        known[names] = given
+        computed[names] = results
     elif names is not None:
-        for name, one in zip(names, given, strict=True):
-            _store(name, one, known)
+        for name, one in zip(names, results, strict=True):
+            _store(name, one, computed)
 
 
 @functools.cache
-def find_operator(target: str) -> Callable[..., Any]:
+def _find_operator(target: str) -> Callable[..., Any]:
     """Return an operator that computes tensors or numbers, and does nothing else.
 
     Raises:
@@ -112,9 +112,9 @@ def find_operator(target: str) -> Callable[..., Any]:
     """
     if target in _OTHERS:
         return _OTHERS[target]
-    found = _OPERATOR.fullmatch(target)
-    if found:
-        space, name, overload = found.groups()
+    match = _OPERATOR.fullmatch(target)
+    if match:
+        space, name, overload = match.groups()
         # PyTorch finds TorchScript's as well, of which one writes files.
         full = f"{space}::{name}" + ("" if overload == "default" else f".{overload}")
         if name != _FILES and full in _operators():
@@ -160,7 +160,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 
 
 def read_graph(fields: Mapping[str, Any], device: torch.device) -> Graph:
-    """Return the graph whose fields JSON gave back.
+    """Build the graph from its fields in JSON.
 
     Args:
         fields: as PyTorch's schema of the format has them.
@@ -186,14 +186,14 @@ def read_graph(fields: Mapping[str, Any], device: torch.device) -> Graph:
 
 def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
     target = node["target"]
-    find_operator(target)
+    _find_operator(target)
     args, named = [], {}
-    for given in node["inputs"]:
-        value = _read(given["arg"], device)
-        if given["kind"] == 1 or not given["name"]:
+    for argument in node["inputs"]:
+        value = _read(argument["arg"], device)
+        if argument["kind"] == 1 or not argument["name"]:
             args.append(value)
         else:
-            named[given["name"]] = value
+            named[argument["name"]] = value
     outputs: Any = [_name(one, device) for one in node["outputs"]]
     in_tuple = node["is_hop_single_tensor_return"] is False
     if len(outputs) < 2 and not in_tuple:
@@ -202,7 +202,7 @@ def _read_step(node: Mapping[str, Any], device: torch.device) -> Step:
 
 
 def _read(argument: Mapping[str, Any], device: torch.device) -> Any:
-    """Return an argument: what is known of it, and a `Value` for what is computed."""
+    """Return an argument: a constant, or a `_Value` for a computed one."""
     ((kind, value),) = argument.items()
     if kind == "as_none":
         return None
@@ -211,9 +211,9 @@ def _read(argument: Mapping[str, Any], device: torch.device) -> Any:
     if kind == "as_float":  # JSON has no number for infinity
         return float(value)
     if kind == "as_tensor":
-        return Value(str(value["name"]))
+        return _Value(str(value["name"]))
     if kind == "as_name":
-        return Value(str(value))
+        return _Value(str(value))
     if kind == "as_scalar_type":
         return DTYPES[value]
     if kind == "as_memory_format":
@@ -239,13 +239,13 @@ def _name(output: Mapping[str, Any], device: torch.device) -> Any:
     def named(value: Any) -> Any:
         if isinstance(value, list):
             return [named(one) for one in value]
-        return value.name if isinstance(value, Value) else None
+        return value.name if isinstance(value, _Value) else None
 
     return named(_read(output, device))
 
 
-def _values(value: Any) -> Iterator[Value]:
-    if isinstance(value, Value):
+def _values(value: Any) -> Iterator[_Value]:
+    if isinstance(value, _Value):
         yield value
     elif isinstance(value, list):
         for one in value:

@@ -16,15 +16,15 @@ from .callbacks import TorchCallback, check_hooks
 from .modes import Modes
 
 
-def made_callbacks(given: Any) -> list[TorchCallback]:
+def made_callbacks(callbacks: Any) -> list[TorchCallback]:
     """Return the callbacks, of which a function may have been given.
 
     Raises:
         InvalidInputError: something is no callback.
     """
-    if isinstance(given, TorchCallback):
-        given = [given]
-    made = list(given() if callable(given) else given)
+    if isinstance(callbacks, TorchCallback):
+        callbacks = [callbacks]
+    made = list(callbacks() if callable(callbacks) else callbacks)
     for callback in made:
         if not isinstance(callback, TorchCallback):
             raise InvalidInputError(f"callbacks gives {brief(callback)}, which is no TorchCallback")
@@ -33,7 +33,7 @@ def made_callbacks(given: Any) -> list[TorchCallback]:
 
 
 class TorchHooks(Hooks):
-    """See `Hooks`.
+    """PyTorch implementation of `Hooks`.
 
     Args:
         callbacks: the callbacks, the same on all ranks.
@@ -41,7 +41,7 @@ class TorchHooks(Hooks):
         modes: its modes.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
-        after_epoch: is told the results of an epoch.
+        after_epoch: receives the results of an epoch.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TorchHooks(Hooks):
 
     @property
     def stop_training(self) -> bool:
-        return self._stop or self._asked()
+        return self._stop or self._stop_requested()
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
@@ -71,8 +71,8 @@ class TorchHooks(Hooks):
         if not value:
             self._forget()
 
-    def _asked(self) -> bool:
-        """Tell whether a callback asks for the end."""
+    def _stop_requested(self) -> bool:
+        """Return whether a callback requests the end of the training."""
         return any(callback.stop_training for callback in self._callbacks)
 
     def _forget(self) -> None:
@@ -119,9 +119,9 @@ class TorchHooks(Hooks):
         for number, callback in enumerate(self._callbacks):
             name = _name(number, callback)
             state = callback.state_dict()
-            kept = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
-            arrays.update({f"{name}/{key}": np.array(value) for key, value in kept.items()})
-            states[name] = {key: value for key, value in state.items() if key not in kept}
+            state_arrays = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
+            arrays.update({f"{name}/{key}": np.array(value) for key, value in state_arrays.items()})
+            states[name] = {key: value for key, value in state.items() if key not in state_arrays}
         return {"callbacks": states, "training": self._capture()}, arrays
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:

@@ -26,32 +26,34 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
 def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
-    """Give ``module`` the weights of ``start``; tell the driver if not all were taken.
+    """Load the weights of ``start`` into ``module``; report weights that were left out.
 
     Raises:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
-    given = _of_run(start) if start.kind == ARRAYS else _of_file(start)
-    own = weights_of(module)
-    fitting = [n for n in given if n in own and tuple(given[n].shape) == tuple(own[n].shape)]
+    source = _of_run(start) if start.kind == ARRAYS else _of_file(start)
+    weights = weights_of(module)
+    fitting = [
+        n for n in source if n in weights and tuple(source[n].shape) == tuple(weights[n].shape)
+    ]
     if not fitting:
-        raise ModelError(_no_fit(own, given, start.origin))
+        raise ModelError(_no_fit(weights, source, start.origin))
     if not start.skip_mismatch:
-        _check_all(own, given, start.origin)
+        _check_all(weights, source, start.origin)
     for name in fitting:
-        value = given[name]
+        value = source[name]
         if isinstance(value, Tensor):
             with torch.no_grad():
-                own[name].copy_(value)
+                weights[name].copy_(value)
         else:
-            set_tensor(own[name], value)
-    if len(fitting) < len(own):
-        left = [name for name in own if name not in fitting]
+            set_tensor(weights[name], value)
+    if len(fitting) < len(weights):
+        left = [name for name in weights if name not in fitting]
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         notify(
-            f"initial_weights={start.origin!r}: took {len(fitting)} of {len(own)} weights; left "
-            f"as they are: {', '.join(left[:_SHOWN])}{more}"
+            f"initial_weights={start.origin!r}: took {len(fitting)} of {len(weights)} weights; "
+            f"left as they are: {', '.join(left[:_SHOWN])}{more}"
         )
 
 
@@ -71,7 +73,7 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
         return file.tensors("weights", torch.device("cpu"))
     try:
         # Nothing but tensors and plain containers is made of what a file says.
-        found = torch.load(data.open(), map_location="cpu", weights_only=True)
+        weights = torch.load(data.open(), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever PyTorch raises for what it does not load
         reason = on_one_line((str(error).strip() or type(error).__name__).splitlines()[0])
         raise ModelError(
@@ -79,26 +81,26 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
             "them with torch.save(module.state_dict(), …)"
         ) from error
     for key in _KEYS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        if isinstance(weights, Mapping) and isinstance(weights.get(key), Mapping):
+            weights = weights[key]
+    if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
         raise ModelError(
             f"initial_weights={start.origin!r} holds no state_dict, tensors by name; write it with "
             "torch.save(module.state_dict(), …)"
         )
-    return found
+    return weights
 
 
 def _no_fit(
-    own: Mapping[str, Tensor], given: Mapping[str, np.ndarray | Tensor], origin: str
+    weights: Mapping[str, Tensor], source: Mapping[str, np.ndarray | Tensor], origin: str
 ) -> str:
-    """Return what to say where no weight has the name and shape of one of the module's."""
+    """Return the message for weights of which none has a name and shape of the module's."""
     text = (
         f"initial_weights={origin!r}: no weight has the name and shape of one of the module's. "
-        f"There are {_listed(given)}; the module has {_listed(own)}"
+        f"There are {_listed(source)}; the module has {_listed(weights)}"
     )
     for prefix in _PREFIXES:
-        if any(prefix + name in given for name in own):
+        if any(prefix + name in source for name in weights):
             return (
                 f"{text}. Without the prefix {prefix!r} their names are the module's: write them "
                 f"with torch.save({{name.removeprefix({prefix!r}): value for name, value in "
@@ -114,11 +116,11 @@ def _listed(weights: Mapping[str, np.ndarray | Tensor]) -> str:
 
 
 def _check_all(
-    own: Mapping[str, Tensor], given: Mapping[str, np.ndarray | Tensor], origin: str
+    weights: Mapping[str, Tensor], source: Mapping[str, np.ndarray | Tensor], origin: str
 ) -> None:
-    for name in dict.fromkeys([*own, *given]):
-        ours = f"shape {tuple(own[name].shape)}" if name in own else "no such weight"
-        theirs = f"shape {tuple(given[name].shape)}" if name in given else "no such weight"
+    for name in dict.fromkeys([*weights, *source]):
+        ours = f"shape {tuple(weights[name].shape)}" if name in weights else "no such weight"
+        theirs = f"shape {tuple(source[name].shape)}" if name in source else "no such weight"
         if ours != theirs:
             raise ModelError(
                 f"initial_weights={origin!r} does not fit the module: {name!r} has {theirs} there "

@@ -54,11 +54,11 @@ class Predicting:
     device: torch.device
 
     def __call__(self, values: Sequence[Tensor]) -> Any:
-        """Return what the module gives for its inputs."""
+        """Return the module's outputs for its inputs."""
         return self.feed.call(self.module, values)
 
     def of(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        """Return what the module gives for columns, which stay as they are."""
+        """Return the module's outputs for columns, which stay unchanged."""
         values = [value.clone() for value in self.feed.values(arrays, self.device)]
         with torch.inference_mode():
             return self(values)
@@ -71,7 +71,7 @@ class Predicting:
         return [to_numpy(tensor) for _, tensor in leaves(self.of(rows))]
 
 
-def own_device() -> torch.device:
+def task_device() -> torch.device:
     """Return the GPU of this task or rank, or the CPU, whose cores are then the task's."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal():  # also where PyTorch was imported before that was set
@@ -86,7 +86,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
-    called = make_predicting(recipe, own_device())
+    called = make_predicting(recipe, task_device())
     outputs = recipe.outputs  # what stays does not hold the recipe, which has the model's bytes
     guard = _InputsGuard()
 
@@ -94,12 +94,12 @@ def load_model(recipe: Recipe) -> Model:
         return called.feed.values(values, called.device)
 
     def compute(inputs: list[Tensor]) -> list[np.ndarray]:
-        given = guard.own(inputs) if called.device.type == "cpu" else inputs
+        passed = guard.copies(inputs) if called.device.type == "cpu" else inputs
         with torch.inference_mode():
-            results = called(given)
-            found = [to_numpy(pick(results, output.path)) for output in outputs]
-        guard.look(called.module, given)
-        return found
+            results = called(passed)
+            arrays = [to_numpy(pick(results, output.path)) for output in outputs]
+        guard.look(called.module, passed)
+        return arrays
 
     return Model(prepare, compute)
 
@@ -111,20 +111,20 @@ class _InputsGuard:
         self._copies: bool | None = None
         self._versions: list[int] = []
 
-    def own(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return what the module may have: copies of the first batch, and where it changes them."""
-        given = inputs if self._copies is False else [tensor.clone() for tensor in inputs]
-        self._versions = [tensor._version for tensor in given]
-        return given
+    def copies(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return copies of the first inputs, and of later ones if the module changes them."""
+        passed = inputs if self._copies is False else [tensor.clone() for tensor in inputs]
+        self._versions = [tensor._version for tensor in passed]
+        return passed
 
-    def look(self, module: nn.Module, given: list[Tensor]) -> None:
-        """Look whether a call has changed its inputs.
+    def look(self, module: nn.Module, inputs: list[Tensor]) -> None:
+        """Check whether a call has changed its inputs.
 
         Raises:
             ModelError: it has changed the rows themselves, which it had not done before.
         """
         if self._versions and self._copies is not True:
-            changed = self._versions != [tensor._version for tensor in given]
+            changed = self._versions != [tensor._version for tensor in inputs]
             if changed and self._copies is False:
                 raise ModelError(
                     f"{type(module).__name__} changes its inputs in place for some batches and not "
@@ -139,12 +139,12 @@ def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
     Raises:
         ModelError: what was built is not the model that was trained.
     """
-    parts: TorchParts = recipe.own
+    parts: TorchParts = recipe.parts
     feed = Feed(recipe.inputs.slots, parts.names)
     module = _made(parts, device)
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
-        give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
+        _give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
     if not isinstance(module, Program):  # which is as it is
         module = module.eval().to(device)
     called = Predicting(module, feed, device)
@@ -174,8 +174,8 @@ def load_script(data: bytes) -> nn.Module:
     """
     # Readers of archives differ in which entries they find: what was searched is loaded.
     searched = io.BytesIO()
-    given = open_archive(io.BytesIO(data), "a file of TorchScript")
-    with given as archive, zipfile.ZipFile(searched, "w") as copy:
+    opened = open_archive(io.BytesIO(data), "a file of TorchScript")
+    with opened as archive, zipfile.ZipFile(searched, "w") as copy:
         # PyTorch looks names up in any case, and of two equal ones takes either.
         names = [name.lower() for name in archive.namelist()]
         if len(set(names)) < len(names):
@@ -185,10 +185,10 @@ def load_script(data: bytes) -> nn.Module:
             copy.writestr(name, content)
             if not name.lower().endswith(".py"):
                 continue
-            if found := _FILE_OPERATORS.search(content):
+            if operator := _FILE_OPERATORS.search(content):
                 raise ModelError(
-                    f"the TorchScript calls {found[0].decode()!r}, and with that may read or write "
-                    "files, which a model that predicts has no need of"
+                    f"the TorchScript calls {operator[0].decode()!r}, and with that may read or "
+                    "write files, which a model that predicts has no need of"
                 )
     searched.seek(0)
     with warnings.catch_warnings():
@@ -205,8 +205,8 @@ def made_module(recipe: Recipe) -> nn.Module:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
-    """Return what the module gives, or nothing and why; see `Engine.describe_outputs`."""
-    called = make_predicting(recipe, own_device())
+    """Return the module's outputs, or none and the reason; see `Engine.describe_outputs`."""
+    called = make_predicting(recipe, task_device())
     rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
     try:
         specs = output_specs(called.module, called.of(rows), ROWS)
@@ -227,8 +227,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
-    """Give a module the weights of the trained one.
+def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
+    """Load the trained weights into a module.
 
     Args:
         module: the module.
@@ -262,7 +262,7 @@ def _described(weight: np.ndarray) -> str:
 
 
 def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
-    """Return what the outputs of a module depend on besides the row that they are of.
+    """Find a dependence of a module's outputs on anything besides their own row.
 
     A program that was captured in training mode drops and normalises as it did there, whatever mode
     it is put into; a module may look at the rows of a batch together in evaluation mode, too. Spark
@@ -277,19 +277,19 @@ def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 
         `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
     """
     beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
-    with _generator_kept():
-        once = _given(called, arrays)
-        if not all(_same(once, _given(called, arrays)) for _ in range(calls - 1)):
+    with _preserve_generator():
+        once = _output_arrays(called, arrays)
+        if not all(_same(once, _output_arrays(called, arrays)) for _ in range(calls - 1)):
             return BY_CHANCE
         try:
-            other = _given(called, beside)
+            other = _output_arrays(called, beside)
         except Exception:  # the user's own forward may fail in any way
             return ""
     return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else BY_OTHERS
 
 
 @contextlib.contextmanager
-def _generator_kept() -> Iterator[None]:
+def _preserve_generator() -> Iterator[None]:
     state = torch.get_rng_state()
     try:
         yield
@@ -297,7 +297,7 @@ def _generator_kept() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _given(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _output_arrays(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     return [to_numpy(tensor) for _, tensor in leaves(called.of(arrays))]
 
 

@@ -55,26 +55,26 @@ class Losses:
     """The losses of a `TorchModel`.
 
     Args:
-        given: `TorchModel.loss`.
+        loss: `TorchModel.loss`.
         labels: which label column is compared with which output.
 
     Raises:
         ModelError: the loss cannot be used; the message names it.
     """
 
-    def __init__(self, given: Any, labels: Binding) -> None:
+    def __init__(self, loss: Any, labels: Binding) -> None:
         self._labels = labels
-        several = isinstance(given, Mapping) or (
-            isinstance(given, Sequence) and not isinstance(given, str)
+        several = isinstance(loss, Mapping) or (
+            isinstance(loss, Sequence) and not isinstance(loss, str)
         )
         if several:
-            self._parts = _matched(given, labels)
+            self._parts = _matched(loss, labels)
         else:
-            self._parts = [(LOSS, (), _RankLoss(given, LOSS))]
+            self._parts = [(LOSS, (), _RankLoss(loss, LOSS))]
             alone = self._parts[0][2].of_torch
             if alone and len(labels.slots) > 1:
                 raise ModelError(
-                    f"loss={brief(given)} compares one output with one label, but label_cols gives "
+                    f"loss={brief(loss)} compares one output with one label, but label_cols gives "
                     f"{len(labels.slots)}: {'; '.join(labels.describe())}; give a dictionary of "
                     "losses by the names of label_cols, or a function of all outputs and labels"
                 )
@@ -82,11 +82,11 @@ class Losses:
 
     @property
     def names(self) -> list[str]:
-        """What the losses are called in the results."""
+        """Names of the losses in the results."""
         return [name for name, _, _ in self._parts]
 
     def to(self, device: torch.device) -> Losses:
-        """Bring what losses hold, such as weights of classes, to a device; return these losses."""
+        """Move tensors of losses, such as weights of classes, to a device; return these losses."""
         for _, _, loss in self._parts:
             if isinstance(loss.function, nn.Module):
                 loss.function.to(device)  # copies of it hold the same tensors
@@ -132,16 +132,16 @@ class Losses:
     def _output(self, outputs: Any, loss: _RankLoss) -> Any:
         if not loss.of_torch:
             return outputs
-        found = list(leaves(outputs))
-        if len(found) != 1:
+        tensors = list(leaves(outputs))
+        if len(tensors) != 1:
             raise ModelError(
-                f"loss {loss.name!r} compares one output, but the module gives {len(found)}: give "
-                "a dictionary or list of losses, or a function of all outputs and labels"
+                f"loss {loss.name!r} compares one output, but the module gives {len(tensors)}: "
+                "give a dictionary or list of losses, or a function of all outputs and labels"
             )
-        return found[0][1]
+        return tensors[0][1]
 
     def _named(self, outputs: Any, key: tuple[str, ...], index: int) -> Tensor:
-        found = list(leaves(outputs))
+        tensors = list(leaves(outputs))
         if isinstance(outputs, Mapping) and key:
             if key[0] not in outputs:
                 raise ModelError(
@@ -149,16 +149,16 @@ class Losses:
                     f"{', '.join(map(repr, outputs))}"
                 )
             return pick(outputs, key)
-        if len(found) != len(self._parts) or isinstance(outputs, Mapping):
+        if len(tensors) != len(self._parts) or isinstance(outputs, Mapping):
             raise ModelError(
-                f"{len(self._parts)} losses are given, but the module gives {len(found)} outputs"
+                f"{len(self._parts)} losses are given, but the module gives {len(tensors)} outputs"
                 + (" by name; give a dictionary of losses" if isinstance(outputs, Mapping) else "")
             )
-        return found[index][1]
+        return tensors[index][1]
 
 
 def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
-    """Return what a function of all outputs and all labels is given as labels.
+    """Return the labels for a function of all outputs and all labels.
 
     Args:
         binding: which label column is compared with which output.
@@ -173,38 +173,38 @@ def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tenso
     return plain[0] if len(plain) == 1 else tuple(plain)
 
 
-def _matched(given: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _RankLoss]]:
+def _matched(losses: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _RankLoss]]:
     """Return name, output and loss for each label, in the order of ``label_cols``."""
     slots = len(labels.slots)
-    if not isinstance(given, Mapping):
-        if len(given) != slots:
-            raise ModelError(f"{len(given)} losses are given, but label_cols gives {slots} labels")
+    if not isinstance(losses, Mapping):
+        if len(losses) != slots:
+            raise ModelError(f"{len(losses)} losses are given, but label_cols gives {slots} labels")
         names = labels.names or tuple(str(index) for index in range(slots))
         return [
             (f"{name}_loss", (name,) if labels.names else (), _RankLoss(loss, f"{name}_loss"))
-            for name, loss in zip(names, given, strict=True)
+            for name, loss in zip(names, losses, strict=True)
         ]
-    if labels.names is None or set(labels.names) != set(given):
+    if labels.names is None or set(labels.names) != set(losses):
         there = "a list" if labels.names is None else ", ".join(map(repr, labels.names))
         raise ModelError(
-            f"loss names the outputs {', '.join(map(repr, given))}, but label_cols gives {there}; "
+            f"loss names the outputs {', '.join(map(repr, losses))}, but label_cols gives {there}; "
             "give label_cols as a dictionary with the same names"
         )
     return [
-        (f"{name}_loss", (name,), _RankLoss(given[name], f"{name}_loss")) for name in labels.names
+        (f"{name}_loss", (name,), _RankLoss(losses[name], f"{name}_loss")) for name in labels.names
     ]
 
 
 class _RankLoss:
-    """A loss of one output, as a sum over this rank's rows and what it is divided by."""
+    """A loss of one output, as a sum over this rank's rows and its divisor."""
 
-    def __init__(self, given: Loss, name: str) -> None:
+    def __init__(self, loss: Loss, name: str) -> None:
         self.name = name
-        self.function: Any = loss_named(given) if isinstance(given, str) else given
+        self.function: Any = loss_named(loss) if isinstance(loss, str) else loss
         if isinstance(self.function, type) or not callable(self.function):
             raise ModelError(
                 "loss must be the name of a class of torch.nn, a module of one, or a function of "
-                f"outputs and labels, got {brief(given)}"
+                f"outputs and labels, got {brief(loss)}"
             )
         self.of_torch = _is_of_torch(self.function)
         if isinstance(self.function, nn.Module) and any(True for _ in self.function.parameters()):
@@ -216,7 +216,7 @@ class _RankLoss:
         either = takes == 1 and most != 1
         if either and not isinstance(self.function, nn.Module):
             raise ModelError(
-                f"loss {name!r}: {brief(given)} can be given outputs and something else, or "
+                f"loss {name!r}: {brief(loss)} can be given outputs and something else, or "
                 "outputs alone, and which is meant does not show; give a function of two "
                 "arguments, outputs and labels, or of one, the outputs"
             )
@@ -243,7 +243,7 @@ class _RankLoss:
         return self._of_loss(output, fitting_label(self.function, output, label), weights)
 
     def _of_loss(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
-        """Return the term of a loss of torch.nn, whose reduction is known."""
+        """Return the term of a torch.nn loss."""
         rows = output.shape[0]
         count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
         # Of several values per row the mean is taken, but for Kullback and Leibler's sum.
@@ -267,7 +267,7 @@ class _RankLoss:
         return output[0].numel() // output.shape[1] if _real(label) else label[0].numel()
 
     def _labelled(self, label: Tensor) -> Tensor | float:
-        """Return what the mean over labels is divided by, for one label per row."""
+        """Return the divisor of a mean over labels, for one label per row."""
         if _real(label):  # probabilities of all classes
             return float(len(label))
         loss = self.function
@@ -275,11 +275,11 @@ class _RankLoss:
         if loss.weight is None:
             whole: Tensor = counted.sum().double() / label[0].numel()
             return whole
-        found: Tensor = loss.weight[label[counted]].double().sum() / label[0].numel()
-        return found
+        weighted: Tensor = loss.weight[label[counted]].double().sum() / label[0].numel()
+        return weighted
 
     def _of_value(self, value: Any, output: Any, weights: Tensor | None) -> Term:
-        """Return the term of what a function gave: a mean over rows, or one value per row."""
+        """Return the term of a function's result: a mean over rows, or one value per row."""
         rows = next(leaves(output))[1].shape[0]
         if not isinstance(value, Tensor):
             raise ModelError(
@@ -334,14 +334,14 @@ def loss_named(name: str) -> nn.Module:
     Raises:
         ModelError: there is none.
     """
-    found = getattr(nn, name, None)
-    known = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]
-    if not isinstance(found, type) or name not in known:
+    loss = getattr(nn, name, None)
+    names = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]
+    if not isinstance(loss, type) or name not in names:
         raise ModelError(
             f"loss={name!r} is no loss of an output and a label in torch.nn; there are "
-            f"{', '.join(sorted(known))}; or give a function"
+            f"{', '.join(sorted(names))}; or give a function"
         )
-    made: nn.Module = found()
+    made: nn.Module = loss()
     return made
 
 
@@ -358,5 +358,5 @@ def _parameters(function: Any) -> tuple[int | None, int | None]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None, None
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    given = [p for p in parameters if p.kind in kinds]
-    return len([p for p in given if p.default is p.empty]), len(given)
+    positional = [p for p in parameters if p.kind in kinds]
+    return len([p for p in positional if p.default is p.empty]), len(positional)

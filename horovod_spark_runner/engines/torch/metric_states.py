@@ -24,7 +24,7 @@ _UPDATES = "updates"
 
 
 def is_torchmetrics(value: object) -> bool:
-    """Tell whether ``value`` is a metric, or a collection of some, of torchmetrics."""
+    """Return whether ``value`` is a metric, or a collection, of torchmetrics."""
     names = ("Metric", "MetricCollection")
     return any(
         cls.__module__.startswith("torchmetrics.") and cls.__name__ in names
@@ -33,7 +33,7 @@ def is_torchmetrics(value: object) -> bool:
 
 
 class MetricStates(ByteVariable):
-    """What some metrics have seen, as a variable that checkpoints hold for each rank.
+    """States of metrics, as a variable that checkpoints hold for each rank.
 
     Args:
         metrics: the metrics, each with states of its own.
@@ -54,7 +54,7 @@ class MetricStates(ByteVariable):
         return _record(arrays)
 
     def assign(self, value: np.ndarray) -> None:
-        """Take over what `numpy` returned, or several such arrays joined.
+        """Restore the states from `numpy`, or from several such arrays joined.
 
         Raises:
             RunDirectoryError: they are of other metrics, or cannot be merged before a result is
@@ -63,29 +63,29 @@ class MetricStates(ByteVariable):
         self._set(list(_records(value)), goes_on=True)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all metrics."""
         for number in range(len(self._metrics)):
             self.forget(number)
 
     def forget(self, number: int) -> None:
-        """Let a metric begin anew."""
+        """Reset one metric."""
         _clear(self._metrics[number])
 
     @contextlib.contextmanager
     def merged(self, parts: Sequence[np.ndarray]) -> Iterator[None]:
-        """Let the metrics be those of all who gave ``parts``, meanwhile.
+        """Merge ``parts`` into the metrics, temporarily.
 
         Args:
             parts: what `numpy` returned on each rank, or in each task.
         """
-        kept = [_held(metric) for metric in self._metrics]
+        saved = [_held(metric) for metric in self._metrics]
         self._set([record for part in parts for record in _records(part)])
         seen = [metric._update_count for metric in self._metrics]
         try:
             yield
         finally:
             for number, (metric, (state, updates)) in enumerate(
-                zip(self._metrics, kept, strict=True)
+                zip(self._metrics, saved, strict=True)
             ):
                 if seen[number] and not metric._update_count:  # somebody has reset it
                     self.forget(number)
@@ -155,7 +155,7 @@ def _state(prefix: str, metric: Any) -> Arrays:
 
 
 def _merge(metric: Any, seen: Sequence[Arrays]) -> None:
-    """Give a metric the state of all parts, which have seen rows."""
+    """Assign a metric the merged state of all parts that have rows."""
     _clear(metric)
     if not seen:
         return
@@ -187,8 +187,8 @@ def _reduced(values: Sequence[Tensor], reduce: Any, updates: Sequence[int]) -> T
         joined: Tensor = reduce(list(values))
         return joined
     stacked = torch.stack(list(values))
-    found: Tensor = stacked if reduce is None else reduce(stacked)
-    return found
+    reduced: Tensor = stacked if reduce is None else reduce(stacked)
+    return reduced
 
 
 def _named(reduce: Any) -> str:
@@ -217,7 +217,7 @@ def _check_same(metric: Any, parts: Sequence[Arrays]) -> None:
 
 
 def _check_goes_on(metric: Any, ranks: int) -> None:
-    """Check that a metric can see more rows when what several ranks have seen is merged.
+    """Check that a metric can take more rows after merging several ranks' states.
 
     What torchmetrics only stacks is one value for each rank, which `compute` alone can take.
     """

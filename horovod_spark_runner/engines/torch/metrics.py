@@ -20,12 +20,12 @@ from .targets import Pairing
 from .torch_model import MetricLike
 from .variables import ByteVariable
 
-# What PyTorch's losses of classes leave out if they are told nothing.
+# The default `ignore_index` of PyTorch's losses of classes.
 _IGNORED = -100
 
 
 class Sums(ByteVariable):
-    """Sums of values, and what each is divided by in the end, by name.
+    """Sums of values and their divisors, by name.
 
     Args:
         device: where they are added up.
@@ -48,7 +48,7 @@ class Sums(ByteVariable):
         return np.frombuffer(f"{json.dumps(self._pairs())}\n".encode(), np.uint8)
 
     def assign(self, value: np.ndarray) -> None:
-        """Take over what `numpy` returned, or the sum by name of several such arrays joined."""
+        """Restore the sums from `numpy`, or from several such arrays added up by name."""
         self.reset()
         for line in value.tobytes().decode().splitlines():
             for name, (total, count) in json.loads(line).items():
@@ -61,7 +61,7 @@ class Sums(ByteVariable):
                 number.zero_()
 
     def declare(self, names: Iterable[str]) -> None:
-        """Take note of names, whose results come in this order."""
+        """Register names, which fixes the order of their results."""
         for name in names:
             if name not in self._cells:
                 zeros = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -75,17 +75,17 @@ class Sums(ByteVariable):
         summed.add_(total.detach() if isinstance(total, Tensor) else total)
         counted.add_(count)
 
-    def results(self, *, asked: Collection[str] = ()) -> dict[str, float]:
+    def results(self, *, required: Collection[str] = ()) -> dict[str, float]:
         """Return the means there are.
 
         Args:
-            asked: names that are told also where nothing counted, as no number: PyTorch's mean
+            required: names reported also where nothing counted, as NaN: PyTorch's mean
                 over labels that are all ignored is none.
         """
         return {
             name: total / count if count else math.nan
             for name, (total, count) in self._pairs().items()
-            if count or name in asked
+            if count or name in required
         }
 
     def _pairs(self) -> dict[str, tuple[float, float]]:
@@ -99,9 +99,9 @@ class Metrics:
     """The metrics of a `TorchModel`.
 
     Args:
-        given: `TorchModel.metrics`.
+        metrics: `TorchModel.metrics`.
         device: where outputs are.
-        loss: `TorchModel.loss`, by which accuracy is told.
+        loss: `TorchModel.loss`, by which accuracy is computed.
 
     Raises:
         ModelError: one cannot be used; the message names it.
@@ -109,40 +109,42 @@ class Metrics:
 
     def __init__(
         self,
-        given: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
+        metrics: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
         device: torch.device,
         loss: Any = None,
     ) -> None:
-        if is_torchmetrics(given):  # a collection of some, or a single one
-            given = (cast("Callable[..., Any]", given),)
-        if isinstance(given, (str, Tensor)) or not isinstance(given or (), (Mapping, Sequence)):
+        if is_torchmetrics(metrics):  # a collection of some, or a single one
+            metrics = (cast("Callable[..., Any]", metrics),)
+        if isinstance(metrics, (str, Tensor)) or not isinstance(metrics or (), (Mapping, Sequence)):
             raise ModelError(
                 "metrics must be a list or a dictionary of functions of outputs and labels, got "
-                f"{brief(given)}"
+                f"{brief(metrics)}"
             )
-        named = given if isinstance(given, Mapping) else {_name(one): one for one in given or ()}
-        if not isinstance(given, Mapping) and len(named) != len(given or ()):
+        named = (
+            metrics if isinstance(metrics, Mapping) else {_name(one): one for one in metrics or ()}
+        )
+        if not isinstance(metrics, Mapping) and len(named) != len(metrics or ()):
             raise ModelError("two metrics have the same name; give metrics as a dictionary")
         if LOSS in named:
             raise ModelError("a metric cannot be called 'loss', which is the loss")
-        self._own = {
+        self._functions = {
             name: _function(name, one, loss)
             for name, one in named.items()
             if not is_torchmetrics(one)
         }
         self._pairings = {
             name: Pairing(f"metric {name!r}", one)
-            for name, one in self._own.items()
+            for name, one in self._functions.items()
             if not isinstance(named[name], str)
         }
         # Copies: what they have seen elsewhere does not count here.
         self._objects = {
             name: copy.deepcopy(one).to(device)
-            for given_name, given_one in named.items()
-            if is_torchmetrics(given_one)
-            for name, one in _each(given_name, given_one, isinstance(given, Mapping))
+            for metric_name, metric in named.items()
+            if is_torchmetrics(metric)
+            for name, one in _each(metric_name, metric, isinstance(metrics, Mapping))
         }
-        twice = [name for name in self._objects if name in self._own]
+        twice = [name for name in self._objects if name in self._functions]
         if twice:
             raise ModelError(f"two metrics have the same name, {twice[0]!r}; give them others")
         self.states = MetricStates(list(self._objects.values()))
@@ -150,20 +152,20 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """What those are called in the results whose values are means over rows."""
-        return list(self._own)
+        """Names, in the results, of metrics that are means over rows."""
+        return list(self._functions)
 
     @property
     def of_objects(self) -> list[str]:
-        """What those are called that keep states of their own."""
+        """Names of the metrics with states."""
         return list(self._objects)
 
     def __bool__(self) -> bool:
-        return bool(self._own or self._objects)
+        return bool(self._functions or self._objects)
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
-        return [(name, one) for name, one in self._own.items() if name in self._pairings]
+        return [(name, one) for name, one in self._functions.items() if name in self._pairings]
 
     def update(self, sums: Sums, outputs: Any, target: Any) -> None:
         """Add a batch to the sums.
@@ -172,7 +174,7 @@ class Metrics:
             ModelError: a metric gave something else than it may.
         """
         rows = next(leaves(outputs))[1].shape[0]
-        for name, function in self._own.items():
+        for name, function in self._functions.items():
             value = function(outputs, target)
             if name in self._pairings:
                 self._pairings[name].check(outputs, target, value)
@@ -194,7 +196,7 @@ class Metrics:
                 ) from error
 
     def computed(self, parts: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Return the results of the metrics with states, of all who gave ``parts``.
+        """Return the results of the metrics with states, merged from ``parts``.
 
         Args:
             parts: what `MetricStates.numpy` gave, on each rank or in each task.
@@ -203,23 +205,23 @@ class Metrics:
         with self.states.merged(parts):
             for name, metric in self._objects.items():
                 if metric._update_count:
-                    results.update(_told(name, metric.compute()))
+                    results.update(_report_values(name, metric.compute()))
         return results
 
     def computed_here(self) -> dict[str, Any]:
-        """Return the results of what this rank has seen; NaN where that is too little."""
+        """Return the results of this rank's rows; NaN where they are too few."""
         results: dict[str, Any] = {}
         for name, metric in self._objects.items():
             if metric._update_count:
                 try:
-                    results.update(_told(name, metric.compute()))
+                    results.update(_report_values(name, metric.compute()))
                 except (ValueError, RuntimeError, IndexError):
                     results[name] = float("nan")
         return results
 
 
 def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
-    """Return what a metric gave for a batch as a sum and what it is divided by.
+    """Return a metric's value for a batch as a sum and its divisor.
 
     Raises:
         ModelError: it is neither a number, nor one for each row, nor such a pair.
@@ -283,13 +285,13 @@ BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
 
 
 def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
-    found = list(leaves(outputs))
-    if len(found) != 1 or not isinstance(target, Tensor):
+    tensors = list(leaves(outputs))
+    if len(tensors) != 1 or not isinstance(target, Tensor):
         raise ModelError(
             f"metric {name!r} compares one output with one label; give a function of all outputs "
             "and labels"
         )
-    return found[0][1], target
+    return tensors[0][1], target
 
 
 def _name(metric: Any) -> str:
@@ -338,11 +340,13 @@ def _check_states(name: str, metric: Any) -> None:
         )
 
 
-def _told(name: str, value: Any) -> dict[str, Any]:
-    """Return what a metric computed, by name: numbers, or lists of these."""
+def _report_values(name: str, value: Any) -> dict[str, Any]:
+    """Return a metric's results by name: numbers, or lists of these."""
     if isinstance(value, Mapping):
         return {
-            f"{name}_{key}": found for k, v in value.items() for key, found in _told(k, v).items()
+            f"{name}_{key}": number
+            for k, v in value.items()
+            for key, number in _report_values(k, v).items()
         }
     if isinstance(value, Tensor):
         return {name: value.detach().cpu().double().tolist()}
@@ -352,7 +356,7 @@ def _told(name: str, value: Any) -> dict[str, Any]:
 
 
 class Accuracy:
-    """Whether rows have the right class.
+    """Accuracy of classes.
 
     Args:
         loss: the loss, by which it is known which labels do not count, and from where on one number
@@ -374,12 +378,12 @@ class Accuracy:
             ModelError: nothing tells a class.
         """
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
-            found = output.argmax(1)
+            predicted = output.argmax(1)
             if label.shape == output.shape:
-                return (found == label.argmax(1)).sum(), float(found.numel())
-            label = label.reshape(found.shape)
+                return (predicted == label.argmax(1)).sum(), float(predicted.numel())
+            label = label.reshape(predicted.shape)
             counted = label != self._ignored
-            right = (found == label) & counted
+            right = (predicted == label) & counted
             return right.sum(), counted.sum()
         if self._least is None or output.numel() != label.numel():
             raise ModelError(

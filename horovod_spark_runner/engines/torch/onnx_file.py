@@ -13,13 +13,13 @@ from torch.export import ExportedProgram
 from ...data.manifest import Column
 from ...errors import EnvironmentProblem, ModelError, on_one_line
 from ...quiet import quiet_imports
-from ...training.onnx import MOST_BYTES, ROWS, import_onnxruntime, tell_facts
+from ...training.onnx import MOST_BYTES, ROWS, import_onnxruntime, write_facts
 from ...training.trained_model import Recipe
 from .program import silent
 
 
 def need_onnx() -> None:
-    """Check that what writes and runs ONNX files is installed.
+    """Check that the packages that write and run ONNX files are installed.
 
     Raises:
         EnvironmentProblem: it is not.
@@ -75,23 +75,23 @@ def onnx_contents(
         model = made.model_proto
         if recipe.batch_size is None:
             _name_rows(model.graph)
-        # As `Served` gives them.
-        given_as = [
+        # As `_ColumnModule` gives them.
+        specs = [
             replace(one, dtype="float32") if one.dtype == "bfloat16" else one
             for one in recipe.outputs
         ]
-        tell_facts(model, inputs, given_as, added, {})
+        write_facts(model, inputs, specs, added, {})
         return bytes(model.SerializeToString())
     except Exception as error:  # whatever PyTorch's exporter comes across
-        told = on_one_line(error)
+        reason = on_one_line(error)
         raise ModelError(
-            f"an ONNX file cannot hold the module: {type(error).__name__}: {told}. A program "
+            f"an ONNX file cannot hold the module: {type(error).__name__}: {reason}. A program "
             "(format='torch_export') may"
         ) from error
 
 
 def _name_rows(graph: Any) -> None:
-    """Say that the first dimension of all that goes into a graph and out of it is the rows."""
+    """Mark the first dimension of a graph's inputs and outputs as the rows."""
     for value in (*graph.input, *graph.output):
         first = value.type.tensor_type.shape.dim
         if first:

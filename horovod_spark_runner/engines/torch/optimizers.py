@@ -18,7 +18,7 @@ from ...sync.threshold import notice_late_momentum
 from .torch_model import TorchModel
 from .variables import parameters_of
 
-# What the checkpoint decides wherever a run goes on.
+# Settings that a resumed run always takes from the checkpoint.
 _RATES = ("lr", "initial_lr")
 # How a `collections.Counter`, whose keys are numbers, is marked in JSON.
 COUNTER = "counter"
@@ -30,16 +30,16 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
     Raises:
         ModelError: one cannot be used.
     """
-    given = model.optimizer
-    if isinstance(given, Mapping):
+    optimizer = model.optimizer
+    if isinstance(optimizer, Mapping):
         if model.train_step is None:
             raise ModelError(
-                f"optimizer is a dictionary of {len(given)}; several optimizers need a train_step, "
-                "which says when each of them steps"
+                f"optimizer is a dictionary of {len(optimizer)}; several optimizers need a "
+                "train_step, which says when each of them steps"
             )
-        made = {str(name): one for name, one in given.items()}
+        made = {str(name): one for name, one in optimizer.items()}
     else:
-        made = {"": _made(given, module)}
+        made = {"": _made(optimizer, module)}
     check_optimizers(made, module)
     return made
 
@@ -50,36 +50,36 @@ def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
     Raises:
         ModelError: one cannot; the message names it.
     """
-    own = {id(parameter) for parameter in module.parameters()}
+    parameter_ids = {id(parameter) for parameter in module.parameters()}
     for name, optimizer in made.items():
-        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", own)
+        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", parameter_ids)
 
 
-def _made(given: Any, module: nn.Module) -> Any:
-    if isinstance(given, Optimizer):
-        return given
+def _made(optimizer: Any, module: nn.Module) -> Any:
+    if isinstance(optimizer, Optimizer):
+        return optimizer
     # Also those that do not require a gradient yet, which optimizers leave alone until then.
     parameters = list(module.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         raise ModelError(f"{type(module).__name__} has no parameter that requires a gradient")
-    if isinstance(given, str):
-        found = getattr(torch.optim, given, None)
-        if not (inspect.isclass(found) and issubclass(found, Optimizer)):
-            known = [n for n, c in vars(torch.optim).items() if inspect.isclass(c)]
+    if isinstance(optimizer, str):
+        optimizer_class = getattr(torch.optim, optimizer, None)
+        if not (inspect.isclass(optimizer_class) and issubclass(optimizer_class, Optimizer)):
+            names = [n for n, c in vars(torch.optim).items() if inspect.isclass(c)]
             raise ModelError(
-                f"optimizer={given!r} is no optimizer of torch.optim; there are "
-                f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
+                f"optimizer={optimizer!r} is no optimizer of torch.optim; there are "
+                f"{', '.join(sorted(n for n in names if n not in ('Optimizer', 'LBFGS')))}"
             )
-        given = found
-    if not callable(given):
+        optimizer = optimizer_class
+    if not callable(optimizer):
         raise ModelError(
             "optimizer must be the name of a class of torch.optim, a function that makes one of "
-            f"parameters, or an optimizer, got {brief(given)}"
+            f"parameters, or an optimizer, got {brief(optimizer)}"
         )
-    return given(parameters)
+    return optimizer(parameters)
 
 
-def _check(optimizer: Any, what: str, own: set[int]) -> None:
+def _check(optimizer: Any, what: str, parameter_ids: set[int]) -> None:
     if not isinstance(optimizer, Optimizer):
         raise ModelError(f"{what} must be a torch.optim.Optimizer, got {brief(optimizer)}")
     kind = type(optimizer).__name__
@@ -94,7 +94,7 @@ def _check(optimizer: Any, what: str, own: set[int]) -> None:
             if isinstance(optimizer, torch.optim.LBFGS)
             else f"{what} {kind} is for sparse gradients, which are not exchanged"
         )
-    if any(id(parameter) not in own for parameter in parameters_of(optimizer)):
+    if any(id(parameter) not in parameter_ids for parameter in parameters_of(optimizer)):
         raise ModelError(
             f"{what} {kind} was made of parameters that are not the module's: their values would "
             "not be kept. Build module and optimizer in the same call of model_fn, without copying "
@@ -186,16 +186,16 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def restore_settings(
-    optimizer: Optimizer, begun: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+    optimizer: Optimizer, initial: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Give an optimizer the settings of a checkpoint that training has changed, and its rates.
+    """Restore an optimizer's rates, and its settings that training has changed, from a checkpoint.
 
     Args:
         optimizer: as this call made it.
-        begun: the settings that the checkpoint's training was begun with.
+        initial: the initial settings of the checkpoint's training.
         now: those when it was taken.
     """
-    for group, first, last in zip(optimizer.param_groups, begun, now, strict=True):
+    for group, first, last in zip(optimizer.param_groups, initial, now, strict=True):
         for key, value in last.items():
             if key in _RATES or (key in group and first.get(key) != value):
                 _set(group, key, value)
@@ -210,7 +210,7 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 def as_json(value: Any, what: str) -> Any:
-    """Return what an optimizer or a scheduler keeps as JSON, but for the optimizer itself.
+    """Return the state of an optimizer or a scheduler as JSON, without the optimizer itself.
 
     Args:
         value: what it keeps.
@@ -251,7 +251,7 @@ class LearningRates:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what tells an optimizer from another one, as JSON."""
+    """Return the properties that identify an optimizer, as JSON."""
     # What schedulers note of the rate says the same as the rate.
     groups = [
         {key: value for key, value in group.items() if key != "initial_lr"}

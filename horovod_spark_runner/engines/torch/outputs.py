@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[type, str] = {
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield every tensor in what a module gave, with the keys and indices that lead to it.
+    """Yield every tensor of a module's outputs, with the keys and indices of its path.
 
     Raises:
         ModelError: there is something else in it.
@@ -44,15 +44,15 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def pick(value: Any, path: Path) -> Tensor:
-    """Return the tensor at ``path`` of what a module gave."""
+    """Return the tensor at ``path`` of a module's outputs."""
     for key in path:
         value = value[key]
-    found: Tensor = value
-    return found
+    tensor: Tensor = value
+    return tensor
 
 
 def one_number(value: Any) -> Tensor | float | None:
-    """Return a number, however a function gave it: of Python's, NumPy's or a tensor of one element.
+    """Return a number from a Python or NumPy number, or from a tensor of one element.
 
     A tensor is float64 and without a gradient then. ``None`` for anything else.
     """
@@ -61,8 +61,8 @@ def one_number(value: Any) -> Tensor | float | None:
     return float(value) if isinstance(value, (bool, int, float, np.number)) else None
 
 
-def output_name(path: Path) -> str:
-    """Return what the output at ``path`` is called."""
+def _output_name(path: Path) -> str:
+    """Return the name of the output at ``path``."""
     if not path:
         return "output"
     if all(isinstance(key, int) for key in path):
@@ -70,22 +70,22 @@ def output_name(path: Path) -> str:
     return "_".join(map(str, path))
 
 
-def output_specs(module: nn.Module, given: Any, rows: int) -> tuple[OutputSpec, ...]:
-    """Return the outputs of a module, of what it ``given`` for ``rows`` rows.
+def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec, ...]:
+    """Describe the ``outputs`` that a module gave for ``rows`` rows.
 
     Raises:
         ModelError: an output has no value for each row.
     """
     specs = []
-    for path, tensor in leaves(given):
+    for path, tensor in leaves(outputs):
         if not tensor.shape or tensor.shape[0] != rows:
             raise ModelError(
-                f"output {output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "
+                f"output {_output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "
                 "outputs need a value for each row"
             )
         specs.append(
             OutputSpec(
-                output_name(path),
+                _output_name(path),
                 tuple(tensor.shape[1:]),
                 dtype_name(tensor.dtype),
                 path,

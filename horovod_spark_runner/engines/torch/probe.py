@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
 from .metric_states import is_torchmetrics
-from .variables import as_array, kept_buffers, parameters_of, set_tensor
+from .variables import as_array, parameters_of, saved_buffers, set_tensor
 
 # What PyTorch itself keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -37,7 +37,7 @@ _IN_PLACE = (list, dict, set, deque)
 
 @contextlib.contextmanager
 def forgetting(*tried: object) -> Iterator[None]:
-    """Let what is called meanwhile leave no trace in what it refers to.
+    """Restore, afterwards, everything that the called functions refer to.
 
     That is: attributes and buffers of a module and its parts; what a function finds in its closure,
     its globals and its object; and within these lists, sets, dictionaries, arrays, tensors and
@@ -61,27 +61,27 @@ def forgetting(*tried: object) -> Iterator[None]:
 
 
 class _Snapshot:
-    """What is found from some objects on, with what puts it back."""
+    """Objects reachable from some others, with the functions that restore them."""
 
     def __init__(self) -> None:
         self._seen: dict[int, object] = {}  # held, so that no other object gets its number
         self._undo: list[Callable[[], object]] = []
 
     def take_module(self, part: nn.Module) -> None:
-        """Note the attributes and buffers of a module, without its parts."""
+        """Record the attributes and buffers of a module, without its parts."""
         if is_torchmetrics(part):
             return
         space = vars(part)
-        own = {name: value for name, value in space.items() if name not in _OF_TORCH}
-        self._undo.append(functools.partial(_put_attributes, space, own))
+        attributes = {name: value for name, value in space.items() if name not in _OF_TORCH}
+        self._undo.append(functools.partial(_put_attributes, space, attributes))
         self._undo.append(functools.partial(_refill, part._buffers, dict(part._buffers)))
         for buffer in part._buffers.values():
             if buffer is not None:
                 self._undo.append(functools.partial(_overwrite, buffer, buffer.detach().clone()))
-        self.take(*own.values())
+        self.take(*attributes.values())
 
     def take(self, *roots: object) -> None:
-        """Note what these refer to."""
+        """Record everything that these objects refer to."""
         pending = list(roots)
         while pending:
             each = pending.pop()
@@ -90,11 +90,11 @@ class _Snapshot:
                 pending += self._note(each)
 
     def _note(self, each: Any) -> Iterable[object]:
-        """Note one object; return what it refers to."""
+        """Record one object; return the objects it refers to."""
         if isinstance(each, _IN_PLACE):
-            kept = dict(each) if isinstance(each, dict) else list(each)
-            self._undo.append(functools.partial(_refill, each, kept))
-            values = kept.values() if isinstance(kept, dict) else kept
+            items = dict(each) if isinstance(each, dict) else list(each)
+            self._undo.append(functools.partial(_refill, each, items))
+            values = items.values() if isinstance(items, dict) else items
             return values if len(values) <= _MOST_VALUES else ()
         if isinstance(each, tuple):
             return each if len(each) <= _MOST_VALUES else ()
@@ -114,27 +114,29 @@ class _Snapshot:
     def _note_function(self, function: types.FunctionType) -> Iterable[object]:
         if _package(function.__module__) in _LIBRARIES:
             return ()
-        found: list[object] = [vars(function)]
+        referred: list[object] = [vars(function)]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that is assigned later
-                found.append(cell.cell_contents)
-                self._undo.append(functools.partial(setattr, cell, "cell_contents", found[-1]))
+                referred.append(cell.cell_contents)
+                self._undo.append(functools.partial(setattr, cell, "cell_contents", referred[-1]))
         space = function.__globals__
         used = {name: space[name] for name in _names_in(function.__code__) if name in space}
         self._undo.append(functools.partial(space.update, used))
-        return [*found, *used.values()]
+        return [*referred, *used.values()]
 
     def _note_object(self, each: object) -> Iterable[object]:
         left_alone = (type, types.ModuleType, nn.Module, Optimizer)
-        known = _package(type(each).__module__) in _LIBRARIES
-        if isinstance(each, left_alone) or (known and not isinstance(each, types.SimpleNamespace)):
+        of_library = _package(type(each).__module__) in _LIBRARIES
+        if isinstance(each, left_alone) or (
+            of_library and not isinstance(each, types.SimpleNamespace)
+        ):
             return ()
         space = getattr(each, "__dict__", None)
         called = [type(each).__call__] if callable(each) else []
         return called if not isinstance(space, dict) else [*called, space]
 
     def put_back(self) -> None:
-        """Put everything back, whatever fails; then raise what has failed first."""
+        """Restore everything, even after failures; then raise the first failure."""
         failed: list[Exception] = []
         for undo in self._undo:
             try:
@@ -154,41 +156,41 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _put_attributes(space: dict[str, Any], own: dict[str, Any]) -> None:
-    for name in set(space) - set(own) - _OF_TORCH:
+def _put_attributes(space: dict[str, Any], attributes: dict[str, Any]) -> None:
+    for name in set(space) - set(attributes) - _OF_TORCH:
         del space[name]
-    space.update(own)
+    space.update(attributes)
 
 
-def _refill(holder: Any, kept: Any) -> None:
-    """Give a container its values back, if it has others."""
+def _refill(holder: Any, items: Any) -> None:
+    """Restore a container's values, if it has others."""
     if isinstance(holder, dict):
-        if list(map(id, holder)) == list(map(id, kept)) and all(
-            one is other for one, other in zip(holder.values(), kept.values(), strict=True)
+        if list(map(id, holder)) == list(map(id, items)) and all(
+            one is other for one, other in zip(holder.values(), items.values(), strict=True)
         ):
             return
-    elif list(map(id, holder)) == list(map(id, kept)):
+    elif list(map(id, holder)) == list(map(id, items)):
         return
     # A class of the user's own may allow no changes.
     base: Any = next(c for c in type(holder).__mro__ if c.__module__ in ("builtins", "collections"))
     base.clear(holder)
     fill = base.extend if isinstance(holder, (list, deque)) else base.update
-    fill(holder, kept)
+    fill(holder, items)
 
 
-def _overwrite(value: Any, kept: Any) -> None:
+def _overwrite(value: Any, saved: Any) -> None:
     if isinstance(value, np.ndarray):
-        value[...] = kept
-    elif not torch.equal(value, kept):
+        value[...] = saved
+    elif not torch.equal(value, saved):
         with torch.no_grad():
-            value.copy_(kept)
+            value.copy_(saved)
 
 
 _seeds = itertools.count()
 
 
 @contextlib.contextmanager
-def random_kept() -> Iterator[None]:
+def preserve_random() -> Iterator[None]:
     """Leave the random generators as they are."""
     state = random.getstate(), np.random.get_state()
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -201,10 +203,10 @@ def random_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserve_state(
+def _preserve_state(
     module: nn.Module, optimizers: Sequence[Optimizer], *, vary: bool
 ) -> Iterator[None]:
-    """Give a module and its optimizers their state back afterwards.
+    """Restore the state of a module and its optimizers afterwards.
 
     Meanwhile PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
 
@@ -218,15 +220,15 @@ def preserve_state(
     held = [(vars(optimizer), dict(vars(optimizer))) for optimizer in optimizers]
     groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
     seed = next(_seeds)  # what is random is to differ
-    with random_kept(), forgetting(module):
+    with preserve_random(), forgetting(module):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
         try:
             for each, _ in modes:
                 # A GPU goes backwards through recurrent layers in training mode only.
-                known = type(each).__module__.startswith("torch.nn.")
-                each.training &= not known or isinstance(each, nn.RNNBase)
+                from_torch = type(each).__module__.startswith("torch.nn.")
+                each.training &= not from_torch or isinstance(each, nn.RNNBase)
             for parameter, value, _ in weights:
                 parameter.grad = None
                 if vary and parameter.requires_grad and parameter.is_floating_point():
@@ -244,24 +246,24 @@ def preserve_state(
 
 
 class Recorder:
-    """Gradients that optimizers are given in a step, none of which is made."""
+    """Gradients passed to optimizers in a step, none of which is applied."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], np.ndarray] = {}
+        self.gradients: dict[tuple[str, str], np.ndarray] = {}
         self._early: list[Optimizer] = []
         self._times = 0
 
     def record(self, optimizer: Optimizer) -> None:
-        """Take the gradients of an optimizer, before it is to step."""
+        """Record the gradients of an optimizer, before it is to step."""
         self._times += 1
         self._early.append(optimizer)
         for number, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
                 gradient = parameter.grad.detach().double().cpu().numpy()
-                self.found[GRADIENT, f"{self._times}.{number}"] = gradient
+                self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
-        """Take the place of an optimizer's ``step``."""
+        """Replace an optimizer's ``step``."""
         if not any(optimizer is each for each in self._early):
             self.record(optimizer)
         self._early = [each for each in self._early if each is not optimizer]
@@ -274,18 +276,18 @@ def values_of_step(
     *,
     vary: bool,
 ) -> Values:
-    """Return what a step gives: gradients, and by what buffers change.
+    """Return a step's gradients, and the changes of buffers.
 
     Args:
         module: the module, whose state is what it was afterwards.
         optimizers: its optimizers.
         compute: a step, which records what optimizers do not step with; it may return more values.
-        vary: see `preserve_state`.
+        vary: see `_preserve_state`.
     """
     recorder = Recorder()
-    with preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
+    with _preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedulers miss the steps
-        places = kept_buffers(module)
+        places = saved_buffers(module)
         before = {
             name: as_array(holder[key].clone())
             for name, (holder, key) in places.items()
@@ -293,9 +295,9 @@ def values_of_step(
         }
         for optimizer in optimizers:
             vars(optimizer)["step"] = functools.partial(recorder.step, optimizer)
-        found = dict(compute(recorder))
+        values = dict(compute(recorder))
         for name, value in before.items():
             holder, key = places[name]
             if holder.get(key) is not None and as_array(holder[key]).shape == value.shape:
-                found[CHANGE, name] = measure_change(as_array(holder[key]), value)
-    return {**recorder.found, **found}
+                values[CHANGE, name] = measure_change(as_array(holder[key]), value)
+    return {**recorder.gradients, **values}

@@ -87,21 +87,23 @@ class Program(nn.Module):
         self._graph = read_graph(content["graph"], device)
         # Where what the graph is called with is held, and where what it gives replaces it.
         self._inputs, self._outputs = list[Any](), list[Any]()
-        given = []
+        user_inputs = []
         for name, spec in zip(self._graph.inputs, content["signature"]["input_specs"], strict=True):
-            ((kind, own),) = spec.items()
+            ((kind, argument),) = spec.items()
             if kind not in (*_HELD, "user_input") or not name:
                 raise ModelError("the program takes inputs that are no tensors")
-            self._inputs.append(held[own[_HELD[kind]]] if kind in _HELD else None)
+            self._inputs.append(held[argument[_HELD[kind]]] if kind in _HELD else None)
             if kind == "user_input":
-                given.append((name, content["graph"]["tensor_values"][name]))
+                user_inputs.append((name, content["graph"]["tensor_values"][name]))
         for spec in content["signature"]["output_specs"]:
-            ((kind, own),) = spec.items()
+            ((kind, argument),) = spec.items()
             if kind not in ("user_output", "buffer_mutation"):
                 raise ModelError(f"the program has an output of the kind {brief(kind)}")
-            self._outputs.append(None if kind == "user_output" else held[own["buffer_name"]])
-        self._taken = _taken(given, called["in_spec"])
-        self._rows = _rows([meta["sizes"][0] for _, meta in given], fields["range_constraints"])
+            self._outputs.append(None if kind == "user_output" else held[argument["buffer_name"]])
+        self._taken = _taken(user_inputs, called["in_spec"])
+        self._rows = _rows(
+            [meta["sizes"][0] for _, meta in user_inputs], fields["range_constraints"]
+        )
         for required in fields["guards_code"]:
             if not _SAME_ROWS.fullmatch(required):
                 raise ModelError(f"the program takes some inputs only: {on_one_line(required)}")
@@ -109,7 +111,7 @@ class Program(nn.Module):
         _structured(self._structure, itertools.repeat(None))
 
     def forward(self, *values: Tensor, **named: Tensor) -> Any:
-        """Return what the program gives."""
+        """Return the program's outputs."""
         names = [one.name for one in self._taken]
         ordered = [*values, *(named[name] for name in names[len(values) :])]
         for value, one in zip(ordered, self._taken, strict=True):
@@ -119,13 +121,13 @@ class Program(nn.Module):
                     f"input {one.name!r} of the program takes {rows} rows of shape {one.shape}, "
                     f"and was given a tensor of shape {tuple(value.shape)}"
                 )
-        given = iter(ordered)
-        made = self._graph(*(getattr(*at) if at else next(given) for at in self._inputs))
+        arguments = iter(ordered)
+        made = self._graph(*(getattr(*at) if at else next(arguments) for at in self._inputs))
         for at, value in zip(self._outputs, made, strict=True):
             if at:
                 getattr(*at).copy_(value)
-        kept = (value for at, value in zip(self._outputs, made, strict=True) if not at)
-        return _structured(self._structure, kept)
+        user_outputs = (value for at, value in zip(self._outputs, made, strict=True) if not at)
+        return _structured(self._structure, user_outputs)
 
 
 def _hold(
@@ -144,20 +146,20 @@ def _hold(
     return module, name
 
 
-def _taken(given: Sequence[tuple[str, Mapping[str, Any]]], structure: str) -> tuple[Taken, ...]:
-    """Return what a program takes, given its inputs and how they are passed.
+def _taken(inputs: Sequence[tuple[str, Mapping[str, Any]]], structure: str) -> tuple[Taken, ...]:
+    """Return a program's inputs, from their graph names and the calling convention.
 
     Raises:
         ModelError: something else than tensors with a value for each row.
     """
-    names = [name for name, _ in given]
+    names = [name for name, _ in inputs]
     _, passed = json.loads(structure)
     positional, named = passed["children_spec"]
     keywords = json.loads(named["context"])
     if _leaves(named) == len(keywords):
         names[_leaves(positional) :] = keywords
-    found = []
-    for name, (_, meta) in zip(names, given, strict=True):
+    taken = []
+    for name, (_, meta) in zip(names, inputs, strict=True):
         if not meta["sizes"]:
             raise ModelError(
                 f"input {name!r} of the program is no tensor with a value for each row"
@@ -168,10 +170,10 @@ def _taken(given: Sequence[tuple[str, Mapping[str, Any]]], structure: str) -> tu
                 "rows may vary"
             )
         shape = tuple(size["as_int"] for size in meta["sizes"][1:])
-        found.append(Taken(name, shape, DTYPES[meta["dtype"]]))
-    if not found:
+        taken.append(Taken(name, shape, DTYPES[meta["dtype"]]))
+    if not taken:
         raise ModelError("the program takes no inputs")
-    return tuple(found)
+    return tuple(taken)
 
 
 def _rows(sizes: Sequence[Mapping[str, Any]], ranges: Mapping[str, Any]) -> int | None:
@@ -208,7 +210,7 @@ def _leaves(structure: Mapping[str, Any]) -> int:
 
 
 def _structured(structure: Mapping[str, Any], values: Iterator[Any]) -> Any:
-    """Return values nested as PyTorch's description of a structure says.
+    """Return values nested by PyTorch's description of a structure.
 
     Raises:
         ModelError: it is of something else than tuples, lists and dictionaries.
@@ -229,7 +231,7 @@ def _structured(structure: Mapping[str, Any], values: Iterator[Any]) -> Any:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Keep to themselves what torch.export tells of modules it cannot hold: errors are raised."""
+    """Silence torch.export's reports on modules it cannot hold; errors are still raised."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), quiet_imports():
         warnings.simplefilter("ignore")
         failed = None
@@ -291,7 +293,7 @@ def load_program(data: bytes, where: str, device: torch.device = _CPU) -> Progra
 
 
 def taken_by(program: Program) -> tuple[Taken, ...]:
-    """Return what a program takes."""
+    """Return a program's inputs."""
     return program._taken
 
 

@@ -51,7 +51,7 @@ class ProgramFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Raise what goes wrong with what the file holds as an error that names it.
+        """Raise errors of the file's contents as one that names the file.
 
         Raises:
             ModelError: instead of any error.
@@ -94,7 +94,7 @@ class ProgramFile:
             ModelError: there are objects among them, or they are damaged.
         """
         stored: dict[tuple[str, torch.dtype], Tensor] = {}
-        found: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         with self.reading():
             for name, entry in self._json(f"data/{kind}/model_{kind}_config.json")[
                 "config"
@@ -115,8 +115,8 @@ class ProgramFile:
                 )
                 if entry["is_param"]:
                     tensor = nn.Parameter(tensor, meta["requires_grad"])
-                found[name] = tensor
-        return found
+                loaded[name] = tensor
+        return loaded
 
     def _tensor(self, path: str, dtype: torch.dtype) -> Tensor:
         data = bytearray(self._read(path))

@@ -32,10 +32,10 @@ def begin(seed: int) -> None:
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
-    seed_generators(seed)
+    _seed_generators(seed)
 
 
-def seed_generators(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     """Seed Python's generator, NumPy's and PyTorch's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -43,7 +43,7 @@ def seed_generators(seed: int) -> None:
 
 
 def rank_device() -> torch.device:
-    """Return the GPU that Spark gave this rank, else the CPU."""
+    """Return the GPU that Spark assigned to this rank, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

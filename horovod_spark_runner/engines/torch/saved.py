@@ -22,7 +22,7 @@ FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 
 @dataclass(frozen=True)
 class SavedModule:
-    """What is said of a model that was written, besides what lies in its files.
+    """Rank 0's description of a written model, besides its files.
 
     Attributes:
         module: the pickled module, of one that was trained elsewhere. It travels in memory only:
@@ -33,7 +33,7 @@ class SavedModule:
 
 
 @dataclass(frozen=True)
-class GivenModule:
+class ModuleWithExample:
     """A module that was trained elsewhere.
 
     Attributes:
@@ -47,7 +47,7 @@ class GivenModule:
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What a signature says of a PyTorch model besides what it says of any.
+    """PyTorch-specific fields of a signature.
 
     Attributes:
         torch: version of PyTorch.
@@ -68,13 +68,14 @@ class TorchFacts:
 
 
 def facts_of(model: StoredModel) -> TorchFacts:
-    """Return what a stored model's signature says of it; defaults for what it does not."""
+    """Return a stored model's PyTorch-specific fields, with defaults for missing ones."""
     return model.facts(TorchFacts)
 
 
 @dataclass(frozen=True)
 class TorchParts:
-    """What a PyTorch model is made from: one of ``source``, ``module``, ``program``, ``script``.
+    """Parts that a PyTorch model is rebuilt from: one of ``source``, ``module``, ``program``,
+    ``script``.
 
     Attributes:
         source: builds the module.
@@ -98,7 +99,7 @@ class TorchParts:
 def torch_parts(
     model: StoredModel, source: ModelSource | None, saved: SavedModule | None
 ) -> TorchParts:
-    """Return what a stored model is made from; see `Engine.parts`.
+    """Return the parts of a stored model; see `Engine.parts`.
 
     Raises:
         RunDirectoryError: a file is damaged, or the function that builds the module is needed.

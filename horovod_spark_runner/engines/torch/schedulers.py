@@ -1,4 +1,4 @@
-"""Learning rate schedulers: made, stepped, and kept as JSON."""
+"""Learning rate schedulers: created, stepped, and saved as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Planned:
 
     @property
     def watches(self) -> bool:
-        """Whether it looks at a result."""
+        """True if it reads a result."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
 
@@ -49,13 +49,13 @@ def planned_schedulers(
     Raises:
         ModelError: one cannot be used.
     """
-    given = model.scheduler
-    if given is None:
+    scheduler = model.scheduler
+    if scheduler is None:
         named: Mapping[str, Any] = {}
-    elif isinstance(given, Mapping):
-        named = given
+    elif isinstance(scheduler, Mapping):
+        named = scheduler
     else:
-        named = {next(iter(optimizers)): given}
+        named = {next(iter(optimizers)): scheduler}
         if len(optimizers) > 1:
             raise ModelError(
                 "scheduler must be a dictionary by the names of the optimizers, "
@@ -87,14 +87,14 @@ class Schedulers:
         self._made = {name: plan.scheduler for name, plan in planned.items()}
         if any(plan.watches and plan.every == "step" for plan in planned.values()):
             raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
-        self.capture()  # what cannot be kept is told at once
+        self.capture()  # fails early if a state cannot be saved
 
     def __bool__(self) -> bool:
         return bool(self._made)
 
     @property
     def follow_steps(self) -> bool:
-        """Whether one of them goes on after steps, not epochs."""
+        """True if a scheduler steps after each training step instead of each epoch."""
         return any(plan.every == "step" for plan in self._planned.values())
 
     def after_step(self) -> None:
@@ -118,23 +118,23 @@ class Schedulers:
         return {name: type(one).__name__ for name, one in self._made.items()}
 
     def capture(self) -> dict[str, Any]:
-        """Return what they remember, as JSON."""
+        """Return their state, as JSON."""
         return {
             name: as_json(one.state_dict(), type(one).__name__) for name, one in self._made.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give them what `capture` returned."""
+        """Restore the state from `capture`."""
         for name, one in self._made.items():
             if name in state:
                 one.load_state_dict({k: _from_json(v) for k, v in state[name].items()})
 
 
-def _made(given: Any, optimizer: Optimizer) -> Any:
+def _made(source: Any, optimizer: Optimizer) -> Any:
     kinds = (LRScheduler, ReduceLROnPlateau)
-    made = given
-    if not isinstance(given, kinds) and callable(given):
-        made = given(optimizer)
+    made = source
+    if not isinstance(source, kinds) and callable(source):
+        made = source(optimizer)
     if not isinstance(made, kinds):
         raise ModelError(
             "scheduler must be a torch.optim.lr_scheduler of the optimizer, or a function that "

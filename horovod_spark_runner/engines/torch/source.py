@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Given:
-    """A function that returns what it was made with."""
+class _ModelFunction:
+    """A function that returns a fixed model."""
 
     model: TorchModel
 
@@ -45,10 +45,12 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
             "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
         )
     if isinstance(model, TorchModel):
-        return ModelSource(function=_Given(model), engine=TORCH)
+        return ModelSource(function=_ModelFunction(model), engine=TORCH)
     if is_lightning(model) and not isinstance(model, type):
-        return ModelSource(function=_Given(TorchModel(cast("nn.Module", model))), engine=TORCH)
-    if is_of_torch(model, "torch.nn.modules.module.Module"):
+        return ModelSource(
+            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
+        )
+    if _is_of_torch(model, "torch.nn.modules.module.Module"):
         raise ModelError(
             f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
             "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
@@ -62,24 +64,24 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
     return ModelSource(function=model, engine=TORCH)
 
 
-def check_given_callbacks(given: object) -> None:
-    """Check as much of ``callbacks`` as shows without PyTorch; ranks check what functions return.
+def check_callback_argument(callbacks: object) -> None:
+    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
 
     Raises:
         InvalidInputError: it holds something else than callbacks of PyTorch trainings.
     """
     from .callbacks import TorchCallback, check_hooks
 
-    if isinstance(given, TorchCallback):
-        given = [given]
-    if callable(given):
+    if isinstance(callbacks, TorchCallback):
+        callbacks = [callbacks]
+    if callable(callbacks):
         return
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise InvalidInputError(
             "callbacks must be a list of TorchCallback, or a function that returns one, got "
-            f"{brief(given)}"
+            f"{brief(callbacks)}"
         )
-    for callback in given:
+    for callback in callbacks:
         if not isinstance(callback, TorchCallback):
             raise InvalidInputError(
                 f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
@@ -88,8 +90,8 @@ def check_given_callbacks(given: object) -> None:
         check_hooks(callback)
 
 
-def is_of_torch(value: object, name: str) -> bool:
-    """Tell whether ``value`` is an instance of PyTorch's class of that name."""
+def _is_of_torch(value: object, name: str) -> bool:
+    """Return whether ``value`` is an instance of PyTorch's class of that name."""
     # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
 
@@ -111,13 +113,13 @@ def check_exportable(format: str, names: Sequence[str], transformed: Collection[
         )
 
 
-def portable_metrics(given: object) -> object:
-    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
-    if isinstance(given, Mapping):
-        return {str(name): _checked(one) for name, one in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return [_checked(one) for one in given]
-    return [_checked(given)]
+def portable_metrics(metrics: object) -> object:
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(metrics, Mapping):
+        return {str(name): _checked(one) for name, one in metrics.items()}
+    if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+        return [_checked(one) for one in metrics]
+    return [_checked(metrics)]
 
 
 def _checked(metric: object) -> object:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...errors import ModelError
 from ...training.epochs import Step
 from .exchange import GradientExchange
-from .variables import as_array, kept_buffers, set_tensor
+from .variables import as_array, saved_buffers, set_tensor
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +34,7 @@ class Statistics:
         self._exchange = exchange
         self._world = world
         # By what they are called where they are kept: constants that are not need not be sent.
-        self._places = kept_buffers(module)
+        self._places = saved_buffers(module)
         self._buffers: dict[str, Tensor] = {}
         for name, (holder, key) in self._places.items():
             if holder[key] is not None:
@@ -45,7 +45,7 @@ class Statistics:
 
     @contextlib.contextmanager
     def averaged(self, step: Step) -> Iterator[None]:
-        """Be within a step, after which the buffers are the same on all ranks.
+        """Run a step, after which the buffers are the same on all ranks.
 
         Raises:
             ModelError: a buffer is set to what cannot be kept in its place.
@@ -58,30 +58,30 @@ class Statistics:
         yield
         self._take_set()
         if before:
-            own = [
+            changes = [
                 moment - _base(value) for moment, value in zip(self._moments, before, strict=True)
             ]
-            self._assign(before, self._exchange.changes(own))
+            self._assign(before, self._exchange.changes(changes))
         if step.rows < self._world.Get_size():
             self._share_counters(step)
 
     def _take_set(self) -> None:
-        """Take the values of buffers that were set to other tensors over into their own."""
-        given: dict[str, Tensor] = {}
+        """Copy the values of replaced buffers into the original tensors."""
+        replaced: dict[str, Tensor] = {}
         for name, (holder, key) in self._places.items():
-            found, own = holder.get(key), self._buffers.get(name)
-            if found is own:
+            current, buffer = holder.get(key), self._buffers.get(name)
+            if current is buffer:
                 continue
-            if found is None or own is None or _form(found) != _form(own):
+            if current is None or buffer is None or _form(current) != _form(buffer):
                 raise ModelError(
-                    f"buffer {name!r} was {_form(own)} when the training began, and a step has set "
-                    f"it to {_form(found)}: checkpoints and other ranks could not keep it. "
+                    f"buffer {name!r} was {_form(buffer)} when the training began, and a step has "
+                    f"set it to {_form(current)}: checkpoints and other ranks could not keep it. "
                     "Register it with the shape and type that it will have, or with "
                     "persistent=False if it need not be kept"
                 )
-            given[name] = found.detach().clone()  # it may be the tensor of another buffer
+            replaced[name] = current.detach().clone()  # it may be the tensor of another buffer
         with torch.no_grad():
-            for name, value in given.items():
+            for name, value in replaced.items():
                 holder, key = self._places[name]
                 holder[key] = self._buffers[name].copy_(value)
 
@@ -91,11 +91,11 @@ class Statistics:
                 moment.copy_(_base(value) + change)
 
     def _share_counters(self, step: Step) -> None:
-        """Give ranks without rows the counters of one that has some."""
+        """Copy the counters of a rank with rows to the ranks without."""
         from mpi4py import MPI
 
-        own = self._world.Get_rank() if step.batch.rows else -1
-        root = self._world.allreduce(own, op=MPI.MAX)
+        candidate = self._world.Get_rank() if step.batch.rows else -1
+        root = self._world.allreduce(candidate, op=MPI.MAX)
         values = [as_array(counter) for counter in self._counters]
         shared = self._world.bcast(values, root=root)
         if not step.batch.rows:
@@ -104,7 +104,7 @@ class Statistics:
 
 
 def _base(value: Tensor) -> Tensor:
-    """Return what changes are counted from: infinity less infinity would be no number."""
+    """Return the base of changes: infinity less infinity would be no number."""
     return torch.where(value.isfinite(), value, 0)
 
 

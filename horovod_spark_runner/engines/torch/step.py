@@ -17,12 +17,12 @@ from ...training.epochs import Step
 from ...training.part_comparison import Values
 from .batch_norm import synchronise_norms
 from .batches import Batches, TorchBatch
+from .custom_step import CustomStepGradients, TorchStep, clip
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
 from .modes import Modes
 from .outputs import leaves, one_number
-from .own_step import OwnGradients, TorchStep, clip
 from .probe import Recorder, forgetting
 from .statistics import Statistics
 from .targets import plain_label
@@ -88,19 +88,19 @@ class Steps:
         self._connect()
 
     def _connect(self) -> None:
-        """Let gradients leave by themselves where a step of the user's own does not step."""
+        """Connect the gradient exchange to the backward pass, or to a custom step's optimizers."""
         if self._model.train_step is None:
             self.exchange.overlap(self._module)
             return
-        self._gradients = OwnGradients(self._optimizers, self._size)
+        self._gradients = CustomStepGradients(self._optimizers, self._size)
         for optimizer in self._optimizers.values():
-            optimizer.register_step_pre_hook(self._before_own)
+            optimizer.register_step_pre_hook(self._before_step)
 
-    def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
-        """Train on this rank's part of a global batch; return the sums of what was asked."""
+    def train(self, step: Step, requests: Sequence[bool]) -> list[float] | None:
+        """Train on this rank's part of a global batch; return the number of ranks per request."""
         self.modes.train()
         fraction = None if step.equal else step.fraction
-        with self.exchange.step(fraction, asked), self._statistics.averaged(step):
+        with self.exchange.step(fraction, requests), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
                 return self.exchange.counts  # a step of this rank alone, which has nothing to do
             self._compute(step)
@@ -110,10 +110,10 @@ class Steps:
         if self._model.train_step is None:
             self._usual(step)
         else:
-            self._own(step)
+            self._run_custom_step(step)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
-        """Compute what optimizers are given for some rows, on this rank alone, and step with none.
+        """Compute the gradients of some rows, on this rank alone, without an optimizer step.
 
         Args:
             step: the rows.
@@ -125,7 +125,7 @@ class Steps:
         batch = self._batches.of(step.batch.arrays, training=True)
         if self._model.train_step is not None:
             with forgetting(self._model.train_step):
-                self._call_own(batch, lambda given: self._record(recorder, given))
+                self._call_train_step(batch, lambda optimizer: self._record(recorder, optimizer))
             return {}
         functions = [] if self._losses is None else self._losses.functions()
         with forgetting(*(function for _, function in functions)):
@@ -134,12 +134,12 @@ class Steps:
         loss = torch.stack([(term.summed / batch.rows).reshape(()) for term in terms]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         self._record(recorder, None)
-        target, found = self._batches.target(batch), {}
+        target, values = self._batches.target(batch), {}
         for name, function in self._metrics.functions():
             with contextlib.suppress(Exception), torch.no_grad():  # the user's own
                 if (value := one_number(function(outputs, target))) is not None:
-                    found[f"metric {name!r}", ""] = float(value)
-        return found
+                    values[f"metric {name!r}", ""] = float(value)
+        return values
 
     def _record(self, recorder: Recorder, optimizer: Optimizer | None) -> None:
         for each in self._optimizers.values() if optimizer is None else (optimizer,):
@@ -192,8 +192,8 @@ class Steps:
         """Return 0, computed by the module, whose layers need all ranks."""
         batch = self._batches.of(step.batch.arrays, training=False)
         with self._autocast():
-            given = self._batches.call(self._module, batch)
-        return torch.stack([tensor.sum() for _, tensor in leaves(given)]).sum() * 0.0
+            outputs = self._batches.call(self._module, batch)
+        return torch.stack([tensor.sum() for _, tensor in leaves(outputs)]).sum() * 0.0
 
     def _no_terms(self) -> list[Term]:
         """Return the terms of no rows."""
@@ -201,7 +201,7 @@ class Steps:
         return self._losses.nothing(self._device)
 
     def _scalar(self, terms: Sequence[Term], step: Step) -> Tensor | None:
-        """Return what is differentiated: this rank's mean over its rows.
+        """Return the scalar to differentiate: this rank's mean over its rows.
 
         What divides a single loss otherwise is made good afterwards, by what went along with the
         gradients; several losses need to know it before, and so does one whose gradients may come
@@ -232,7 +232,7 @@ class Steps:
         return len(terms) == 1 and not self.exchange.lasting
 
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
-        """Bring the gradients to what the loss is divided by, where these are not the rows."""
+        """Scale the gradients to the loss's divisor, where it is not the number of rows."""
         if not self._divided_after(terms) or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
@@ -249,12 +249,12 @@ class Steps:
 
     # -- a step of the user's own --------------------------------------------------------------
 
-    def _own(self, step: Step) -> None:
+    def _run_custom_step(self, step: Step) -> None:
         self._gradients.begin()
         batch = self._batches.nothing()
         if step.batch.rows:
             batch = self._batches.of(step.batch.arrays, training=True)
-        logs = self._call_own(batch, self._synchronize)
+        logs = self._call_train_step(batch, self._synchronize)
         self._gradients.end()
         self._agree_to_step(-1)
         if logs is None:
@@ -275,12 +275,12 @@ class Steps:
                 )
             self._sums.add(str(name), number * rows if rows else 0.0, rows)
 
-    def _call_own(
+    def _call_train_step(
         self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]
     ) -> object:
-        """Return what the user's ``train_step`` gives for a batch."""
+        """Call the user's ``train_step`` on a batch."""
         assert self._model.train_step is not None
-        given = TorchStep(
+        torch_step = TorchStep(
             self._module,
             batch.inputs,
             [plain_label(label) for label in batch.labels],
@@ -290,21 +290,21 @@ class Steps:
             synchronize,
         )
         with self._autocast():
-            return self._model.train_step(given)
+            return self._model.train_step(torch_step)
 
     def _number_of(self, optimizer: Optimizer) -> int:
         every = self._optimizers.values()
         return next(number for number, each in enumerate(every) if each is optimizer)
 
     def _synchronize(self, optimizer: Optimizer | None) -> None:
-        """See `TorchStep.synchronize`."""
+        """Exchange gradients; see `TorchStep.synchronize`."""
         for each in self._optimizers.values() if optimizer is None else (optimizer,):
             if self._size > 1:
                 self._gradients.exchanged(each)
                 self._agree_to_step(self._number_of(each))
                 self.exchange.of(each)
 
-    def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._check_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
         if self._gradients.stepping(optimizer):
             self._agree_to_step(self._number_of(optimizer))
@@ -363,7 +363,7 @@ class Steps:
 
 
 def _factor(term: Term, rows: int, count: float) -> float:
-    """Return what makes of a mean over ``rows`` what the loss is.
+    """Return the factor from a mean over ``rows`` to the loss.
 
     Where nothing counts that is 0: the value of PyTorch's loss is no number then, but its gradient
     is 0, and so are the sums it is made of.

@@ -92,7 +92,7 @@ def _classes(loss: nn.Module, output: Tensor, label: Tensor) -> Tensor:
 
 
 class Pairing:
-    """Looks at the first calls of a function of the user's own.
+    """Checks the first calls of a custom function.
 
     PyTorch stretches a column of outputs, (n, 1), and a row of labels, (n,), to a square in which
     every output meets every label. Functions do so without a word, and train something else.
@@ -107,17 +107,17 @@ class Pairing:
         self._left = _CALLS
 
     def check(self, outputs: Any, label: Any, value: Any) -> None:
-        """Check what the function gave.
+        """Check the function's result.
 
         Raises:
             ModelError: it compared each row with all others.
         """
         if not self._left or not isinstance(label, Tensor):
             return
-        found = [tensor for _, tensor in leaves(outputs)]
-        if len(found) != 1 or found[0].shape == label.shape or len(label) < 2:
+        tensors = [tensor for _, tensor in leaves(outputs)]
+        if len(tensors) != 1 or tensors[0].shape == label.shape or len(label) < 2:
             return
-        output, rows = found[0], len(label)
+        output, rows = tensors[0], len(label)
         if not output.numel() == label.numel() == rows:
             return
         self._left -= 1
@@ -127,7 +127,7 @@ class Pairing:
             raise self._error(output, label)
 
     def _stretches(self, output: Tensor, label: Tensor) -> bool:
-        """Tell whether it is a mean over rows only where labels have the outputs' shape."""
+        """Return whether it is a mean over rows only where labels have the outputs' shape."""
 
         def differing(label: Tensor) -> bool:
             def compute(rows: np.ndarray, fraction: float) -> Values:
@@ -153,7 +153,7 @@ class Pairing:
 
 
 def _mean(value: Any) -> float:
-    """Return what a function gave as a mean over rows: a number, one for each, or a pair."""
+    """Return a function's result as a mean over rows: from a number, rows, or a pair."""
     if isinstance(value, (tuple, list)):
         total, count = map(_mean, value)
         return total / count

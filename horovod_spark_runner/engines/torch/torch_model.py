@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from .own_step import TorchStep
+    from .custom_step import TorchStep
 
 # A class of torch.nn by its name, a module of one, or a function of outputs and labels.
 Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
@@ -30,7 +30,7 @@ Logs: TypeAlias = "Mapping[str, Tensor | float]"
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A PyTorch module, and how it is trained: what ``model_fn`` returns.
+    """A PyTorch module and its training settings: the result of ``model_fn``.
 
     ``run_training`` takes a function without arguments that returns one, and calls it on every
     rank; its code or its annotation (``def model_fn() -> TorchModel``) says so. It also takes a
@@ -56,7 +56,7 @@ class TorchModel:
             of it; of several optimizers a dictionary by their names. ``None`` (default) for none.
             ``training_steps()`` gives it the number of steps.
         schedule: when the scheduler steps: after every ``"epoch"`` (default) or every ``"step"``.
-            ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
+            ``ReduceLROnPlateau`` gets the validation's loss, or without one the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that
             return one value per row, the mean over the rows, or a pair of a sum and what it is
             divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or metrics of ``torchmetrics``
@@ -131,10 +131,10 @@ class TorchModel:
 
     def _check_lightning(self) -> None:
         named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
-        given = [name for name in named if getattr(self, name) is not None]
-        if given:
+        arguments = [name for name in named if getattr(self, name) is not None]
+        if arguments:
             raise ModelError(
-                f"a TorchModel of a LightningModule takes no {given[0]}: its training_step and "
+                f"a TorchModel of a LightningModule takes no {arguments[0]}: its training_step and "
                 "configure_optimizers say how it is trained"
             )
         self._check_options()

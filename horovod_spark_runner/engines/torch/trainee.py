@@ -56,7 +56,7 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
-from .probe import random_kept, values_of_step
+from .probe import preserve_random, values_of_step
 from .rank import TorchTracer, rank_device
 from .saved import SavedModule
 from .schedulers import Planned, Schedulers, planned_schedulers
@@ -66,7 +66,7 @@ from .variables import ByteVariable, TorchVariables, trained_in
 
 
 class TorchTrainee(Trainee):
-    """See `Trainee`.
+    """PyTorch implementation of `Trainee`.
 
     Args:
         spec: the training.
@@ -116,8 +116,8 @@ class TorchTrainee(Trainee):
         if self._model.loss is not None:
             self._losses = Losses(self._model.loss, spec.outputs).to(self._device)
         self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
-        own = self._model.train_step is not None
-        if own and self._losses is None and not self._metrics and spec.validation is not None:
+        custom = self._model.train_step is not None
+        if custom and self._losses is None and not self._metrics and spec.validation is not None:
             raise ModelError(
                 "validation needs a loss or metrics in the TorchModel besides its train_step, "
                 "which only trains"
@@ -138,8 +138,8 @@ class TorchTrainee(Trainee):
             self._device,
         )
         self.variables = TorchVariables(self.module, every)
-        self._begun = [settings_of(optimizer) for optimizer in every]
-        self._begun_trained = trained_in(self.module)
+        self._initial_settings = [settings_of(optimizer) for optimizer in every]
+        self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
 
     def _check_weights(self) -> None:
@@ -152,18 +152,18 @@ class TorchTrainee(Trainee):
         optimizers = make_optimizers(self._model, self.module)
         return optimizers, planned_schedulers(self._model, optimizers)
 
-    def _made_steps(self, *given: Any) -> Steps:
-        """Return what steps, given all that `Steps` takes."""
-        return Steps(*given)
+    def _made_steps(self, *args: Any) -> Steps:
+        """Return the `Steps`, from its arguments."""
+        return Steps(*args)
 
     @property
     def _loss_names(self) -> list[str]:
         return [] if self._losses is None else self._losses.names
 
     def train_step(
-        self, step: Step, asked: Sequence[bool], last: bool
+        self, step: Step, requests: Sequence[bool], last: bool
     ) -> tuple[Logs | None, list[float] | None]:
-        counts = self._steps.train(step, asked)
+        counts = self._steps.train(step, requests)
         if self._schedulers:
             self._last_rates = self._rates.read()
             self._schedulers.after_step()
@@ -178,13 +178,14 @@ class TorchTrainee(Trainee):
         self._metrics.states.reset()
 
     def _logs(self, kind: str) -> Logs:
-        return Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+        return _Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
 
     def _means(self, kind: str) -> dict[str, float]:
-        """Return what is a mean, of the sums there are."""
-        own = kind == "train" and self._model.train_step is not None  # which reports what it likes
-        asked = () if own else (*self._loss_names, *self._metrics.names)
-        return total_loss(self._sums.results(asked=asked), self._loss_names)
+        """Return the means over rows, from the sums."""
+        # A step of the user's may report any names.
+        custom = kind == "train" and self._model.train_step is not None
+        required = () if custom else (*self._loss_names, *self._metrics.names)
+        return total_loss(self._sums.results(required=required), self._loss_names)
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         self._sums.assign(np.concatenate(self._world.allgather(self._sums.numpy())))
@@ -210,14 +211,14 @@ class TorchTrainee(Trainee):
 
     def outputs(self) -> Sequence[OutputSpec] | None:
         before = self.variables.capture()
-        with random_kept():
-            found = outputs_of(self.module, *self._predicting)
+        with preserve_random():
+            specs = outputs_of(self.module, *self._predicting)
         self.variables.restore(before)  # a buffer may be changed by any call
-        return found
+        return specs
 
     @property
     def _predicting(self) -> tuple[ModelInputs, Feed]:
-        """What the module takes when it predicts, and how columns are fed to it."""
+        """The module's inputs for prediction, and their feed."""
         return ModelInputs.of_training(self._spec), self._batches.feed
 
     def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
@@ -230,22 +231,22 @@ class TorchTrainee(Trainee):
             self._schedulers.after_epoch,
         )
 
-    def _made_hooks(self, *given: Any) -> TorchHooks:
-        """Return what calls the callbacks, given all that `TorchHooks` takes."""
-        return TorchHooks(*given)
+    def _made_hooks(self, *args: Any) -> TorchHooks:
+        """Return the `TorchHooks`, from its arguments."""
+        return TorchHooks(*args)
 
     def _capture(self) -> dict[str, Any]:
         return {
-            "begun": self._begun,
+            "begun": self._initial_settings,
             "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
             "schedulers": self._schedulers.capture(),
-            "trained": dict(trained_in(self.module).items() - self._begun_trained.items()),
+            "trained": dict(trained_in(self.module).items() - self._initially_trained.items()),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         every = self._optimizers.values()
-        for optimizer, begun, now in zip(every, state["begun"], state["now"], strict=True):
-            restore_settings(optimizer, begun, now)
+        for optimizer, initial, now in zip(every, state["begun"], state["now"], strict=True):
+            restore_settings(optimizer, initial, now)
         self._schedulers.restore(state["schedulers"])
         for name, trained in state["trained"].items():
             self.module.get_parameter(name).requires_grad_(trained)
@@ -283,10 +284,10 @@ class TorchTrainee(Trainee):
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
     def generators(self) -> dict[str, Variable]:
-        found: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
+        states: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
         if self._device.type == "cuda":
-            found["cuda"] = _GeneratorState("cuda", "cuda")
-        return found
+            states["cuda"] = _GeneratorState("cuda", "cuda")
+        return states
 
     def metric_variables(self) -> list[Variable]:
         return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
@@ -307,7 +308,7 @@ class TorchTrainee(Trainee):
         return warned
 
     def _try_step(self, step: Step, vary: bool) -> list[str]:
-        """Return warnings of what is no mean over rows of what a step and metrics give."""
+        """Return warnings of results of a step and of metrics that are no means over rows."""
         every = list(self._optimizers.values())
 
         def compute(chosen: np.ndarray, fraction: float) -> Values:
@@ -318,17 +319,19 @@ class TorchTrainee(Trainee):
 
         low = self._model.autocast or self._device.type != "cpu"
         low = low or any(p.element_size() < 4 for p in self.module.parameters())
-        found = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
+        differences = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
         subjects = {GRADIENT: self._trained_by, CHANGE: "what buffer '{name}' changes by"}
-        return report_parts(found, subjects, "take the mean, or let it give one value per row")
+        return report_parts(
+            differences, subjects, "take the mean, or let it give one value per row"
+        )
 
     @property
     def _trained_by(self) -> str:
-        """What gives the gradients, for messages."""
+        """Source of the gradients, for messages."""
         if self._model.train_step is not None:
             return "the loss in train_step"
-        own = [] if self._losses is None else self._losses.functions()
-        return f"loss {', '.join(repr(name) for name, _ in own)}" if own else "the loss"
+        losses = [] if self._losses is None else self._losses.functions()
+        return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
 
 
 class _GeneratorState(ByteVariable):
@@ -340,8 +343,8 @@ class _GeneratorState(ByteVariable):
 
     def numpy(self) -> np.ndarray:
         state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
-        found: np.ndarray = state.numpy()
-        return found
+        array: np.ndarray = state.numpy()
+        return array
 
     def assign(self, value: np.ndarray) -> None:
         state = torch.from_numpy(np.array(value, np.uint8))
@@ -351,7 +354,7 @@ class _GeneratorState(ByteVariable):
             torch.set_rng_state(state)
 
 
-class Later(Mapping[str, object]):
+class _Later(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
     def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:

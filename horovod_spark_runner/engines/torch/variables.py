@@ -20,8 +20,8 @@ from ...errors import ModelError, brief
 _AS_BITS = {torch.bfloat16: torch.int16}
 
 
-class TensorVariable:
-    """A tensor, or a number, that training changes; found anew at every use.
+class _TensorVariable:
+    """A tensor, or a number, that training changes; looked up at every use.
 
     Args:
         path: what it is called.
@@ -87,23 +87,23 @@ def as_array(tensor: Tensor) -> np.ndarray:
     held = tensor.detach().cpu()
     bits = _AS_BITS.get(held.dtype)
     if bits is None:
-        found: np.ndarray = held.numpy()
-        return found
+        array: np.ndarray = held.numpy()
+        return array
     narrow: np.ndarray = held.view(bits).numpy().view(_narrow_type(held.dtype))
     return narrow
 
 
 def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
-    """Give a tensor the values that `as_array` returned, of it or of one of another type."""
+    """Assign a tensor the values from `as_array`, of it or of one of another type."""
     bits = _AS_BITS.get(tensor.dtype)
     if bits is not None:
         values = np.array(value, _narrow_type(tensor.dtype))
-        given = torch.from_numpy(values.view(f"int{8 * values.dtype.itemsize}")).view(tensor.dtype)
+        source = torch.from_numpy(values.view(f"int{8 * values.dtype.itemsize}")).view(tensor.dtype)
     else:
         # Of the types that NumPy lacks, PyTorch reads no arrays.
-        given = torch.from_numpy(np.array(value, np.float32 if value.dtype.kind == "V" else None))
+        source = torch.from_numpy(np.array(value, np.float32 if value.dtype.kind == "V" else None))
     with torch.no_grad():
-        tensor.copy_(given.reshape(tensor.shape))
+        tensor.copy_(source.reshape(tensor.shape))
 
 
 def _narrow_type(dtype: torch.dtype) -> np.dtype[Any]:
@@ -119,24 +119,24 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in module.state_dict(keep_vars=True).items()}
 
 
-def kept_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any], str]]:
+def saved_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any], str]]:
     """Return where each buffer is that ``state_dict()`` has, or would have if it were a tensor.
 
     A step may set a buffer (``self.mean = …``), which is another tensor from then on.
     """
-    kept = weights_of(module)
+    saved = weights_of(module)
     places: dict[str, tuple[MutableMapping[str, Any], str]] = {}
     for prefix, each in module.named_modules(remove_duplicate=False):
         for key, buffer in each._buffers.items():
             name = f"{prefix}.{key}" if prefix else key
             lost = key in each._non_persistent_buffers_set
-            if name in kept or (buffer is None and not lost):
+            if name in saved or (buffer is None and not lost):
                 places[name] = (each._buffers, key)
     return places
 
 
 class TorchVariables(TrainingVariables):
-    """See `TrainingVariables`.
+    """PyTorch implementation of `TrainingVariables`.
 
     Args:
         module: the module.
@@ -145,10 +145,10 @@ class TorchVariables(TrainingVariables):
 
     def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         held = weights_of(module)
-        buffers = kept_buffers(module)
+        buffers = saved_buffers(module)
         trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
         self._weights: list[Variable] = [
-            TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
+            _TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
             for name in held
         ]
         self._optimizers = optimizers
@@ -169,28 +169,28 @@ class TorchVariables(TrainingVariables):
             for key in sorted(held):
                 if held[key] is not None:
                     path = f"{self._names[id(parameter)]}/{key}"
-                    _check_kept(optimizer, path, held[key])
-                    yield TensorVariable(path, held, key)
+                    _check_savable(optimizer, path, held[key])
+                    yield _TensorVariable(path, held, key)
 
     def trained_by(self) -> list[list[int] | None]:
-        found: list[list[int] | None] = []
+        groups: list[list[int] | None] = []
         for optimizer in self._optimizers:
-            own = [n for n, p in enumerate(self._parameters) if optimizer.state.get(p)]
-            found.append(own or None)
-        return found
+            indices = [n for n, p in enumerate(self._parameters) if optimizer.state.get(p)]
+            groups.append(indices or None)
+        return groups
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         for optimizer, indices in zip(self._optimizers, trained, strict=False):
             if indices is None or max(indices, default=0) >= len(self._parameters):
                 continue
             wanted = [self._parameters[index] for index in indices]
-            kept = {id(parameter) for parameter in wanted}
+            trained_ids = {id(parameter) for parameter in wanted}
             for parameter in parameters_of(optimizer):
-                if id(parameter) not in kept:
+                if id(parameter) not in trained_ids:
                     optimizer.state.pop(parameter, None)
             missing = [p for p in wanted if not optimizer.state.get(p)]
             if missing:
-                make_state(optimizer, missing)
+                _make_state(optimizer, missing)
 
     def likely_cause(self, differing: Sequence[Variable]) -> str:
         return (
@@ -210,8 +210,8 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Let an optimizer make its state for ``parameters``, which keep their values.
+def _make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Make an optimizer create its state for ``parameters``, which keep their values.
 
     PyTorch's do so in their first step only; the state's values are to be restored.
     """
@@ -234,7 +234,7 @@ def make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None
 
 @contextlib.contextmanager
 def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
-    """Take away what was registered to be called before and after steps of an optimizer, or all."""
+    """Remove the hooks before and after an optimizer's steps, or all hooks."""
     places: tuple[MutableMapping[int, Any], ...] = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -251,7 +251,7 @@ def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
             place.update(hooks)
 
 
-def _check_kept(optimizer: Optimizer, path: str, value: object) -> None:
+def _check_savable(optimizer: Optimizer, path: str, value: object) -> None:
     if not isinstance(value, (Tensor, bool, int, float)):
         raise ModelError(
             f"optimizer {type(optimizer).__name__} keeps {brief(value)} for {path!r}: checkpoints "

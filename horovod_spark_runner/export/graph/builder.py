@@ -1,4 +1,4 @@
-"""An ONNX graph while it is made: nodes, constants, and rows on their way through it."""
+"""Builder of an ONNX graph: nodes, constants, and the rows that pass through it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_INT32 = ("bool", "int8", "int16")
 
 
 class Graph:
-    """Nodes and constants, each under a name of its own.
+    """Nodes and constants, each under a unique name.
 
     Attributes:
         nodes: the nodes, in an order in which they can be computed.
@@ -35,10 +35,10 @@ class Graph:
         self.constants: list[Any] = []
         self.opset: int | None = None
         self.ir_version = IR_VERSION
-        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add a node; return the name of what it gives."""
+        """Add a node; return the name of its output."""
         import onnx
 
         name = self.new_name()
@@ -62,18 +62,18 @@ class Graph:
         else:
             content = array.tobytes()
         key = (array.dtype.str, array.shape, content)
-        if key not in self._known:
+        if key not in self._constant_names:
             name = f"\u00b7c{len(self.constants)}"
             self.constants.append(onnx.numpy_helper.from_array(array, name))
-            self._known[key] = name
-        return self._known[key]
+            self._constant_names[key] = name
+        return self._constant_names[key]
 
     def cast(self, data: str, dtype: str) -> str:
         """Return values as those of another type of NumPy's."""
         return self.add("Cast", data, to=element_type(dtype))
 
     def shaped(self, data: str, *shape: int) -> str:
-        """Return values in another shape; 0 keeps a dimension, -1 is what is left."""
+        """Return values in another shape; 0 keeps a dimension, -1 takes the remainder."""
         return self.add("Reshape", data, self.constant(np.array(shape, np.int64)))
 
     def column(self, data: str) -> str:
@@ -81,7 +81,7 @@ class Graph:
         return self.add("Unsqueeze", data, self.constant(np.array([1], np.int64)))
 
     def truncated(self, data: str) -> str:
-        """Return numbers without what is behind the point."""
+        """Return numbers truncated to integers."""
         negative = self.add("Less", data, self.constant(0.0))
         return self.add("Where", negative, self.add("Ceil", data), self.add("Floor", data))
 
@@ -173,25 +173,25 @@ class Rows:
 
     @property
     def live(self) -> str:
-        """Where a row is still to be scored."""
+        """Mask of the rows still to be scored."""
         return self.graph.add("Equal", self.state, self.graph.constant(np.int64(0)))
 
-    def check(self, told: str, right: str | None, advice: str) -> None:
+    def check(self, subject: str, right: str | None, advice: str) -> None:
         """Make rows that are not right errors.
 
         Args:
-            told: what is wrong there, such as ``"column 'x'"``.
+            subject: what is wrong there, such as ``"column 'x'"``.
             right: where they are; ``None`` for everywhere.
             advice: why, or what is to be done.
         """
         if right is not None:
-            self.errors.append(f"{told}: {advice}")
+            self.errors.append(f"{subject}: {advice}")
             self._end(right, len(self.errors))
 
-    def keep(self, kept: str | None) -> None:
+    def keep(self, mask: str | None) -> None:
         """Leave out all rows but these; ``None`` keeps all."""
-        if kept is not None:
-            self._end(kept, -1)
+        if mask is not None:
+            self._end(mask, -1)
 
     def _end(self, right: str, state: int) -> None:
         graph = self.graph

@@ -19,7 +19,7 @@ _NOWHERE = -1
 
 def string_indexer(rows: Rows, stage: StringIndexer) -> None:
     """Add the places of labels."""
-    graph, found, kept = rows.graph, {}, None
+    graph, indices, mask = rows.graph, {}, None
     nowhere = graph.constant(np.int64(_NOWHERE))
     for name, output, labels in zip(stage.inputs, stage.outputs, stage.labels, strict=True):
         if name not in rows.columns:
@@ -33,15 +33,15 @@ def string_indexer(rows: Rows, stage: StringIndexer) -> None:
             places = graph.add("Where", graph.add("IsNaN", column.data), nowhere, places)
         there = graph.add("Greater", places, nowhere)
         if stage.handle_invalid == ERROR:
-            told = "it is none of the labels in the fitted data"
-            rows.check(f"column {name!r}", there, told)
+            advice = "it is none of the labels in the fitted data"
+            rows.check(f"column {name!r}", there, advice)
         elif stage.handle_invalid == SKIP:
-            kept = graph.both(kept, there)
-        known = graph.add("Where", there, places, graph.constant(np.int64(len(labels))))
-        found[output] = graph.cast(known, "float64")
-    for output, data in found.items():
+            mask = graph.both(mask, there)
+        categories = graph.add("Where", there, places, graph.constant(np.int64(len(labels))))
+        indices[output] = graph.cast(categories, "float64")
+    for output, data in indices.items():
         rows.add_numbers(output, data)
-    rows.keep(kept)
+    rows.keep(mask)
 
 
 def _places(rows: Rows, name: str, column: Values, labels: Sequence[str]) -> str:
@@ -56,7 +56,7 @@ def _places(rows: Rows, name: str, column: Values, labels: Sequence[str]) -> str
 
 
 def _is_whole(label: str) -> bool:
-    """Tell whether a label is the text of a whole number."""
+    """Return whether a label is the text of an integer."""
     try:
         return str(int(label)) == label and -(2**63) <= int(label) < 2**63
     except ValueError:
@@ -119,8 +119,8 @@ def index_to_string(rows: Rows, stage: IndexToString) -> None:
     high = graph.add("Less", places, graph.constant(float(len(stage.labels))))
     right = graph.both(low, high, valid)
     assert right is not None
-    told = f"there are labels for 0 to {len(stage.labels) - 1}"
-    rows.check(f"column {stage.input!r}", right, told)
+    advice = f"there are labels for 0 to {len(stage.labels) - 1}"
+    rows.check(f"column {stage.input!r}", right, advice)
     place = graph.cast(graph.add("Where", right, places, graph.constant(0.0)), "int64")
     labels = graph.constant(np.array(stage.labels, object))
     rows.columns[stage.output] = Values(graph.add("Gather", labels, place), TEXT)
@@ -135,8 +135,8 @@ def one_hot_encoder(rows: Rows, stage: OneHotEncoder) -> None:
         high = graph.add("Less", data, graph.constant(float(size)))
         right = graph.add("And", low, high)
         if not keep:
-            told = f"there are the categories 0 to {size - 1}"
-            rows.check(f"column {name!r}", graph.either_not(right, valid), told)
+            advice = f"there are the categories 0 to {size - 1}"
+            rows.check(f"column {name!r}", graph.either_not(right, valid), advice)
         width = size + keep - stage.drop_last
         other = graph.constant(float(size))
         places = graph.add("Where", right, graph.add("Floor", data), other)

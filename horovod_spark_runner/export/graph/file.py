@@ -25,7 +25,7 @@ _TOLERANCE, _NETWORK = 1e-9, 1e-4
 
 
 def pipeline_file(bundle: Bundle, frame: DataFrame, columns: Sequence[str] | None) -> bytes:
-    """Return a pipeline as an ONNX file that gives what the scorer gives.
+    """Return a pipeline as an ONNX file with the scorer's results.
 
     Args:
         bundle: the pipeline; its networks must be ONNX.
@@ -42,10 +42,10 @@ def pipeline_file(bundle: Bundle, frame: DataFrame, columns: Sequence[str] | Non
     taken = {one["name"] for one in session.facts["inputs"]}
     names = [one.name for one in bundle.inputs if one.needed or one.name in taken]
     quoted = ["`" + name.replace("`", "``") + "`" for name in names]
-    found = frame.select(*quoted).limit(_ROWS).collect()
-    if not found:
+    sampled = frame.select(*quoted).limit(_ROWS).collect()
+    if not sampled:
         return contents
-    rows = [dict(zip(names, row, strict=True)) for row in found]
+    rows = [dict(zip(names, row, strict=True)) for row in sampled]
     _compare(bundle, session, rows, wanted)
     return contents
 
@@ -83,16 +83,16 @@ def _compare(
 def _made(
     bundle: Bundle, session: OnnxSession, rows: list[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Return what the file gives for rows."""
+    """Run the file on rows."""
     taken = {one["name"] for one in session.facts["inputs"]}
     inputs = {one.name: one for one in bundle.inputs if one.name in taken}
-    return session(given_of(inputs.values(), {n: [row[n] for row in rows] for n in inputs}))
+    return session(onnx_inputs(inputs.values(), {n: [row[n] for row in rows] for n in inputs}))
 
 
 def _neither_takes(
     bundle: Bundle, session: OnnxSession, scorer: Scorer, row: dict[str, Any]
 ) -> bool:
-    """Tell whether a row is an error to the file and the scorer; which one's alone is raised."""
+    """Return whether file and scorer both refuse a row; raise the error of only one."""
     try:
         _made(bundle, session, [row])
         return False
@@ -105,7 +105,7 @@ def _neither_takes(
 
 
 def same(ours: Any, expected: Any, tolerance: float) -> bool:
-    """Tell whether a value of the file is the scorer's; null is NaN, or the least whole number."""
+    """Return whether file and scorer give equal values; null is NaN, or the least integer."""
     if expected is None:
         whole = np.asarray(ours)
         if whole.dtype.kind == "f":
@@ -119,26 +119,26 @@ def same(ours: Any, expected: Any, tolerance: float) -> bool:
     )
 
 
-def _differs(row: Mapping[str, Any], found: str, expected: Any) -> ModelError:
+def _differs(row: Mapping[str, Any], difference: str, expected: Any) -> ModelError:
     return ModelError(
         f"the ONNX file does not give what the pipeline gives: for the row {row!r:.500} its "
-        f"{found}, and the pipeline's is {expected!r:.300}"
+        f"{difference}, and the pipeline's is {expected!r:.300}"
     )
 
 
-def given_of(inputs: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
-    """Return what a pipeline's ONNX file is given for columns of Python's values.
+def onnx_inputs(inputs: Any, values: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    """Return the inputs of a pipeline's ONNX file from columns of Python values.
 
     Args:
         inputs: the columns it takes.
-        given: their values; ``None`` for null.
+        values: their values; ``None`` for null.
 
     Raises:
         DataError: a value is of another type than the column.
     """
     fed: dict[str, np.ndarray] = {}
     for one in inputs:
-        column = one.convert(list(given[one.name]))
+        column = one.convert(list(values[one.name]))
         fed[one.name], valid = _array(one, column), column.valid
         if valid is not None:
             fed[one.name + NULL] = ~valid

@@ -67,7 +67,7 @@ WITHOUT = {
 }
 
 
-def check_has_form(stages: Iterable[Stage]) -> None:
+def _check_has_form(stages: Iterable[Stage]) -> None:
     """Check that every stage has a form in ONNX.
 
     Raises:
@@ -100,7 +100,7 @@ def wanted_columns(bundle: Bundle, columns: Sequence[str] | None) -> tuple[str, 
     return tuple(dict.fromkeys(columns))
 
 
-def needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], set[str]]:
+def _needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], set[str]]:
     """Return the stages that run for columns, and the inputs that these take.
 
     A column that nothing but StringIndexers take, and that no wanted column is made of, such as a
@@ -129,7 +129,7 @@ def needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], s
 
 
 def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each column a stage adds, and those it is made of."""
+    """Return each column that a stage adds, and its source columns."""
     inputs = inputs_of(stage)
     if len(inputs) == len(stage.adds) and not isinstance(stage, Network):
         return [(name, (source,)) for name, source in zip(stage.adds, inputs, strict=True)]
@@ -150,12 +150,12 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
     import onnx
 
     wanted = wanted_columns(bundle, columns)
-    stages, taken = needed_stages(bundle, wanted)
-    check_has_form(stages)
+    stages, taken = _needed_stages(bundle, wanted)
+    _check_has_form(stages)
     inputs = [one for one in bundle.inputs if one.name in taken]
     _check_names(inputs, wanted)
     graph = Graph()
-    values, given = _given(graph, inputs)
+    values, tensors = _graph_inputs(graph, inputs)
     shape = graph.add("Shape", inputs[0].name, start=0, end=1)
     rows = Rows(graph, values, shape)
     for stage in stages:
@@ -164,7 +164,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
     graph.nodes.append(onnx.helper.make_node("Identity", [rows.state], [STATE], STATE))
     state = onnx.helper.make_tensor_value_info(STATE, onnx.TensorProto.INT64, [ROWS])
     made = onnx.helper.make_graph(
-        graph.nodes, "pipeline", given, [*results, state], initializer=graph.constants
+        graph.nodes, "pipeline", tensors, [*results, state], initializer=graph.constants
     )
     model = onnx.helper.make_model(
         made,
@@ -220,16 +220,16 @@ def _check_names(inputs: Sequence[Input], wanted: Sequence[str]) -> None:
             raise ModelError(f"column {one.name!r} holds lists of words, which ONNX has not")
 
 
-def _given(graph: Graph, inputs: Sequence[Input]) -> tuple[dict[str, Values], list[Any]]:
+def _graph_inputs(graph: Graph, inputs: Sequence[Input]) -> tuple[dict[str, Values], list[Any]]:
     """Return the columns of a file's inputs, and the inputs, with those of null."""
     import onnx
 
-    values, given, flags = {}, [], []
+    values, tensors, flags = {}, [], []
     for one in inputs:
         dtype = "string" if one.kind == TEXT else DTYPES.get(one.kind, "float64")
         size = one.size if one.kind in (VECTOR, ARRAY) else None
         shape: list[Any] = [ROWS] if size is None else [ROWS, size]
-        given.append(onnx.helper.make_tensor_value_info(one.name, element_type(dtype), shape))
+        tensors.append(onnx.helper.make_tensor_value_info(one.name, element_type(dtype), shape))
         null = one.name + NULL
         # Where it is not given, one value is meant for all rows.
         graph.constants.append(onnx.numpy_helper.from_array(np.array([False]), null))
@@ -237,7 +237,7 @@ def _given(graph: Graph, inputs: Sequence[Input]) -> tuple[dict[str, Values], li
         rows = graph.add("Shape", one.name, start=0, end=1)
         valid = graph.add("Expand", graph.add("Not", null), rows)
         values[one.name] = Values(one.name, dtype, size, valid)
-    return values, [*given, *flags]
+    return values, [*tensors, *flags]
 
 
 def _result(rows: Rows, name: str) -> Any:

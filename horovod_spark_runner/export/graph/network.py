@@ -1,4 +1,4 @@
-"""A network's graph as a part of a pipeline's, and what becomes of its outputs."""
+"""A network's graph as a part of a pipeline's, and the columns from its outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Output:
     """One output of the network's graph.
 
     Attributes:
-        told: what errors call it.
+        subject: its name in errors.
         data: the tensor.
         dtype: NumPy's type of it, or ``"string"``.
         computed: name of the type that the model computes it in.
@@ -39,7 +39,7 @@ class _Output:
         others: which rows it is not asked about, if that is some.
     """
 
-    told: str
+    subject: str
     data: str
     dtype: str
     computed: str
@@ -48,7 +48,7 @@ class _Output:
 
 
 def network(rows: Rows, stage: Network) -> None:
-    """Add what a trained model makes of columns."""
+    """Add a trained model's output columns."""
     graph = rows.graph
     valid: str | None = None
     for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True):
@@ -63,18 +63,18 @@ def network(rows: Rows, stage: Network) -> None:
     whole = _model(stage)
     _check_bounds(rows, stage, whole, valid)
     # What is not scored is replaced: it may be nothing that the network takes.
-    asked = graph.both(rows.live, valid)
-    assert asked is not None
-    given = [
-        _argument(rows, name, dtype, shape, asked)
+    scored = graph.both(rows.live, valid)
+    assert scored is not None
+    arguments = [
+        _argument(rows, name, dtype, shape, scored)
         for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True)
     ]
-    outputs = _merge(rows, stage, whole, given)
+    outputs = _merge(rows, stage, whole, arguments)
     for name, number, holds, scores, scalar, dtype, computed in stage.added:
-        told = f"column {name!r}"
+        subject = f"column {name!r}"
         data, kind, width = outputs[number]
-        others = graph.add("Not", asked) if valid is not None else None
-        output = _Output(told, data, kind, computed, width, others)
+        others = graph.add("Not", scored) if valid is not None else None
+        output = _Output(subject, data, kind, computed, width, others)
         if holds == PLAIN:
             column = _plain(rows, name, output, scalar, dtype)
         else:
@@ -83,7 +83,7 @@ def network(rows: Rows, stage: Network) -> None:
 
 
 def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
-    """Return which rows hold what the model takes; ``None`` if all do."""
+    """Return the mask of rows that the model can take; ``None`` if it takes all."""
     graph, column = rows.graph, rows.columns[name]
     if column.size is not None:
         if column.size != width:
@@ -98,10 +98,10 @@ def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
     if dtype == TEXT or np.dtype(dtype).kind != "i" or column.dtype == dtype:
         return column.valid
     bounds = np.iinfo(dtype)
-    given = np.dtype(column.dtype)
-    if given.kind == "i" and np.iinfo(given).bits <= bounds.bits:
+    column_dtype = np.dtype(column.dtype)
+    if column_dtype.kind == "i" and np.iinfo(column_dtype).bits <= bounds.bits:
         return column.valid
-    kind = "int64" if given.kind == "i" else "float64"
+    kind = "int64" if column_dtype.kind == "i" else "float64"
     data = graph.cast(column.data, kind)
     low = graph.add("GreaterOrEqual", data, graph.constant(np.array(bounds.min, kind)))
     high = graph.add("LessOrEqual", data, graph.constant(np.array(bounds.max, kind)))
@@ -132,10 +132,10 @@ def _whole(rows: Rows, name: str, column: Values, dtype: np.dtype) -> str | None
     return graph.both(column.valid, low, high)
 
 
-def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], asked: str) -> str:
-    """Return what the network is given: a blank for rows it is not asked about."""
+def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], scored: str) -> str:
+    """Return the network's argument, with blanks for rows that are not scored."""
     graph, column = rows.graph, rows.columns[name]
-    mask = asked if column.size is None else graph.column(asked)
+    mask = scored if column.size is None else graph.column(scored)
     data = graph.where(mask, column.data, "" if column.dtype == TEXT else 0, column.dtype)
     if column.dtype != dtype:
         data = graph.cast(data, dtype)
@@ -152,9 +152,9 @@ def _model(stage: Network) -> Any:
 
 
 def _facts(whole: Any) -> dict[str, Any]:
-    """Return what the network's file tells of itself."""
-    known = {one.key: one.value for one in whole.metadata_props}
-    facts: dict[str, Any] = load_json(known[METADATA])
+    """Return the metadata of the network's file."""
+    properties = {one.key: one.value for one in whole.metadata_props}
+    facts: dict[str, Any] = load_json(properties[METADATA])
     return facts
 
 
@@ -185,7 +185,9 @@ def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> 
         rows.check(f"column {name!r}", graph.either_not(right, valid), beyond(low, high))
 
 
-def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tuple[str, str, int]]:
+def _merge(
+    rows: Rows, stage: Network, whole: Any, arguments: list[str]
+) -> list[tuple[str, str, int]]:
     """Add the network's graph; return its outputs, their types and their sizes."""
     import onnx
 
@@ -203,15 +205,15 @@ def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tup
     # A name that no other network's nodes have.
     prefix = f"{graph.new_name()} "
     inner = onnx.compose.add_prefix(whole, prefix).graph
-    for argument, data in zip(stage.arguments, given, strict=True):
+    for argument, data in zip(stage.arguments, arguments, strict=True):
         name = prefix + argument
         graph.nodes.append(onnx.helper.make_node("Identity", [data], [name], name))
     graph.nodes.extend(inner.node)
     graph.constants.extend(inner.initializer)
-    known = {value.name: value.type.tensor_type for value in inner.output}
-    found = []
+    types = {value.name: value.type.tensor_type for value in inner.output}
+    outputs = []
     for output in stage.outputs:
-        kind = known[prefix + output]
+        kind = types[prefix + output]
         sizes = [one.dim_value for one in kind.shape.dim][1:]
         if 0 in sizes:
             raise ModelError(
@@ -223,8 +225,8 @@ def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tup
             if kind.elem_type == onnx.TensorProto.STRING
             else onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
         )
-        found.append((prefix + output, dtype, math.prod(sizes)))
-    return found
+        outputs.append((prefix + output, dtype, math.prod(sizes)))
+    return outputs
 
 
 def _plain(rows: Rows, name: str, output: _Output, scalar: bool, dtype: str) -> Values:
@@ -296,7 +298,7 @@ def _of_several(rows: Rows, output: _Output, data: str, scores: bool, probable: 
 
 
 def _check(rows: Rows, output: _Output, right: str, scores: bool) -> None:
-    told = "the model gives " + ("scores that are no numbers" if scores else "no probabilities")
+    problem = "the model gives " + ("scores that are no numbers" if scores else "no probabilities")
     if output.others is not None:
         right = rows.graph.add("Or", right, output.others)
-    rows.check(output.told, right, told)
+    rows.check(output.subject, right, problem)

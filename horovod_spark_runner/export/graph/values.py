@@ -50,7 +50,7 @@ def _as_whole(rows: Rows, name: str, whole: str, dtype: str) -> str:
 
 
 def bucketizer(rows: Rows, stage: Bucketizer) -> None:
-    """Add the buckets that numbers lie in."""
+    """Add the buckets of numbers."""
     graph = rows.graph
     if stage.handle_invalid == SKIP:
         rows.drop_missing(stage.inputs)
@@ -67,8 +67,8 @@ def bucketizer(rows: Rows, stage: Bucketizer) -> None:
         if stage.handle_invalid == KEEP:
             right = graph.add("Or", right, nan)
         right = graph.either_not(right, valid)
-        told = f"the buckets are from {bounds[0]} to {bounds[-1]}"
-        rows.check(f"column {name!r}", right, told)
+        advice = f"the buckets are from {bounds[0]} to {bounds[-1]}"
+        rows.check(f"column {name!r}", right, advice)
         buckets = graph.add("Where", nan, graph.constant(len(splits) - 1.0), buckets)
         rows.add_numbers(output, buckets, valid)
 

@@ -41,8 +41,8 @@ def vector_assembler(rows: Rows, stage: VectorAssembler) -> None:
                 data = graph.cast(data, "float64")
         if stage.handle_invalid == ERROR:
             right = graph.both(valid, None if nan is None else graph.add("Not", nan))
-            told = "handleInvalid of the VectorAssembler is 'error'"
-            rows.check(f"column {name!r}", right, told)
+            advice = "handleInvalid of the VectorAssembler is 'error'"
+            rows.check(f"column {name!r}", right, advice)
         elif stage.handle_invalid == KEEP and valid is not None:
             data = graph.add("Where", graph.column(valid), data, graph.constant(math.nan))
         parts.append(data)
@@ -200,10 +200,10 @@ def interaction(rows: Rows, stage: Interaction) -> None:
 def _encoded(rows: Rows, stage: Interaction, number: int) -> tuple[str, str, int]:
     """Return a column's elements, categories as ones, which of them count, and how many."""
     graph, name, counts = rows.graph, stage.inputs[number], stage.categories[number]
-    told = f"column {name!r}"
+    subject = f"column {name!r}"
     if rows.columns[name].size is None:
         single, valid = rows.numbers(name)
-        rows.check(told, valid, "what interacts cannot be null")
+        rows.check(subject, valid, "what interacts cannot be null")
         data = graph.column(single)
     else:
         data = rows.vectors(name, len(counts)).data
@@ -217,9 +217,9 @@ def _encoded(rows: Rows, stage: Interaction, number: int) -> tuple[str, str, int
         at = graph.add("Equal", one, graph.constant(np.arange(count, dtype=np.float64)))
         axis = graph.constant(np.array([1], np.int64))
         share = graph.cast(at, "float64")
-        found = graph.add("ReduceSum", share, axis, keepdims=0)
-        right = graph.add("Greater", found, graph.constant(0.0))
-        rows.check(told, right, f"it must be one of {count} categories")
+        total = graph.add("ReduceSum", share, axis, keepdims=0)
+        right = graph.add("Greater", total, graph.constant(0.0))
+        rows.check(subject, right, f"it must be one of {count} categories")
         values.append(share)
         there.append(at)
     width = sum(max(count, 1) for count in counts)

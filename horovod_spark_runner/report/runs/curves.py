@@ -59,7 +59,7 @@ def pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
 
 
 def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
-    series, told, values = [], [], []
+    series, descriptions, values = [], [], []
     for i, run in enumerate(runs):
         for validation in (False, True):
             full = f"val_{name}" if validation else name
@@ -72,7 +72,7 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
             label = full if len(runs) == 1 else f"{run.name} {'val' if validation else 'train'}"
             colour = int(validation) if len(runs) == 1 else i
             series.append(Series(label, x, y, colour=colour, dashed=not validation))
-            told.append(f"{label}: {_in_words(x, y)}")
+            descriptions.append(f"{label}: {_in_words(x, y)}")
             values += y
     chart = line_chart(
         series,
@@ -82,7 +82,7 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
         log_y=spans_decades(values),
         points=points,
     )
-    return figure(name, chart, about="; ".join(told))
+    return figure(name, chart, about="; ".join(descriptions))
 
 
 def _in_words(x: Sequence[float], y: Sequence[float]) -> str:
@@ -92,8 +92,8 @@ def _in_words(x: Sequence[float], y: Sequence[float]) -> str:
     if not finite or len(x) == 1:
         return words
     ends = ("lowest", min(finite)), ("highest", max(finite, key=lambda point: point[0]))
-    told = (f"{kind} {number(value)} in epoch {epoch:.0f}" for kind, (value, epoch) in ends)
-    return ", ".join([words, *told])
+    extremes = (f"{kind} {number(value)} in epoch {epoch:.0f}" for kind, (value, epoch) in ends)
+    return ", ".join([words, *extremes])
 
 
 def _points(curves: int) -> int:

@@ -1,4 +1,4 @@
-"""All that a run directory tells of a run, for its report."""
+"""Facts of a run, from its run directory, for its report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunFacts:
         return [x for x, _ in points], [y for _, y in points]
 
     def recorded(self, name: str) -> tuple[list[float], list[float]]:
-        """Return the epochs, from 1, whose account tells a number of that name, and the numbers."""
+        """Return the epochs, from 1, whose account has a number of that name, and the numbers."""
         points = [
             (float(number), float(account[name]))
             for number, account in enumerate(self.accounts, 1)
@@ -80,12 +80,12 @@ class RunFacts:
         return float(sum(sum(call.get("seconds", {}).values()) for call in self.calls))
 
     def mean_seconds(self) -> list[dict[str, float]]:
-        """Return the mean over ranks of each epoch's seconds by kind; empty where not known."""
+        """Return the mean over ranks of each epoch's seconds by kind; empty where not recorded."""
         return [mean_seconds(account) for account in self.accounts]
 
 
 def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> RunFacts:
-    """Return all that a run directory tells.
+    """Read the facts of a run directory.
 
     Args:
         directory: the run directory.
@@ -99,11 +99,11 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
     state = read_run(directory, now, verify=False, ended=ended)
     notes = list(state.notes)
     epochs = directory.read_metrics(notes.append)
-    known = max((line.epoch for line in state.checkpoints), default=0)
-    if known > len(epochs) and state.state != RUNNING:
+    checkpointed = max((line.epoch for line in state.checkpoints), default=0)
+    if checkpointed > len(epochs) and state.state != RUNNING:
         notes.append(
-            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of {known:,}: the "
-            "last ones are missing here."
+            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of "
+            f"{checkpointed:,}: the last ones are missing here."
         )
     return RunFacts(
         name=directory.location.name,

@@ -80,36 +80,36 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
 
 def _facts(run: RunFacts) -> dict[str, Child]:
     state = run.state
-    found: dict[str, Child] = {"state": state.state, "progress": state.progress}
+    facts: dict[str, Child] = {"state": state.state, "progress": state.progress}
     ranks = run.last_call.get("workers") or state.workers
     if ranks:
-        found["ranks"] = f"{ranks:,}"
+        facts["ranks"] = f"{ranks:,}"
     rows = run.settings.get("rows")
     if isinstance(rows, int):
-        found["rows"] = f"{rows:,}"
+        facts["rows"] = f"{rows:,}"
     if run.seconds:
         killed = any(one.ending == INTERRUPTED for one in state.attempts)
         name = "time of all calls" + (", those that were killed left out" if killed else "")
-        found[name] = duration(run.seconds)
+        facts[name] = duration(run.seconds)
     rates = run.recorded("samples_per_second")[1]
     if rates:
-        found["samples/s, last epoch"] = number(rates[-1])
+        facts["samples/s, last epoch"] = number(rates[-1])
     sent, whole = (sum(run.recorded(name)[1]) for name in (SENT, WHOLE))
     if whole:
-        found["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"
+        facts["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"
     slow = slow_ranks(run.accounts)
     if slow.total:
-        found["waiting for slow ranks"] = share(slow.waited, slow.total)
+        facts["waiting for slow ranks"] = share(slow.waited, slow.total)
     tried = len(state.attempts)
     if tried > 1:
-        found["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
+        facts["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
     if run.calls:
-        found["last call ended"] = moment(float(run.last_call.get("ended", 0.0)))
-    return found
+        facts["last call ended"] = moment(float(run.last_call.get("ended", 0.0)))
+    return facts
 
 
 def _notes(runs: Sequence[RunFacts]) -> list[Child]:
-    """Return what cannot be read of runs; of several, with their names."""
+    """Return the notes on unreadable records, of several runs with their names."""
     return [
         paragraph(note if len(runs) == 1 else f"{run.name}: {note}")
         for run in runs
@@ -174,12 +174,12 @@ def _settings(run: RunFacts) -> list[Child]:
 
 
 def _versions(runs: Sequence[RunFacts]) -> list[Child]:
-    found = [{**run.last_call.get("versions", {})} for run in runs]
-    for versions, run in zip(found, runs, strict=True):
+    tables = [{**run.last_call.get("versions", {})} for run in runs]
+    for versions, run in zip(tables, runs, strict=True):
         if "master" in run.last_call:
             versions["Spark master"] = redact_url(str(run.last_call["master"]))
-    names = list(dict.fromkeys(name for one in found for name in one))
-    rows: list[list[Child]] = [[name, *(one.get(name, "") for one in found)] for name in names]
+    names = list(dict.fromkeys(name for one in tables for name in one))
+    rows: list[list[Child]] = [[name, *(one.get(name, "") for one in tables)] for name in names]
     header = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "version"]
     return [table(header, rows)] if rows else []
 
@@ -197,16 +197,16 @@ def _differing(runs: Sequence[RunFacts]) -> list[Child]:
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return settings one by one, those within others by their path; without secrets of URLs."""
-    found: dict[str, str] = {}
+    settings_by_path: dict[str, str] = {}
     for key, value in settings.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and value:
-            found.update(_flat(value, name))
+            settings_by_path.update(_flat(value, name))
         elif isinstance(value, str):
-            found[name] = redact_url(value)
+            settings_by_path[name] = redact_url(value)
         else:
-            found[name] = json.dumps(value)
-    return found
+            settings_by_path[name] = json.dumps(value)
+    return settings_by_path
 
 
 def _metrics(metrics: Mapping[str, object]) -> str:

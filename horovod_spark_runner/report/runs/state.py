@@ -55,7 +55,7 @@ class CheckpointLine:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run directory tells of its run.
+    """Summary of a run directory.
 
     Attributes:
         place: the run directory.
@@ -102,7 +102,7 @@ class RunSummary:
 def read_run(
     directory: RunDirectory, now: float, *, verify: bool, ended: bool = False
 ) -> RunSummary:
-    """Return what the run directory tells.
+    """Read the summary of a run directory.
 
     Args:
         directory: the run directory.
@@ -130,7 +130,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
     fit = settings.get("fit", {})
     lines = tuple(_checkpoint_lines(directory, settings, verify))
-    attempts = as_they_went(
+    attempts = close_attempts(
         written,
         now if alive else None,
         max((line.step for line in lines), default=0),
@@ -151,10 +151,10 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     )
 
 
-def as_they_went(
+def close_attempts(
     attempts: Sequence[Attempt], now: float | None, step: int, epoch_ends: Sequence[float]
 ) -> list[Attempt]:
-    """Return attempts with what is known of those that nobody has closed. Pure.
+    """Complete the records of attempts that have no recorded end. Pure.
 
     Args:
         attempts: oldest first.
@@ -162,7 +162,7 @@ def as_they_went(
         step: that of the newest checkpoint.
         epoch_ends: when epochs ended, in seconds since the epoch.
     """
-    found = []
+    closed = []
     for one, after in zip_longest(attempts, attempts[1:]):
         if one.ending == RUNNING:
             # The next one went on from a checkpoint of this.
@@ -178,13 +178,13 @@ def as_they_went(
                     ending=INTERRUPTED,
                     cause=_LOST_DRIVER,
                 )
-        found.append(one)
-    return found
+        closed.append(one)
+    return closed
 
 
 def _epoch_ends(directory: RunDirectory, epochs: int) -> list[float]:
-    told = [one.get("time") for one in directory.read_accounts(epochs) if one is not None]
-    return [float(at) for at in told if isinstance(at, (int, float))]
+    times = [one.get("time") for one in directory.read_accounts(epochs) if one is not None]
+    return [float(at) for at in times if isinstance(at, (int, float))]
 
 
 def _model_state(directory: RunDirectory, verify: bool) -> str:

@@ -53,10 +53,10 @@ _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
 _MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 
 
-def grouped(
+def _grouped(
     label: str, seconds: Mapping[str, float], parts: Sequence[tuple[Part, tuple[str, ...]]]
 ) -> Whole:
-    """Return what ``seconds`` by key are by part; what is of no part is left out."""
+    """Return ``seconds`` summed by part; seconds of no part are left out."""
     values = {part.name: sum(seconds.get(key, 0.0) for key in keys) for part, keys in parts}
     return Whole(label, {name: max(value, 0.0) for name, value in values.items()})
 
@@ -66,7 +66,7 @@ def time_contents(run: RunFacts) -> list[Child]:
     figures: list[Child] = []
     if run.calls:
         calls = [
-            grouped(f"call {i}", call.get("seconds", {}), _PHASES)
+            _grouped(f"call {i}", call.get("seconds", {}), _PHASES)
             for i, call in enumerate(run.calls, 1)
         ][-MOST_ROWS:]
         figures.append(
@@ -102,14 +102,14 @@ def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
         slowest = np.argsort(waiting, kind="stable")[: MOST_ROWS // 2].tolist()
         chosen = sorted({*slowest, *range(MOST_ROWS - len(set(slowest)))})
     return [
-        grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
+        _grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
         for i in chosen
     ]
 
 
 def _epochs(run: RunFacts) -> list[Markup]:
     epochs = [
-        grouped(f"epoch {i}", {k: v for k, v in each.items() if k not in _ONCE}, _RANK)
+        _grouped(f"epoch {i}", {k: v for k, v in each.items() if k not in _ONCE}, _RANK)
         for i, each in enumerate(run.mean_seconds(), 1)
     ]
     if not any(epoch.total for epoch in epochs):
@@ -126,7 +126,7 @@ def _epochs(run: RunFacts) -> list[Markup]:
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """What the slowest ranks of each epoch cost the others.
+    """Time that the slowest ranks of each epoch cost the others.
 
     All ranks leave a step together, and what they agree on at an epoch's end. So the rank that has
     spent least in steps, or in their exchange, and in agreeing was the last to come, and what the
@@ -148,7 +148,7 @@ class SlowRanks:
 
 
 def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
-    """Return what slow ranks cost in the epochs whose accounts are known."""
+    """Return the time that slow ranks cost in the epochs with accounts."""
     waited = exchanged = total = 0.0
     last: dict[int, int] = {}
     for account in accounts:
@@ -158,9 +158,9 @@ def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
         each = np.asarray(_waiting(seconds))
         mean = account.get("mean") or {kind: float(np.mean(v)) for kind, v in seconds.items()}
         least = float(each.min())
-        known = Kind.EXCHANGE in mean and Kind.STEP not in mean
+        whole_step = Kind.EXCHANGE in mean and Kind.STEP not in mean
         waited += sum(mean.get(kind, 0.0) for kind in _MEETING) - least
-        exchanged += min(seconds[Kind.EXCHANGE]) if known else 0.0
+        exchanged += min(seconds[Kind.EXCHANGE]) if whole_step else 0.0
         total += sum(value for kind, value in mean.items() if kind not in _ONCE)
         rank = int(account["ranks"][int(each.argmin())])
         last[rank] = last.get(rank, 0) + 1

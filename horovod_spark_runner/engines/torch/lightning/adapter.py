@@ -73,14 +73,14 @@ class TrainerFacts:
         )
 
     def report(self, results: Mapping[str, Any]) -> None:
-        """Let the module see results."""
+        """Show results to the module."""
         self.callback_metrics.update(
             {n: torch.tensor(v) for n, v in results.items() if isinstance(v, float)}
         )
 
 
 class LightningAdapter:
-    """Calls a module's methods, and takes what it logs.
+    """Calls a module's methods, and collects its logs.
 
     Args:
         module: the module.
@@ -173,7 +173,7 @@ class LightningAdapter:
             self._hook = ""
 
     def step(self, name: str, batch: Any, number: int, rows: int) -> Any:
-        """Return what ``training_step`` or ``validation_step`` gives for a batch.
+        """Return the result of ``training_step`` or ``validation_step`` for a batch.
 
         Args:
             name: which of them.
@@ -231,28 +231,28 @@ class LightningAdapter:
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """Take no logs meanwhile; metrics and the trainer's facts are afterwards as before."""
+        """Ignore logs, and restore metrics and the trainer's facts afterwards."""
         states, facts = self.states.numpy(), dict(vars(self.trainer))
-        told = dict(self.trainer.callback_metrics)
+        callback_metrics = dict(self.trainer.callback_metrics)
         self._silent = True
         try:
             yield
         finally:
             self._silent = False
             self.states.assign(states)
-            vars(self.trainer).update(facts, callback_metrics=told)
+            vars(self.trainer).update(facts, callback_metrics=callback_metrics)
 
     # -- results -------------------------------------------------------------------------------
 
-    def _log(self, *given: Any, **named: Any) -> None:
-        """Take the place of ``LightningModule.log``, with its arguments."""
-        arguments = self._log_signature.bind(*given, **named).arguments
+    def _log(self, *args: Any, **kwargs: Any) -> None:
+        """Replace ``LightningModule.log``, with its arguments."""
+        arguments = self._log_signature.bind(*args, **kwargs).arguments
         name, value = arguments["name"], arguments["value"]
         for key, default in _LOGGED_AS.items():
-            if (asked := arguments.get(key, default)) != default:
+            if (argument := arguments.get(key, default)) != default:
                 raise ModelError(
-                    f"{name!r} is logged with {key}={brief(asked)}, but a result is the mean over "
-                    f"the rows of all ranks: leave {key} out, or let a metric of torchmetrics "
+                    f"{name!r} is logged with {key}={brief(argument)}, but a result is the mean "
+                    f"over the rows of all ranks: leave {key} out, or let a metric of torchmetrics "
                     "compute it"
                 )
         if self._silent:
@@ -264,10 +264,10 @@ class LightningAdapter:
                 f"{', '.join(_STAGES)} can log"
             )
         stage, metric = _STAGES[hook], self._number_of(name, value, _STAGES[hook])
-        known = self._sources.setdefault(name, (hook, metric))
-        if known != (hook, metric):
+        source = self._sources.setdefault(name, (hook, metric))
+        if source != (hook, metric):
             raise ModelError(
-                f"{name!r} is logged by {known[0]} and by {hook}, or as two metrics; give each "
+                f"{name!r} is logged by {source[0]} and by {hook}, or as two metrics; give each "
                 "result a name of its own, such as 'train_loss' and 'val_loss'"
             )
         number = one_number(value)
@@ -302,10 +302,10 @@ class LightningAdapter:
         return number
 
     def end(self, stage: str) -> dict[str, Any]:
-        """Return what a stage has logged besides means over rows, the same on all ranks.
+        """Return a stage's logs besides means over rows, the same on all ranks.
 
         The hook that ends it is called with metrics that have seen the rows of all ranks. Those
-        that were logged begin anew then.
+        that were logged are reset then.
 
         Raises:
             ModelError: a result is not the same on all ranks.
@@ -313,27 +313,27 @@ class LightningAdapter:
         states = self._world.allgather(self.states.numpy())
         with self.states.merged(states):
             self.call("on_train_epoch_end" if stage == TRAINING else "on_validation_epoch_end")
-            found: dict[str, Any] = dict(self._values[stage])
+            results: dict[str, Any] = dict(self._values[stage])
             # A rank without rows has logged none, and computes what the others have.
             for logged in self._world.allgather(self.metrics[stage]):
                 for name, number in logged.items():
-                    if name not in found and self._metrics[number]._update_count:
-                        found[name] = _plain(name, self._metrics[number].compute())
-        self._check_equal(found)
+                    if name not in results and self._metrics[number]._update_count:
+                        results[name] = _plain(name, self._metrics[number].compute())
+        self._check_equal(results)
         for number in self.metrics[stage].values():
             self.states.forget(number)
         self.metrics[stage], self._values[stage] = {}, {}
-        self.trainer.report(found)
-        return found
+        self.trainer.report(results)
+        return results
 
-    def _check_equal(self, found: Mapping[str, Any]) -> None:
-        every = self._world.allgather(found)
+    def _check_equal(self, results: Mapping[str, Any]) -> None:
+        every = self._world.allgather(results)
         for rank, other in enumerate(every):
             for name in {**every[0], **other}:
-                first, own = every[0].get(name), other.get(name)
-                if first is None or own is None or not _equal(first, own):
+                first, value = every[0].get(name), other.get(name)
+                if first is None or value is None or not _equal(first, value):
                     raise ModelError(
-                        f"{name!r} is {first} on rank 0 and {own} on rank {rank}: it is of each "
+                        f"{name!r} is {first} on rank 0 and {value} on rank {rank}: it is of each "
                         "rank's own rows. Log it in the step, which is merged over the rows of all "
                         "ranks, or let a metric of torchmetrics that is updated in the step "
                         "compute it"

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ....errors import ModelError, brief
 from ..optimizers import check_optimizers
 from ..schedulers import Planned
-from .recognise import OWN_STEP, check_automatic
+from .recognise import CUSTOM_STEP_ADVICE, check_automatic
 
 
 def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Planned]]:
@@ -20,14 +20,14 @@ def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Planned]]:
     Raises:
         ModelError: they are given in no form that is known here, or cannot be used.
     """
-    given = module.configure_optimizers()
+    returned = module.configure_optimizers()
     check_automatic(module)
-    optimizers, schedulers = _parse(given)
+    optimizers, schedulers = _parse(returned)
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         raise ModelError(
             "configure_optimizers must return one optimizer, ([optimizer], [scheduler]), or a "
             "dictionary with 'optimizer' and 'lr_scheduler', but returned "
-            f"{brief(given)}. To train with several, {OWN_STEP}"
+            f"{brief(returned)}. To train with several, {CUSTOM_STEP_ADVICE}"
         )
     check_optimizers({"": optimizers[0]}, module)
     planned = {str(number): _plan(config) for number, config in enumerate(schedulers)}
@@ -40,28 +40,28 @@ def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Planned]]:
     return optimizers[0], planned
 
 
-def _parse(given: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+def _parse(returned: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     """Return the optimizers, and the schedulers as dictionaries."""
-    if isinstance(given, (list, tuple)) and len(given) == 1:
-        given = given[0]
-    if isinstance(given, Mapping):
-        _check_keys(given, ("optimizer", "lr_scheduler", "monitor"), {})
-        scheduler = given.get("lr_scheduler")
-        watched = {"monitor": given.get("monitor")}
-        found = [] if scheduler is None else [{**watched, **_settings(scheduler)}]
-        return [given.get("optimizer")], found
-    pair = isinstance(given, (list, tuple)) and len(given) == 2
-    if pair and isinstance(given[0], (list, tuple)):
-        return list(given[0]), [_settings(one) for one in _listed(given[1])]
-    return _listed(given), []
+    if isinstance(returned, (list, tuple)) and len(returned) == 1:
+        returned = returned[0]
+    if isinstance(returned, Mapping):
+        _check_keys(returned, ("optimizer", "lr_scheduler", "monitor"), {})
+        scheduler = returned.get("lr_scheduler")
+        watched = {"monitor": returned.get("monitor")}
+        settings = [] if scheduler is None else [{**watched, **_settings(scheduler)}]
+        return [returned.get("optimizer")], settings
+    pair = isinstance(returned, (list, tuple)) and len(returned) == 2
+    if pair and isinstance(returned[0], (list, tuple)):
+        return list(returned[0]), [_settings(one) for one in _listed(returned[1])]
+    return _listed(returned), []
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _settings(given: Any) -> dict[str, Any]:
-    return dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+def _settings(scheduler: Any) -> dict[str, Any]:
+    return dict(scheduler) if isinstance(scheduler, Mapping) else {"scheduler": scheduler}
 
 
 def _plan(settings: Mapping[str, Any]) -> Planned:
@@ -80,12 +80,12 @@ def _plan(settings: Mapping[str, Any]) -> Planned:
 
 
 def _check_keys(
-    given: Mapping[str, Any], known: Sequence[str], defaults: Mapping[str, object]
+    config: Mapping[str, Any], supported: Sequence[str], defaults: Mapping[str, object]
 ) -> None:
-    """Check that a dictionary has known keys, and others at Lightning's defaults only."""
-    for key, value in given.items():
-        if key not in known and (key not in defaults or value != defaults[key]):
+    """Check that a dictionary has supported keys, and others at Lightning's defaults only."""
+    for key, value in config.items():
+        if key not in supported and (key not in defaults or value != defaults[key]):
             raise ModelError(
                 f"configure_optimizers returns {key!r} ({brief(value)}), which is not honoured "
-                f"here; known are {', '.join(map(repr, known))}"
+                f"here; known are {', '.join(map(repr, supported))}"
             )

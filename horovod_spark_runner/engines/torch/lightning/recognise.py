@@ -26,7 +26,7 @@ _LEFT_ALONE = (
 )
 _LEFT_ALONE_PREFIXES = ("test_", "predict_", "on_test_", "on_predict_", "to_")
 
-OWN_STEP = (
+CUSTOM_STEP_ADVICE = (
     "give the networks as an nn.Module, TorchModel(module, optimizer=…, train_step=…), whose "
     "train_step computes gradients and steps"
 )
@@ -56,25 +56,25 @@ _INSTEAD = {
         "checkpoints are arrays and JSON; keep tensors as buffers"
     ),
     "on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step backward "
-    "optimizer_step optimizer_zero_grad manual_backward": OWN_STEP,
+    "optimizer_step optimizer_zero_grad manual_backward": CUSTOM_STEP_ADVICE,
 }
 _INSTEAD_OF = {name: instead for names, instead in _INSTEAD.items() for name in names.split()}
 
 
 def is_lightning(value: object) -> bool:
-    """Tell whether ``value`` is a ``LightningModule``, or a class of some."""
+    """Return whether ``value`` is a ``LightningModule``, or a class of some."""
     cls = value if isinstance(value, type) else type(value)
     return any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__)
 
 
 def overrides(module: object, name: str) -> bool:
-    """Tell whether a class of the user's has a method of that name."""
+    """Return whether a user's class overrides a method."""
     owner = next((cls for cls in type(module).__mro__ if name in vars(cls)), None)
     return owner is not None and not f"{owner.__module__}.".startswith((*_LIBRARIES, "torch."))
 
 
 def check_module(module: Any) -> None:
-    """Check that a module has what trains it, and nothing that only Lightning's Trainer calls.
+    """Check that a module defines its training, and no hook that only Lightning's Trainer calls.
 
     Raises:
         ModelError: it has not; the message names the method and what to write instead.
@@ -83,7 +83,7 @@ def check_module(module: Any) -> None:
     for name in ("training_step", "configure_optimizers"):
         if not overrides(module, name):
             raise ModelError(f"{kind} has no {name} to train it by")
-    for name in sorted(_known_methods(type(module))):
+    for name in sorted(_lightning_methods(type(module))):
         if name in CALLED or name in _LEFT_ALONE or name.startswith(_LEFT_ALONE_PREFIXES):
             continue
         if overrides(module, name):
@@ -104,12 +104,12 @@ def check_automatic(module: Any) -> None:
     if not module.automatic_optimization:
         raise ModelError(
             f"{type(module).__name__} sets automatic_optimization = False, but its training_step "
-            f"is not to step here: {OWN_STEP}"
+            f"is not to step here: {CUSTOM_STEP_ADVICE}"
         )
 
 
-def _known_methods(cls: type) -> set[str]:
+def _lightning_methods(cls: type) -> set[str]:
     """Return the public methods that Lightning has for a module, or has had."""
     bases = [base for base in cls.__mro__ if base.__module__.startswith(_LIBRARIES)]
-    own = {name for base in bases for name in vars(base) if not name.startswith("_")}
-    return {*_INSTEAD_OF, *(name for name in own if callable(getattr(cls, name)))}
+    names = {name for base in bases for name in vars(base) if not name.startswith("_")}
+    return {*_INSTEAD_OF, *(name for name in names if callable(getattr(cls, name)))}

@@ -28,33 +28,33 @@ from .adapter import TRAINING, VALIDATION, LightningAdapter
 from .optimizers import configure_optimizers
 
 # Among the sums, where a module may log a "loss" of its own.
-_OWN_LOSS = "loss of training_step"
+_STEP_LOSS = "loss of training_step"
 
 
-class LightningSteps(Steps):
-    """See `Steps`; ``training_step`` and ``validation_step`` compute, and log what is reported.
+class _LightningSteps(Steps):
+    """Lightning implementation of `Steps`, by ``training_step`` and ``validation_step``.
 
     A rank without rows calls ``training_step`` on rows which count for nothing, so that all ranks
     do the same.
     """
 
-    def __init__(self, *given: Any, adapter: LightningAdapter) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any, adapter: LightningAdapter) -> None:
+        super().__init__(*args)
         self._adapter = adapter
         adapter.sums = self._sums
 
-    def _given(self, step: Step, *, training: bool) -> Any:
+    def _batch_of(self, step: Step, *, training: bool) -> Any:
         rows = step.batch.rows
         batch = self._batches.of(step.batch.arrays, training=training) if rows else None
-        found = self._batches.nothing() if batch is None else batch
-        target = self._batches.target(found)
-        return self._adapter.arrange(found, self._batches.feed.names, target)
+        torch_batch = self._batches.nothing() if batch is None else batch
+        target = self._batches.target(torch_batch)
+        return self._adapter.arrange(torch_batch, self._batches.feed.names, target)
 
     def _compute(self, step: Step) -> None:
         rows, optimizer = step.batch.rows, next(iter(self._optimizers.values()))
-        given = self._given(step, training=True)
+        batch = self._batch_of(step, training=True)
         with self._autocast():
-            loss = self._adapter.loss(given, step.number, rows)
+            loss = self._adapter.loss(batch, step.number, rows)
         optimizer.zero_grad(set_to_none=True)
         with self.exchange.backward():
             loss.backward()  # type: ignore[no-untyped-call]
@@ -62,29 +62,29 @@ class LightningSteps(Steps):
         self._clip(optimizer)
         optimizer.step()
         self._adapter.trainer.global_step += 1
-        self._sums.add(_OWN_LOSS, loss.detach().double() * rows if rows else 0.0, rows)
+        self._sums.add(_STEP_LOSS, loss.detach().double() * rows if rows else 0.0, rows)
 
     def test(self, step: Step) -> None:
         self.modes.evaluate()
         if not step.batch.rows:
             return
         with torch.no_grad():
-            given = self._given(step, training=False)
+            batch = self._batch_of(step, training=False)
             with self._autocast():
-                self._adapter.step("validation_step", given, step.number, step.batch.rows)
+                self._adapter.step("validation_step", batch, step.number, step.batch.rows)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
-        given = self._given(step, training=True)
+        batch = self._batch_of(step, training=True)
         called = forgetting(self._adapter.module.training_step)
         with self._adapter.unnoticed(), called, self._autocast():
-            loss = self._adapter.loss(given, step.number, step.batch.rows)
+            loss = self._adapter.loss(batch, step.number, step.batch.rows)
         loss.backward()  # type: ignore[no-untyped-call]
         self._record(recorder, None)
         return {}
 
 
-class LightningHooks(TorchHooks):
-    """See `TorchHooks`; the module's own come first.
+class _LightningHooks(TorchHooks):
+    """Lightning implementation of `TorchHooks`; the module's own hooks come first.
 
     Args:
         given: what those take.
@@ -92,13 +92,13 @@ class LightningHooks(TorchHooks):
         spec: the training.
     """
 
-    def __init__(self, *given: Any, adapter: LightningAdapter, spec: TrainingSpec) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any, adapter: LightningAdapter, spec: TrainingSpec) -> None:
+        super().__init__(*args)
         self._adapter = adapter
         self._spec = spec
 
-    def _asked(self) -> bool:
-        return self._adapter.trainer.should_stop or super()._asked()
+    def _stop_requested(self) -> bool:
+        return self._adapter.trainer.should_stop or super()._stop_requested()
 
     def _forget(self) -> None:
         self._adapter.trainer.should_stop = False
@@ -154,7 +154,7 @@ class LightningHooks(TorchHooks):
 
 
 class LightningTrainee(TorchTrainee):
-    """See `TorchTrainee`."""
+    """Lightning implementation of `TorchTrainee`."""
 
     _adapter: LightningAdapter
 
@@ -167,11 +167,11 @@ class LightningTrainee(TorchTrainee):
         optimizer, planned = configure_optimizers(self.module)
         return {"": optimizer}, planned
 
-    def _made_steps(self, *given: Any) -> Steps:
-        return LightningSteps(*given, adapter=self._adapter)
+    def _made_steps(self, *args: Any) -> Steps:
+        return _LightningSteps(*args, adapter=self._adapter)
 
     @property
-    def tells_all(self) -> bool:
+    def has_complete_logs(self) -> bool:
         return False  # what is logged in a validation is known when there was one
 
     def of_validation(self, name: str) -> str:
@@ -179,8 +179,8 @@ class LightningTrainee(TorchTrainee):
 
     def _means(self, kind: str) -> dict[str, float]:
         means = super()._means(kind)
-        own = {LOSS: means.pop(_OWN_LOSS)} if _OWN_LOSS in means else {}
-        return {**own, **means}
+        step_loss = {LOSS: means.pop(_STEP_LOSS)} if _STEP_LOSS in means else {}
+        return {**step_loss, **means}
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         means = super().results(kind, logs, fraction)
@@ -189,8 +189,8 @@ class LightningTrainee(TorchTrainee):
             return {**means, **self._adapter.end(VALIDATION)}
         return means  # an epoch ends after its validation, and what is logged then follows
 
-    def _made_hooks(self, *given: Any) -> TorchHooks:
-        return LightningHooks(*given, adapter=self._adapter, spec=self._spec)
+    def _made_hooks(self, *args: Any) -> TorchHooks:
+        return _LightningHooks(*args, adapter=self._adapter, spec=self._spec)
 
     def metric_variables(self) -> list[Variable]:
         return [*super().metric_variables(), self._adapter.states]

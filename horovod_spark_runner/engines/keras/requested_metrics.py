@@ -1,4 +1,4 @@
-"""Metrics that are given to evaluate by: names, functions and objects, on their way to a worker.
+"""Metrics requested for an evaluation: names, functions and objects, on their way to a worker.
 
 Loads no framework: who gives a Keras object has loaded it.
 """
@@ -18,7 +18,7 @@ _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 
 
 @dataclass(frozen=True)
-class MetricObject:
+class _MetricObject:
     """A Keras metric without its variables.
 
     Attributes:
@@ -51,34 +51,34 @@ class MetricObject:
             ) from error
 
 
-def portable_metrics(given: object) -> object:
-    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        return {str(output): portable_metrics(inner) for output, inner in given.items()}
-    if isinstance(given, Sequence):
-        return [portable_metrics(inner) for inner in given]
+def portable_metrics(metrics: object) -> object:
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(metrics, str):
+        return metrics
+    if isinstance(metrics, Mapping):
+        return {str(output): portable_metrics(inner) for output, inner in metrics.items()}
+    if isinstance(metrics, Sequence):
+        return [portable_metrics(inner) for inner in metrics]
     keras = sys.modules.get("keras")
-    if keras is not None and isinstance(given, keras.metrics.Metric):
-        return _portable(given, keras)
-    if callable(given) and not isinstance(given, type):
-        return given
-    hint = f"; give an object, {given.__name__}(…)" if isinstance(given, type) else ""
+    if keras is not None and isinstance(metrics, keras.metrics.Metric):
+        return _portable(metrics, keras)
+    if callable(metrics) and not isinstance(metrics, type):
+        return metrics
+    hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
     raise InvalidInputError(
-        f"{given!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
+        f"{metrics!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
         "keras.metrics, a function of labels and predictions, or 'spark:…'"
     )
 
 
-def _portable(metric: Any, keras: Any) -> MetricObject:
+def _portable(metric: Any, keras: Any) -> _MetricObject:
     # Its configuration would name the function, which only the user's own program knows.
     if type(metric) is keras.metrics.MeanMetricWrapper:
         arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
         config = {**arguments, **_untracked(metric._fn_kwargs)}
-        return MetricObject(metric.name, type(metric), config, direct=True)
+        return _MetricObject(metric.name, type(metric), config, direct=True)
     try:
-        return MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
+        return _MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
     except NotImplementedError as error:
         raise InvalidInputError(
             f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
@@ -98,22 +98,22 @@ def _untracked(value: Any) -> Any:
 
 
 def make_metrics(portable: object) -> object:
-    """Return what `portable_metrics` was given, as ``Model.compile`` takes it.
+    """Return the metrics behind `portable_metrics`' result, for ``Model.compile``.
 
     Raises:
         InvalidInputError: a name is none of Keras', or an object cannot be made again.
     """
     if isinstance(portable, str):
-        _check_known(portable)
+        _check_exists(portable)
         return portable
     if isinstance(portable, Mapping):
         return {output: make_metrics(inner) for output, inner in portable.items()}
     if isinstance(portable, list):
         return [make_metrics(inner) for inner in portable]
-    return portable.make() if isinstance(portable, MetricObject) else portable
+    return portable.make() if isinstance(portable, _MetricObject) else portable
 
 
-def _check_known(name: str) -> None:
+def _check_exists(name: str) -> None:
     import keras
 
     if name in _BY_SHAPE:

@@ -63,7 +63,7 @@ class TorchStep:
         return next(iter(self.optimizers.values()))
 
     def outputs(self) -> Any:
-        """Return what the module gives for the inputs."""
+        """Return the module's outputs for the inputs."""
         return self._call()
 
     def synchronize(self, optimizer: Optimizer | None = None) -> None:
@@ -97,8 +97,8 @@ def clip(
 _State = tuple[int, int]
 
 
-class OwnGradients:
-    """Notes what becomes of gradients, to refuse what is not exact.
+class CustomStepGradients:
+    """Tracks gradients in a custom step, to refuse steps that are not exact.
 
     Args:
         optimizers: the optimizers, by name.
@@ -144,7 +144,7 @@ class OwnGradients:
         self._stepped.clear()
 
     def exchanged(self, optimizer: Optimizer) -> None:
-        """Take note that an optimizer's gradients are those of all ranks.
+        """Record that an optimizer's gradients are those of all ranks.
 
         Raises:
             ModelError: they had been already.
@@ -154,7 +154,7 @@ class OwnGradients:
         self._exchanged.add(id(optimizer))
 
     def stepping(self, optimizer: Optimizer) -> bool:
-        """Take note that an optimizer is about to step; tell whether to exchange its gradients.
+        """Record that an optimizer is about to step; return whether to exchange its gradients.
 
         Raises:
             ModelError: they are not what all ranks are to step with.
@@ -200,11 +200,11 @@ class OwnGradients:
         return any(id(parameter) in self._left for parameter in parameters_of(optimizer))
 
     def _coming(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Take note of what the backward pass is about to add to."""
+        """Record a gradient that the backward pass is about to add to."""
         key = id(parameter)
-        left, known = self._left.pop(key, None), self._last.get(key)
+        left, last = self._left.pop(key, None), self._last.get(key)
         held = None if parameter.grad is None else _state_of(parameter.grad)
-        if held is not None and held in (left, known):
+        if held is not None and held in (left, last):
             if held == left:
                 self._added.add(key)
         elif parameter.grad is None or not parameter.grad.any():
@@ -212,7 +212,7 @@ class OwnGradients:
             self._changed.discard(key)
         elif left is not None:
             self._added.add(key)
-        elif known is not None:
+        elif last is not None:
             self._changed.add(key)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
@@ -232,8 +232,8 @@ class OwnGradients:
         """Check that no gradient was changed, or replaced, since it came; it leaves now."""
         for parameter in parameters_of(optimizer):
             key, gradient = id(parameter), parameter.grad
-            known = self._last.pop(key, None)
-            changed = known is not None and gradient is not None and _state_of(gradient) != known
+            last = self._last.pop(key, None)
+            changed = last is not None and gradient is not None and _state_of(gradient) != last
             if self._ranks > 1 and (changed or key in self._changed):
                 raise ModelError(
                     f"gradients of {self._named(optimizer)} were changed between backward() and "

@@ -1,4 +1,4 @@
-"""Numbers that all ranks read and add to: the ranks that hold them are asked.
+"""Numbers that all ranks read and add to, held by some of the ranks.
 
 They are asked over connections of our own, not by MPI. A thread for each of the other ranks waits
 in the kernel for what that rank asks, so a holder answers whatever else it does, and one that is
@@ -57,8 +57,9 @@ class Meeting(Protocol):
         ...
 
 
-class ServedMemory:
-    """See `board.Memory`; its parts are held by some of the ranks. All ranks make it together.
+class DistributedMemory:
+    """Socket-based `board.Memory`, whose parts some of the ranks hold. All ranks create it
+    together.
 
     Args:
         values: what it is to begin with, flat and alike on all ranks.
@@ -125,27 +126,27 @@ class ServedMemory:
         return connection
 
     def get(self) -> np.ndarray:
-        found = np.empty(self._size, self._dtype)
+        numbers = np.empty(self._size, self._dtype)
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
             self._ask(rank, connection, _GET, begin, end)
         if self._server is not None:
             begin, end = self._parts[self._ranks.rank]
-            self._server.read(begin, end, found[begin:end])
+            self._server.read(begin, end, numbers[begin:end])
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
-            self._receive(rank, connection, found[begin:end])
-        return found
+            self._receive(rank, connection, numbers[begin:end])
+        return numbers
 
     def add(self, values: np.ndarray) -> None:
-        given = np.ascontiguousarray(values, self._dtype)
+        numbers = np.ascontiguousarray(values, self._dtype)
         for rank, connection in self._connections.items():
             begin, end = self._parts[rank]
-            self._ask(rank, connection, _ADD, begin, end, given=given[begin:end])
+            self._ask(rank, connection, _ADD, begin, end, payload=numbers[begin:end])
         if self._server is not None:
             begin, end = self._parts[self._ranks.rank]
             for at in range(begin, end, _PIECE):
-                self._server.add(at, given[at : min(at + _PIECE, end)])
+                self._server.add(at, numbers[at : min(at + _PIECE, end)])
         done = np.empty(1, np.uint8)
         for rank, connection in self._connections.items():
             self._receive(rank, connection, done)
@@ -168,12 +169,12 @@ class ServedMemory:
         begin: int,
         end: int,
         value: int = 0,
-        given: np.ndarray | None = None,
+        payload: np.ndarray | None = None,
     ) -> None:
         try:
             connection.sendall(_REQUEST.pack(kind, begin, end, value))
-            if given is not None:
-                connection.sendall(_bytes(given))
+            if payload is not None:
+                connection.sendall(_bytes(payload))
         except OSError as error:
             self._lost(rank, error)
 
@@ -200,17 +201,17 @@ class ServedMemory:
 
 
 class _Server:
-    """What one rank holds, and the threads that answer the others.
+    """One rank's part of the numbers, and the threads that serve the others.
 
     Args:
-        own: the numbers it holds.
+        numbers: the numbers it holds.
         first: the place of the first one among all.
         address: IP address to listen at.
         key: secret of all ranks; who does not hold it is dropped.
     """
 
-    def __init__(self, own: np.ndarray, first: int, address: str, key: bytes) -> None:
-        self._own, self._first = own, first
+    def __init__(self, numbers: np.ndarray, first: int, address: str, key: bytes) -> None:
+        self._numbers, self._first = numbers, first
         self._lock = threading.Lock()  # of the numbers
         self._listener = Listener(address, key, self._admit)
         self._all_came = threading.Event()
@@ -220,22 +221,22 @@ class _Server:
         self._door.start()
 
     def read(self, begin: int, end: int, into: np.ndarray) -> None:
-        """Copy numbers from their places among all; what is added at once is there or is not."""
+        """Copy numbers by their global positions, with or without concurrent additions."""
         with self._lock:
-            into[:] = self._own[begin - self._first : end - self._first]
+            into[:] = self._numbers[begin - self._first : end - self._first]
 
     def add(self, begin: int, values: np.ndarray) -> None:
         """Add to numbers from a place on."""
         at = begin - self._first
         with self._lock:
-            self._own[at : at + values.size] += values
+            self._numbers[at : at + values.size] += values
 
     def add_at(self, index: int, value: int) -> np.generic:
-        """Add to one number; return what it was."""
+        """Add to one number; return its previous value."""
         at = index - self._first
         with self._lock:
-            before: np.generic = self._own[at]
-            self._own[at] += self._own.dtype.type(value)
+            before: np.generic = self._numbers[at]
+            self._numbers[at] += self._numbers.dtype.type(value)
         return before
 
     def admit_no_more(self) -> None:
@@ -266,7 +267,7 @@ class _Server:
     def _answer(self, connection: socket.socket) -> None:
         """Answer one rank until it goes."""
         with connection, contextlib.suppress(OSError):
-            buffer = np.empty(min(_PIECE, self._own.size), self._own.dtype)
+            buffer = np.empty(min(_PIECE, self._numbers.size), self._numbers.dtype)
             while True:
                 request = receive_exactly(connection, _REQUEST.size)
                 kind, begin, end, value = _REQUEST.unpack(request)
@@ -286,7 +287,7 @@ class _Server:
 
 
 def _make_lasting(connection: socket.socket) -> None:
-    """Let a connection wait for as long as a step takes, and show firewalls that it lives."""
+    """Keep a connection open for the length of a step, and visible to firewalls."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -298,7 +299,7 @@ def _bytes(values: np.ndarray) -> memoryview:
 
 
 def _fill(connection: socket.socket, values: np.ndarray) -> None:
-    """Receive exactly what ``values`` holds.
+    """Receive exactly the size of ``values``.
 
     Raises:
         OSError: the other side has gone.
