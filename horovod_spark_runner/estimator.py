@@ -152,7 +152,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         for one in paramMaps:
             check_stage_params(self, one)
-        _tell_of_unnamed(paramMaps)
+        _warn_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         configs = [

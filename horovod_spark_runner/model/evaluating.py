@@ -216,7 +216,7 @@ class Evaluation:
             evaluator = engine_named(recipe.engine).evaluator(recipe, question)
             drops = _cached is not None
             _cached = key, evaluator, recipe.transforms
-            spare_from_collection(dropped=drops)
+            exclude_from_gc(dropped=drops)
         return _cached[1], _cached[2]
 
 

@@ -197,7 +197,7 @@ def test_names_that_do_not_tell_for_certain(
 @pytest.mark.parametrize("value", [5, "EarlyStopping", None, {1: 2}, {"a"}])
 def test_what_is_no_list_of_callbacks(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
-        check_callback_argument(given)
+        check_callback_argument(value)
 
 
 def test_what_is_no_callback() -> None:
@@ -212,7 +212,15 @@ def test_callbacks_of_keras() -> None:
     class CustomCallback(keras.callbacks.EarlyStopping):
         pass
 
-    for given in ((), [], [Own()], (keras.callbacks.Callback(),), Own(), list, Own):
+    for given in (
+        (),
+        [],
+        [CustomCallback()],
+        (keras.callbacks.Callback(),),
+        CustomCallback(),
+        list,
+        CustomCallback,
+    ):
         check_callback_argument(given)
     with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
         check_callback_argument([keras.callbacks.EarlyStopping])
