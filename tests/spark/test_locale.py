@@ -15,11 +15,11 @@ TRAINS = """
 import sys
 from pyspark.sql import SparkSession
 from horovod_spark_runner import run_training
-from tests.trainings import model_fn
+from tests.trainings import digits_model
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 frame = spark.createDataFrame([([0.0] * 64, 1)] * 8, "image array<float>, digit int")
-run_training(frame, model_fn, feature_cols=["image"], label_cols=["digit"], num_workers=1,
+run_training(frame, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=1,
     batch_size=4, epochs=1, run_dir=sys.argv[1])
 """
 

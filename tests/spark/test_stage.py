@@ -17,6 +17,7 @@ import pytest
 
 from horovod_spark_runner import (
     DataError,
+    DataOptions,
     InvalidInputError,
     ModelError,
     RunDirectoryError,
@@ -489,7 +490,7 @@ def test_transforms_are_given_again(
         return value / 2
 
     transforms = {"x": half}
-    save_run(tmp_path / "run", summing(), COLUMNS, transforms=transforms)
+    save_run(tmp_path / "run", summing(), COLUMNS, data=DataOptions(transforms=transforms))
     transformer = TFTransformer.from_run(tmp_path / "run", transforms=transforms)
     with caplog.at_level(logging.WARNING):
         transformer.save(str(tmp_path / "stage"))

@@ -124,13 +124,14 @@ def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
     if context is None:  # unknown on Spark Connect
         return
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors import IllegalArgumentException
 
     if place.is_local:
         try:
             context._jvm.java.io.File(str(place)).toPath()
-        except Py4JJavaError as error:
+        except IllegalArgumentException as error:  # InvalidPathException is one
             raise EnvironmentProblem(
-                f"Spark cannot name files in {place}: {error.java_exception.toString()}. Its Java "
+                f"Spark cannot name files in {place}: {error}. Its Java "
                 "supports the characters of its locale only: set LC_ALL=C.UTF-8 before the Spark "
                 "session is made, or choose a path in ASCII"
             ) from error
