@@ -26,9 +26,10 @@ from enum import Enum
 from types import TracebackType
 from typing import IO, Any
 
-from ..errors import HorovodSparkError, InvalidInputError
+from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
 from ..typed_json import load_json
+from .contents import MAX_TEXT_BYTES
 from .filesystem import Location, open_no_link
 from .retries import HungError, call_with_timeout
 
@@ -291,11 +292,11 @@ def read_lease(file: Location) -> dict[str, Any] | None:
         InvalidInputError: this process cannot reach the storage.
     """
     try:
-        record = load_json(file.read_text())
+        content = file.read_bytes(MAX_TEXT_BYTES)
     except FileNotFoundError:
         return None
-    except InvalidInputError:  # which is a ValueError
-        raise
+    try:
+        record = load_json(content)
     except ValueError:
         return {}
     numbers = {"pid": int, "renewed": (int, float)}
