@@ -32,7 +32,8 @@ def test_a_run_directory_that_java_cannot_name_is_refused(tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         encoding="utf-8",
     )
-    error = next(line for line in done.stderr.splitlines() if "EnvironmentProblem" in line)
+    lines = done.stderr.splitlines()
+    error = next(line for line in lines if ".EnvironmentProblem: " in line)
     assert str(run_dir) in error
     assert "LC_ALL" in error
     assert list(tmp_path.rglob("*.parquet")) == []
