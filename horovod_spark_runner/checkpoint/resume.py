@@ -7,6 +7,8 @@
    restores the shared variables and sends each rank its state.
 4. `horovod_spark_runner.checkpoint.rank_state.restore_rank`, on each rank once its callbacks and
    metrics are there. `horovod_spark_runner.training.loop.Training` calls both.
+5. `horovod_spark_runner.training.epochs.Epochs.steps_from`, on each rank: it continues at the
+   checkpoint's position in the rows.
 
 A changed setting is honoured silently, cannot be honoured (a warning names both values) or makes it
 another run (refused). Values that an earlier version did not record count as unchanged.
