@@ -6,7 +6,7 @@
 3. `restore_checkpoint`, on the ranks: rank 0 reads the arrays, checks order of rows and model,
    restores the shared variables and sends each rank its state.
 4. `horovod_spark_runner.checkpoint.rank_state.restore_rank`, on each rank once its callbacks and
-   metrics are there. `horovod_spark_runner.training.loop.Training` calls both.
+   metrics are there. `horovod_spark_runner.training.loop` calls both.
 5. `horovod_spark_runner.training.epochs.Epochs.steps_from`, on each rank: it continues at the
    checkpoint's position in the rows.
 
