@@ -370,11 +370,11 @@ def test_a_changed_file_ends_in_an_error_of_this_package(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("leave", LEAVE)
 def test_no_change_of_many_is_trusted(
     tmp_path: Path, seed: int, leave: Callable[[Path], object]
 ) -> None:
     leave(tmp_path / "run")
-    wrong = mutate(tmp_path, tmp_path / "run", seed, 500)
+    wrong = mutate(tmp_path, tmp_path / "run", seed, 100)
     assert wrong == [], "\n\n".join(wrong)
