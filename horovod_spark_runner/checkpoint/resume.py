@@ -125,6 +125,9 @@ def resolve_start(
         config.recorded_data(),
         recorded_sync(config.sync),
     )
+    where = str(directory.checkpoint(checkpoint.step))
+    _check_whole_epochs(checkpoint, fit.epochs, where)
+    check_rest_of_epoch(checkpoint, fit.order_settings(workers, config.data.window_bytes), where)
     rest = describe_rest(checkpoint, config.fit.epochs)
     if rest:
         say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
@@ -248,6 +251,20 @@ def resolve_settings(
 def _is_over(info: CheckpointInfo, epochs: int) -> bool:
     """Return whether a run of ``epochs`` has nothing left to train after a checkpoint."""
     return info.epoch >= epochs or info.state.get("stopped_at") is not None
+
+
+def _check_whole_epochs(info: CheckpointInfo, epochs: int, where: str) -> None:
+    """Check that a run does not end within an epoch.
+
+    Raises:
+        RunDirectoryError: the checkpoint has steps of an epoch that the call leaves out.
+    """
+    if info.epoch_step and info.epoch >= epochs:
+        raise RunDirectoryError(
+            f"checkpoint {where} was taken within epoch {info.epoch + 1}, but epochs={epochs}: its "
+            f"model has trained {info.epoch_step} steps more. Give epochs={info.epoch + 1} or "
+            "more, or load an earlier checkpoint with from_run(run_dir, checkpoint=…)"
+        )
 
 
 def describe_rest(info: CheckpointInfo, epochs: int) -> str:
@@ -397,13 +414,14 @@ def _same_columns(then: Any, now: Any) -> bool:
     return bool(then == now)
 
 
-def check_rest_of_epoch(spec: TrainingSpec, info: CheckpointInfo, where: str) -> None:
+def check_rest_of_epoch(info: CheckpointInfo, order: Mapping[str, object], where: str) -> None:
     """Check that the rest of a checkpoint's epoch has the rows that it would have had.
 
     Args:
-        spec: the training.
         info: the checkpoint, which may be of an epoch's end.
-        where: its folder, for the message.
+        order: what the order of samples follows from, as far as it is known; see
+            `FitOptions.order_settings` and `TrainingSpec.order`.
+        where: the checkpoint's folder, for the message.
 
     Raises:
         RunDirectoryError: rows would come twice or not at all.
@@ -412,7 +430,7 @@ def check_rest_of_epoch(spec: TrainingSpec, info: CheckpointInfo, where: str) ->
         return
     changed = {
         name: (info.order.get(name), value)
-        for name, value in spec.order.items()
+        for name, value in order.items()
         if info.order.get(name) != value
     }
     begin = f"checkpoint {where} was taken within epoch {info.epoch + 1}, and "
@@ -479,7 +497,7 @@ def restore_checkpoint(
     if world.Get_rank() == 0:
         folder, info, files = _read_newest(spec, spec.attempt.checkpoint)
         # Once more: it may be an earlier one than the driver has seen.
-        check_rest_of_epoch(spec, info, str(folder))
+        check_rest_of_epoch(info, spec.order, str(folder))
         if info.order.get("row_order") != spec.train.row_order and not _is_over(info, epochs):
             notify(
                 f"resuming run_dir {spec.run_dir}: {_OTHER_ROW_ORDER}, so that the rest is trained "

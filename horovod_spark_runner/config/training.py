@@ -154,6 +154,21 @@ class FitOptions(Settings):
                 "warm-up rises from the model's learning rate to the scaled one"
             )
 
+    def order_settings(self, workers: int, window_bytes: int) -> dict[str, object]:
+        """Return the settings that the order of samples follows from, as checkpoints record them.
+
+        Args:
+            workers: ranks of the run.
+            window_bytes: see `DataOptions`.
+        """
+        return {
+            "global_batch": self.batch_size * workers,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "window_bytes": window_bytes,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
     def validates(self, epoch: int) -> bool:
         """Return whether the epoch of this number, from 0, is followed by a validation."""
         if isinstance(self.validation_freq, int):

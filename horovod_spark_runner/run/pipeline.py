@@ -288,7 +288,7 @@ def _check_data(run: ResolvedRun, spec: TrainingSpec) -> None:
         directory, step = run.directory, run.checkpoint.step
         place = str(directory.location)
         check_same_data(run.checkpoint, spec.train.fingerprint, run.settings, place)
-        check_rest_of_epoch(spec, run.checkpoint, str(directory.checkpoint(step)))
+        check_rest_of_epoch(run.checkpoint, spec.order, str(directory.checkpoint(step)))
 
 
 def _check_profile_steps(spec: TrainingSpec) -> None:

@@ -249,14 +249,8 @@ class TrainingSpec:
     @property
     def order(self) -> dict[str, object]:
         """Settings that determine the order of samples, besides the data."""
-        return {
-            "global_batch": self.global_batch,
-            "seed": self.fit.seed,
-            "shuffle": self.fit.shuffle,
-            "window_bytes": self.config.data.window_bytes,
-            "steps_per_epoch": self.fit.steps_per_epoch,
-            "row_order": self.train.row_order,
-        }
+        settings = self.config.fit.order_settings(self.workers, self.config.data.window_bytes)
+        return {**settings, "row_order": self.train.row_order}
 
 
 @dataclass(frozen=True)

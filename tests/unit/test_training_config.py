@@ -56,7 +56,8 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
 
     def resolved(**arguments: Any) -> ResolvedRun:
         allotment: Any = SimpleNamespace(workers=1)
-        configuration = config(fit=FitOptions(lr_scaling="linear"), **arguments)
+        arguments.setdefault("fit", FitOptions(lr_scaling="linear"))
+        configuration = config(**arguments)
         return ResolvedRun(
             df="rows",
             config=configuration,
@@ -83,6 +84,15 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
     save_checkpoint(directory, replace(info, engine="another"), {})
     with pytest.raises(RunDirectoryError, match="engine 'another'"):
         resolve_again(first)
+    # Its model is none of one epoch.
+    save_checkpoint(directory, replace(info, step=12, epoch_step=2), {})
+    with pytest.raises(RunDirectoryError, match=r"within epoch 2\b.*epochs=1\b"):
+        resolve_again(first)
+    # Refused before the rows are prepared.
+    within = replace(info, step=14, epoch_step=4, order={"global_batch": 999})
+    save_checkpoint(directory, within, {})
+    with pytest.raises(RunDirectoryError, match=r"global_batch 999"):
+        resolve_again(resolved(fit=FitOptions(epochs=2)))
 
 
 @pytest.mark.parametrize(
