@@ -141,8 +141,9 @@ def run_training(
             Kept as in the checkpoint, with a warning that names both values: the learning rate that
             ``compile`` set, ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and ``seed``
             but for the order of rows. Refused by name: other training rows (also by another
-            ``validation``), columns, layers or settings of layers, optimizer classes. Automatic
-            names (``dense_3``) do not count. A run that a callback stopped has nothing left to
+            ``validation``), columns, layers or settings of layers, optimizer classes; and, within
+            an epoch, another ``seed`` or ``steps_per_epoch``, or ``epochs`` that leave it out.
+            Automatic names (``dense_3``) do not count. A run that a callback stopped has nothing left to
             train, whatever ``epochs`` is.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
