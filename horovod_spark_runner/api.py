@@ -143,8 +143,8 @@ def run_training(
             but for the order of rows. Refused by name: other training rows (also by another
             ``validation``), columns, layers or settings of layers, optimizer classes; and, within
             an epoch, another ``seed`` or ``steps_per_epoch``, or ``epochs`` that leave it out.
-            Automatic names (``dense_3``) do not count. A run that a callback stopped has nothing left to
-            train, whatever ``epochs`` is.
+            Automatic names (``dense_3``) do not count. A run that a callback stopped has nothing
+            left to train, whatever ``epochs`` is.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
         stream_logs: show progress, placement and output of the ranks on the driver (default);

@@ -1,8 +1,8 @@
 """Resume a run from the newest checkpoint of its run directory. In the order of a run:
 
 1. `resolve_start`, on the driver: the checkpoint, and which settings of the call hold.
-2. `check_same_data` and `check_rest_of_epoch`, on the driver once the rows are prepared: they are
-   those of the run, in its order.
+2. `check_same_data` and, once more, `check_rest_of_epoch`, on the driver once the rows are
+   prepared: they are those of the run, in its order.
 3. `restore_checkpoint`, on the ranks: rank 0 reads the arrays, checks order of rows and model,
    restores the shared variables and sends each rank its state.
 4. `horovod_spark_runner.checkpoint.rank_state.restore_rank`, on each rank once its callbacks and
@@ -125,12 +125,13 @@ def resolve_start(
         config.recorded_data(),
         recorded_sync(config.sync),
     )
-    where = str(directory.checkpoint(checkpoint.step))
-    _check_whole_epochs(checkpoint, fit.epochs, where)
-    check_rest_of_epoch(checkpoint, fit.order_settings(workers, config.data.window_bytes), where)
+    folder = directory.checkpoint(checkpoint.step)
+    order = fit.order_settings(workers, config.data.window_bytes)
+    _check_whole_epochs(checkpoint, fit.epochs, str(folder))
+    check_rest_of_epoch(checkpoint, order, str(folder))
     rest = describe_rest(checkpoint, config.fit.epochs)
     if rest:
-        say(f"resuming from {directory.checkpoint(checkpoint.step).name}: {rest}")
+        say(f"resuming from {folder.name}: {rest}")
     for text in warnings:
         logger.warning("resuming run_dir %s: %s", directory.location, text)
     return StartingPoint(checkpoint, steps, fit, None, recorded_origin)

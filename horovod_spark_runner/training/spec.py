@@ -249,7 +249,7 @@ class TrainingSpec:
     @property
     def order(self) -> dict[str, object]:
         """Settings that determine the order of samples, besides the data."""
-        settings = self.config.fit.order_settings(self.workers, self.config.data.window_bytes)
+        settings = self.fit.order_settings(self.workers, self.config.data.window_bytes)
         return {**settings, "row_order": self.train.row_order}
 
 
