@@ -23,7 +23,6 @@ from .config.importable import (
     explain_misfit,
     is_import_name,
     iterate_items,
-    mark_user_settings,
     refuse_stored_names,
 )
 from .config.keywords import advice_on, meant_by
@@ -94,12 +93,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             if not self.hasParam(name):
                 raise InvalidInputError(self._no_such(name))
         for name, value in params.items():
-            if value is None:
-                self.clear(self.getParam(name))
-            else:
-                self._set(**{name: value})
-                param = self.getParam(name)
-                self._paramMap[param] = mark_user_settings(self._paramMap[param])
+            self._assign(name, value)
         return self
 
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:

@@ -1,14 +1,14 @@
 """Spark ML's Params of a model that predicts, made from the table of settings.
 
-Each is one line, ``camelCase = param(<where the setting is>, "snake_case")``; its check, converter
-and text are the table's. Setters check at once.
+`with_params` makes a Param, a getter and a setter of each; check, converter and text are the
+table's. Setters check at once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -17,16 +17,11 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from ..config.fields import Settings, default_of, kind_of, text_of
 from ..config.importable import copy_user_mark, mark_user_settings, replace_by_names
 from ..config.prediction import (
-    ClassCol,
-    HandleInvalid,
-    OutputForm,
-    PredictionCol,
     PredictionSettings,
 )
-from ..config.validators import ColumnNames
 from ..errors import InvalidInputError, brief
 
-P = TypeVar("P", bound="Params")
+P = TypeVar("P", bound="StageParams")
 # Settings in the texts of others, and those whose Params have another name: Spark ML's.
 _SETTING = re.compile(r"``([a-z]+(?:_[a-z]+)+)``")
 _RENAMED = {"sample_weight_col": "weightCol"}
@@ -177,40 +172,71 @@ def _field(settings: type[Settings], name: str) -> Any:
     return settings.__dataclass_fields__[name]
 
 
-class FeatureParams(Params):  # type: ignore[misc]
+def with_params(
+    settings: type[Settings], *names: str
+) -> Callable[[type[StageParams]], type[StageParams]]:
+    """Return a class decorator that adds the Params of settings, with getters and setters.
+
+    Args:
+        settings: the class that has the settings.
+        names: those to add; by default, all of its fields.
+    """
+
+    def decorate(cls: type[StageParams]) -> type[StageParams]:
+        for name in names or [one.name for one in fields(settings)]:
+            title = camel_case(name)[:1].upper() + camel_case(name)[1:]
+            setattr(cls, camel_case(name), param(settings, name))
+            setattr(cls, f"get{title}", _getter(cls, camel_case(name), f"get{title}"))
+            setattr(cls, f"set{title}", _setter(cls, camel_case(name), f"set{title}"))
+        return cls
+
+    return decorate
+
+
+def _getter(cls: type, name: str, method: str) -> Callable[[StageParams], Any]:
+    def get(self: StageParams) -> Any:
+        return self.getOrDefault(name)
+
+    get.__name__, get.__qualname__ = method, f"{cls.__qualname__}.{method}"
+    get.__doc__ = f"Return the value of ``{name}``, or its default."
+    return get
+
+
+def _setter(cls: type, name: str, method: str) -> Callable[[P, Any], P]:
+    def set_to(self: P, value: Any) -> P:
+        return self._assign(name, value)
+
+    set_to.__name__, set_to.__qualname__ = method, f"{cls.__qualname__}.{method}"
+    set_to.__doc__ = f"Set ``{name}``, or with None reset it, and return this stage."
+    return set_to
+
+
+class StageParams(Params):  # type: ignore[misc]
+    """Params of a stage whose settings come from tables."""
+
+    def _assign(self: P, name: str, value: Any) -> P:
+        """Set a Param; None resets it to its default."""
+        if value is None:
+            self.clear(self.getParam(name))
+        else:
+            self._set(**{name: value})
+        return self
+
+
+@with_params(PredictionSettings, "features_col", "feature_cols")
+class FeatureParams(StageParams):
     """Params of the columns that feed the model."""
 
-    featuresCol: Param[str | None] = param(PredictionSettings, "features_col")
-    featureCols: Param[ColumnNames | None] = param(PredictionSettings, "feature_cols")
 
-    def getFeaturesCol(self) -> str | None:
-        """Return the feature column; None if it was not named so."""
-        value: str | None = self.getOrDefault(self.featuresCol)
-        return value
-
-    def setFeaturesCol(self: P, value: str | None) -> P:
-        """Name the feature column of a model that takes one."""
-        return _set(self, featuresCol=value)
-
-    def getFeatureCols(self) -> ColumnNames | None:
-        """Return the feature columns; None if they were not named."""
-        value: ColumnNames | None = self.getOrDefault(self.featureCols)
-        return value
-
-    def setFeatureCols(self: P, value: ColumnNames | None) -> P:
-        """Name the feature columns, in the order of the model's inputs or by their names."""
-        return _set(self, featureCols=value)
+_OF_PREDICTIONS = (
+    *("prediction_col", "probability_col", "raw_prediction_col"),
+    *("output_form", "handle_invalid", "predict_batch_size"),
+)
 
 
+@with_params(PredictionSettings, *_OF_PREDICTIONS)
 class PredictionParams(FeatureParams):
     """Params of a model's input and output columns."""
-
-    predictionCol: Param[PredictionCol] = param(PredictionSettings, "prediction_col")
-    probabilityCol: Param[ClassCol] = param(PredictionSettings, "probability_col")
-    rawPredictionCol: Param[ClassCol] = param(PredictionSettings, "raw_prediction_col")
-    outputForm: Param[OutputForm] = param(PredictionSettings, "output_form")
-    handleInvalid: Param[HandleInvalid] = param(PredictionSettings, "handle_invalid")
-    predictBatchSize: Param[int] = param(PredictionSettings, "predict_batch_size")
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,74 +253,10 @@ class PredictionParams(FeatureParams):
         """
         _check_params(extra or {})
         values = {one: converted(one, value) for one, value in (extra or {}).items()}
-        copied: P = super().copy(values)  # type: ignore[misc]
+        copied: P = super().copy(values)
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {
             one: copy_user_mark(value, value) for one, value in copied._defaultParamMap.items()
         }
         copied._defaultParamMap = defaults
         return copied
-
-    def getPredictionCol(self) -> PredictionCol:
-        """Return the names of the columns to add as they were given."""
-        value: PredictionCol = self.getOrDefault(self.predictionCol)
-        return value
-
-    def setPredictionCol(self: P, value: PredictionCol) -> P:
-        """Name the columns to add."""
-        return _set(self, predictionCol=value)
-
-    def getProbabilityCol(self) -> ClassCol:
-        """Return the column for the probabilities of classes; None for none."""
-        value: ClassCol = self.getOrDefault(self.probabilityCol)
-        return value
-
-    def setProbabilityCol(self: P, value: ClassCol) -> P:
-        """Add the probabilities of classes, and predict the likeliest."""
-        return _set(self, probabilityCol=value)
-
-    def getRawPredictionCol(self) -> ClassCol:
-        """Return the column for the scores of classes; None for none."""
-        value: ClassCol = self.getOrDefault(self.rawPredictionCol)
-        return value
-
-    def setRawPredictionCol(self: P, value: ClassCol) -> P:
-        """Add the scores of classes in this column, and predict the highest."""
-        return _set(self, rawPredictionCol=value)
-
-    def getOutputForm(self) -> OutputForm:
-        """Return the form of outputs of several numbers."""
-        value: OutputForm = self.getOrDefault(self.outputForm)
-        return value
-
-    def setOutputForm(self: P, value: OutputForm) -> P:
-        """Set the form of outputs of several numbers."""
-        return _set(self, outputForm=value)
-
-    def getHandleInvalid(self) -> HandleInvalid:
-        """Return the handling of rows that cannot be predicted on."""
-        value: HandleInvalid = self.getOrDefault(self.handleInvalid)
-        return value
-
-    def setHandleInvalid(self: P, value: HandleInvalid) -> P:
-        """Set the handling of rows that cannot be predicted on."""
-        return _set(self, handleInvalid=value)
-
-    def getPredictBatchSize(self) -> int:
-        """Return the rows per call of the model."""
-        value: int = self.getOrDefault(self.predictBatchSize)
-        return value
-
-    def setPredictBatchSize(self: P, value: int) -> P:
-        """Choose the rows per call of the model."""
-        return _set(self, predictBatchSize=value)
-
-
-def _set(stage: P, **values: Any) -> P:
-    """Set Params; None removes a value."""
-    for name, value in values.items():
-        if value is None:
-            stage.clear(stage.getParam(name))
-        else:
-            stage._set(**{name: value})
-    return stage
