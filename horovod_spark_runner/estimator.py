@@ -6,8 +6,6 @@ import difflib
 import functools
 import logging
 import threading
-import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
-from .cluster.spark.session import check_running, is_case_sensitive, runs_on_this_machine
+from .cluster.spark.session import check_running, is_case_sensitive, new_folder
 from .config.estimator import parse_options, parse_strategy
 from .config.importable import (
     by_import_name,
@@ -44,8 +42,7 @@ from .run.pipeline import train_run
 from .run.resolve import resolve
 from .run.several import SharedFit, train_several
 from .storage.filesystem import Location
-from .training.columns import LABEL
-from .training.spec import FEATURES, bind_columns
+from .training.spec import FEATURES, LABEL, bind_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -281,16 +278,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
     def _new_place(self, dataset: Any) -> Location:
         """Return a new run directory."""
-        base = self.getOrDefault("runDir")
-        if base is None:
-            if not runs_on_this_machine(session_of(dataset)):
-                raise InvalidInputError(
-                    "runDir is needed on a cluster: a folder or URL that the driver and all "
-                    "executors can write to"
-                )
-            base = "runs"
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-        return Location(base).join(name)
+        return new_folder(session_of(dataset), "runDir", "runs", self.getOrDefault("runDir"))
 
     def _no_such(self, name: str) -> str:
         names, meant = [one.name for one in self.params], meant_by(name)

@@ -243,8 +243,8 @@ def resolve_settings(
             reason = f"a callback stopped the run after epoch {info.epoch}, which ends it for good"
             more = "initial_weights=… and a new run_dir to train its model further"
         warnings.append(
-            f"nothing is left to train: {reason}. The model stays as it is, whatever else has "
-            f"changed in the call; give a new run_dir to train anew, or {more}"
+            f"nothing is left to train: {reason}. The model stays as it is; give a new run_dir to "
+            f"train anew, or {more}"
         )
     return resolved, initial_weights if recorded is _ABSENT else recorded, warnings
 

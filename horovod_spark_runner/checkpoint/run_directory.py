@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +68,7 @@ class RunDirectory:
         place: path or URL.
     """
 
-    def __init__(self, place: str | Location) -> None:
+    def __init__(self, place: str | os.PathLike[str] | Location) -> None:
         self.location = place if isinstance(place, Location) else Location(place)
 
     @property

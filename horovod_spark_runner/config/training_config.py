@@ -15,7 +15,13 @@ from .launch import LaunchOptions, LaunchSettings
 from .mlflow import MlflowOptions
 from .prediction import PredictionCol, check_prediction_col
 from .sync import Allreduce, Sync, check_sync
-from .training import CheckpointOptions, FitOptions, InitialWeights, RestartOptions
+from .training import (
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+    check_min_workers,
+)
 from .validators import ColumnNames, check_choice, check_options, check_place
 
 Resume = Literal["auto", "never", "required"]
@@ -113,6 +119,8 @@ class TrainingConfig:
         self._set("sync", check_sync("sync", self.sync))
         of_workers = {name: getattr(self, name) for name in ("num_workers", "gpus_per_worker")}
         derive(LaunchSettings, self.launch, **of_workers)  # raises
+        if self.num_workers is not None:
+            check_min_workers(self.num_workers, self.restarts)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

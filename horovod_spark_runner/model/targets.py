@@ -12,8 +12,7 @@ from ..data.prepare.columns import Source, sources_of, sources_of_features
 from ..data.prepare.schema import Roles
 from ..errors import DataError, InvalidInputError, brief
 from ..formatting import quote_all
-from ..training.columns import LABEL
-from ..training.spec import Binding, OutputSpec, bind_columns
+from ..training.spec import LABEL, Binding, OutputSpec, bind_columns
 from ..training.trained_model import Targets
 from .features import feature_argument
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.spark.session import described
+from ..cluster.spark.session import described, new_folder
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
 from ..config.training_config import TrainingConfig
@@ -18,7 +18,7 @@ from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
-from ..run.resolve import ResolvedRun, default_place, resolve
+from ..run.resolve import ResolvedRun, resolve
 from .links import Link
 from .measure import measure_training
 from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan
@@ -116,7 +116,7 @@ def plan_training(
     given = dict(locals())
     options = PlanOptions(networks, ranks, ranks_per_host, cores_per_host)
     check_count("sample_rows", sample_rows)
-    place = str(plan_dir or default_place(session_of(df), "plan_dir", "plans"))
+    place = str(plan_dir or new_folder(session_of(df), "plan_dir", "plans"))
     directory = RunDirectory(place)
     if directory.config.exists():
         raise InvalidInputError(

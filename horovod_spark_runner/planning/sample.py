@@ -78,12 +78,12 @@ def removed_on_failure(folder: Location, *, keeping: bool = False) -> Iterator[N
 def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[Sample]:
     """Write all rows, or a sample; see `written_sample`."""
     config = run.config
-    if rows <= sample_rows or is_readable_in_place(run.df, run.roles, config.data):
+    if rows <= sample_rows or is_readable_in_place(run.df, run.columns.roles, config.data):
         began = time.monotonic()
         with prepare_data(run, folder) as data:
             yield Sample(data.train, 0.0 if data.reused else time.monotonic() - began)
         return
-    columns = [quoted(name) for name in run.roles.columns]
+    columns = [quoted(name) for name in run.columns.roles.columns]
     sample = frame_of(run.df).select(*columns).sample(sample_rows / rows, seed=0).persist()
     try:
         with _sampled(run, sample, folder, rows, sample_rows) as written:

@@ -71,7 +71,7 @@ def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
     """
     config = run.config
     rows = prepare_datasets(
-        run.df, run.roles, config.data, config.validation, run_folder, run.fit.seed
+        run.df, run.columns.roles, config.data, config.validation, run_folder, run.fit.seed
     )
     console = run.console
     expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
@@ -122,7 +122,7 @@ def train_run(
             text = describe_interruption(directory, run.fit.epochs)
             raise KeyboardInterrupt(text) from None
         except DataError as error:
-            add_faulty_row_number(error, run.df, run.roles, config.data)
+            add_faulty_row_number(error, run.df, run.columns.roles, config.data)
             raise
     report, result = trained.report, trained.result
     transforms = config.data.transforms
@@ -253,8 +253,8 @@ def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec
     return TrainingSpec(
         config=replace(run.config.for_ranks(), fit=run.fit),
         model=run.model,
-        inputs=run.inputs,
-        outputs=run.outputs,
+        inputs=run.columns.inputs,
+        outputs=run.columns.outputs,
         train=data.train,
         validation=data.validation,
         run_dir=str(run.directory.location),
@@ -302,7 +302,7 @@ def _check_profile_steps(spec: TrainingSpec) -> None:
 
 
 def _warn_of_absent_classes(run: ResolvedRun, train: Manifest) -> None:
-    weights, labels = run.fit.class_weight, run.outputs.columns
+    weights, labels = run.fit.class_weight, run.columns.outputs.columns
     transformed = set(labels) & set(run.config.data.transforms)
     if weights is None or len(labels) != 1 or transformed or train.column(labels[0]).encoding:
         return

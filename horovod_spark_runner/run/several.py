@@ -83,7 +83,7 @@ def _share(one: ResolvedRun, other: ResolvedRun) -> bool:
     elif isinstance(ours.validation, float):  # others may be DataFrames, which do not compare
         split = ours.validation == theirs.validation and one.fit.seed == other.fit.seed
     same_options = _of_rows(ours.data) == _of_rows(theirs.data)
-    return split and one.roles == other.roles and same_options
+    return split and one.columns.roles == other.columns.roles and same_options
 
 
 def _key(run: ResolvedRun) -> str | None:
@@ -100,7 +100,9 @@ def _prepare(
     import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
-        with prepare_folds(first.df, first.roles, first.config.data, names, run_folder) as folds:
+        with prepare_folds(
+            first.df, first.columns.roles, first.config.data, names, run_folder
+        ) as folds:
             yield folds
     else:
         with prepare_data(first, run_folder) as data:

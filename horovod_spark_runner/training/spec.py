@@ -20,6 +20,7 @@ from .training_steps import TrainingSteps, provide_steps
 
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
+LABEL = "label"
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..cluster.driver.console import Console
+from ..cluster.spark.session import new_folder
 from ..config.training_config import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..run.pipeline import import_ahead, prepare_data
-from ..run.resolve import ResolvedRun, default_place, resolve
+from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .result import TuneResult
@@ -123,8 +124,8 @@ def tune(
     max_trials = check_count("max_trials", max_trials)
     check_choice("resume", resume, get_args(Resume))
     samplers.check_sampler(sampler, space)
-    place = study_dir or default_place(session_of(df), "study_dir", "studies")
-    directory = StudyDirectory(Location(place))
+    place = study_dir or new_folder(session_of(df), "study_dir", "studies")
+    directory = StudyDirectory(Location(str(place)))
     configs = trial_configs(
         df,
         model_fn,

@@ -344,7 +344,7 @@ def test_a_damaged_newest_is_told_once_and_the_one_before_found(
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
-    from horovod_spark_runner.training.columns import recorded_columns
+    from horovod_spark_runner.run.columns import recorded_columns
     from horovod_spark_runner.training.spec import bind_columns
 
     for columns in (

@@ -16,6 +16,7 @@ from horovod_spark_runner import api, run_training
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.checkpoint.resume import StartingPoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.cluster.spark import session
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.mlflow import MlflowOptions
@@ -29,20 +30,25 @@ from horovod_spark_runner.config.training import (
 from horovod_spark_runner.config.training_config import TrainingConfig
 from horovod_spark_runner.engines.keras.source import check_callback_argument
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.run import resolve as default_place
+from horovod_spark_runner.run.columns import Columns, by_convention, by_name
 from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
-from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
 
 
 def test_a_default_place_is_nobodys_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(default_place, "runs_on_this_machine", bool)
+    monkeypatch.setattr(session, "runs_on_this_machine", bool)
     monkeypatch.setattr(time, "strftime", lambda _: "20261025-023000")
-    for name in ("20261025-023000", "20261025-023000-3"):
-        (tmp_path / "runs" / name).mkdir(parents=True)  # of another process
-    places = [default_place.default_place(True, "run_dir", "runs") for _ in range(2)]
-    assert places == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
+    spark: Any = True
+    one, other = (session.new_folder(spark, "run_dir", "runs") for _ in range(2))
+    assert one != other
+    assert str(one).startswith(str(tmp_path / "runs" / "20261025-023000-"))
+    spark = False
+    with pytest.raises(InvalidInputError, match="run_dir"):
+        session.new_folder(spark, "run_dir", "runs")
+    assert str(session.new_folder(spark, "runDir", "runs", "s3://b/r")).startswith(
+        "s3://b/r/20261025-"
+    )
 
 
 def config(**arguments: Any) -> TrainingConfig:
@@ -62,8 +68,7 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
             df="rows",
             config=configuration,
             model=ModelSource(),
-            inputs=Binding(("a",)),
-            outputs=Binding(("y",)),
+            columns=Columns(Binding(("a",)), Binding(("y",)), None),
             directory=directory,
             launch=LaunchSettings(1),
             allotment=allotment,

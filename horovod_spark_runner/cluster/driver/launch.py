@@ -28,8 +28,6 @@ from ..slot.slot import SlotTask
 from ..spark.capacity import Allotment, check_slots
 from ..spark.session import (
     application_of,
-    check_encryption,
-    check_memory_limit,
     connect_host,
     runs_on_this_machine,
     use_driver_python,
@@ -98,10 +96,8 @@ def launch(
         LaunchError: the ranks could not be started, or Spark lost them.
     """
     began = time.monotonic()
-    # Check: pickle the call, check the session's settings, count the slots.
+    # Check: pickle the call, check the session, count the slots.
     payload, mentioned = dump_call(function, args, kwargs)
-    check_encryption(spark, options)
-    check_memory_limit(spark)
     allotment = check_slots(spark, options, workers)
     bind, host, port = control_address(spark)
     queued = time.monotonic()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from .session import classic_context, master_of
+from .session import check_encryption, check_memory_limit, classic_context, master_of
 from .stage_resources import TaskShape, java_profile, task_shape
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> _Capacity 
 def check_slots(
     spark: SparkSession, options: LaunchSettings, workers: int | None, *, replacing: bool = False
 ) -> Allotment:
-    """Check that Spark can run the ranks' tasks at once, and return their allotment.
+    """Check the session, and that Spark can run the ranks' tasks at once; return their allotment.
 
     A fixed capacity that is too small fails at once. A cluster whose executors are still
     registering is given time: ``options.start_timeout`` seconds, or, in a new session,
@@ -114,8 +114,11 @@ def check_slots(
         NotEnoughSlotsError: it cannot.
         InvalidInputError: resources and ranks do not fit together, or the number of ranks is
             missing and Spark's capacity unknown.
-        EnvironmentProblem: Spark's settings rule barrier scheduling or the resources out.
+        EnvironmentProblem: Spark's settings rule out barrier scheduling, the resources, the memory
+            of ranks or unencrypted traffic.
     """
+    check_encryption(spark, options)
+    check_memory_limit(spark)
     shape = task_shape(spark, options)
     requested = None if workers is None else workers // shape.ranks
     master = master_of(spark)

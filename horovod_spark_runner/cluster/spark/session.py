@@ -7,11 +7,14 @@ import os
 import re
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchOptions
 from ...errors import DataError, EnvironmentProblem, InvalidInputError
+from ...storage.filesystem import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,3 +219,26 @@ def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
             "and driver are sent unencrypted; use a network that is trusted or encrypts by itself "
             "(WireGuard, IPsec), and confirm it with allow_unencrypted=True"
         )
+
+
+def new_folder(
+    spark: SparkSession, setting: str, default: str, parent: str | os.PathLike[str] | None = None
+) -> Location:
+    """Return a folder that does not exist, named by the time and some random digits.
+
+    Args:
+        spark: the session.
+        setting: the setting that names the folder, or its parent.
+        default: its parent on a ``local`` master, where no other was given.
+        parent: its parent.
+
+    Raises:
+        InvalidInputError: there is no parent, and the executors are on other machines.
+    """
+    if parent is None and not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            f"{setting} is needed on a cluster: a folder or URL that the driver and all executors "
+            "can write to"
+        )
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    return Location(default if parent is None else parent).join(name)
