@@ -18,7 +18,7 @@ from .config.training import (
     LrScaling,
     RestartOptions,
 )
-from .config.training_config import Resume, TrainingConfig
+from .config.training_config import OPTIONS, Resume, TrainingConfig
 from .config.validators import ColumnNames
 from .model.trained_transformer import TrainedTransformer
 from .run.pipeline import train_run
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 @check_keywords(
     "run_training",
-    {
-        "data": [DataOptions],
-        "checkpoints": [CheckpointOptions],
-        "restarts": [RestartOptions],
-        "launch": [LaunchOptions],
-        "mlflow": [MlflowOptions],
-        "sync": list(STRATEGIES.values()),
-    },
+    {**{name: [kind] for name, kind in OPTIONS.items()}, "sync": list(STRATEGIES.values())},
 )
 def run_training(
     df: DataFrame | str | Path,
