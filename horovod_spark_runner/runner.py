@@ -36,7 +36,9 @@ _SESSION: Kind[Any] = Kind("Spark session; or `None`", _check_session)
 class HorovodRunner(LaunchSettings):
     """Runs a function on ``num_workers`` MPI ranks, one per Spark barrier task.
 
-    The function is an ordinary Horovod program: it begins with ``hvd.init()``.
+    The function is an ordinary Horovod program: it begins with ``hvd.init()``. Or it is one of
+    ``torch.distributed``, as for Spark's ``TorchDistributor``: ``RANK``, ``WORLD_SIZE``,
+    ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
     """
 
     spark: SparkSession | None = setting(

@@ -44,6 +44,28 @@ def describe(value: float) -> dict[str, Any]:
     }
 
 
+def train_with_ddp() -> tuple[float, str]:
+    """Train as a function for ``TorchDistributor`` does; return the weight, and its variables."""
+    import torch
+    from torch import distributed, nn
+
+    distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    nn.init.zeros_(model.module.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model(torch.tensor([[1.0 + distributed.get_rank()]])).sum().backward()
+    optimizer.step()
+    distributed.destroy_process_group()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return float(model.module.weight), "/".join(os.environ[name] for name in names)
+
+
+def test_a_function_of_torch_distributed_runs_as_it_is(spark: Any) -> None:
+    runner = HorovodRunner(2, env={"LOCAL_WORLD_SIZE": "1"})
+    # The mean of the gradients 1 and 2.
+    assert runner.run(train_with_ddp).results == ((-0.75, "0/2/0/1"), (-0.75, "1/2/1/1"))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_function_on_every_rank(

@@ -88,6 +88,7 @@ def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     outer = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "1", "SLURM_JOB_ID": "1"}
     outer |= dict.fromkeys(("HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_CONTROLLER"), "7")
     outer |= dict.fromkeys(("HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE"), "gloo")
+    outer |= dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "7")
     assert Path(clean_environment(outer)["HOME"]).is_absolute()  # mpirun needs one
     outer["HOME"] = "/h"
     user = {"PATH": "/bin", "HOME": "/h", "HOROVOD_TIMELINE": "t.json"}

@@ -85,8 +85,8 @@ def launch(
         args: its positional arguments.
         kwargs: its keyword arguments.
         observer: is shown what the ranks report meanwhile.
-        modules: modules to import while the ranks find each other; by default, the frameworks
-            that the function's code mentions.
+        modules: modules to import while the ranks find each other; by default, for a user's
+            function, the frameworks that its code mentions.
         workers: ranks; by default as many as Spark can run at once.
 
     Raises:
@@ -124,6 +124,7 @@ def launch(
                 payload=payload if len(payload) <= _MAX_PLAN_PAYLOAD else None,
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
+                torch_variables=modules is None,
             )
             _show(observer, Notice(f"starting {format_ranks(plan.workers)}", warn=False))
             listening = time.monotonic()

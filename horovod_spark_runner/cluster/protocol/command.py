@@ -21,6 +21,15 @@ SPARK_FILES = "HSR_SPARK_FILES"
 _HOROVOD_JOB = re.compile(
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|CONTROLLER|CPU_OPERATIONS|ELASTIC|HOSTNAME|GLOO_.*)"
 )
+# Variables by which torch.distributed finds the other ranks: with those of an outer job, it would
+# look for that job's.
+TORCH_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+# Set for functions that are to get them. Not for trainings: libraries such as torchmetrics and
+# Accelerate would take a model that this package synchronises for one of torch.distributed.
+SET_TORCH_VARIABLES = "HSR_TORCH_VARIABLES"
 # Command that mpirun starts for every rank. Its paths differ from host to host (in an unpacked
 # archive, say), so each host's daemon has them in its environment.
 SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
@@ -40,7 +49,9 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     remaining = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(dropped) and not _HOROVOD_JOB.fullmatch(name)
+        if not name.startswith(dropped)
+        and not _HOROVOD_JOB.fullmatch(name)
+        and name not in TORCH_VARIABLES
     }
     home = os.path.expanduser("~")  # the account's, where the variable is not set
     return {"HOME": home if os.path.isabs(home) else "/", **remaining}

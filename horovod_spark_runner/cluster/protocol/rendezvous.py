@@ -122,6 +122,7 @@ class SlotPlan:
         payload: pickled ``(function, args, kwargs)``; ``None`` to fetch it from the driver.
         payload_bytes: its size.
         modules: modules the workers import while the ranks find each other.
+        torch_variables: set the variables of torch.distributed for the function.
         rank_timeout: seconds mpirun may take to start the ranks.
     """
 
@@ -134,6 +135,7 @@ class SlotPlan:
     payload: bytes | None = field(repr=False)
     payload_bytes: int
     modules: tuple[str, ...] = ()
+    torch_variables: bool = False
     rank_timeout: float = 120.0
 
     @property

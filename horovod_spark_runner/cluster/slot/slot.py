@@ -25,7 +25,7 @@ from ...errors import HorovodSparkError, LaunchError
 from ...machine import environment_at_start
 from ...typed_json import parse, to_json
 from ..protocol.channel import AbortNoticeFilter
-from ..protocol.command import SPARK_FILES, worker_environment
+from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, worker_environment
 from ..protocol.messages import (
     JOIN_REPORTS,
     CannotJoin,
@@ -398,6 +398,8 @@ class Slot:
         defaults = self._mpi.rank_environment()
         overrides = {name: user[name] for name in defaults if name in user}
         environment = {**defaults, **overrides, **identity.environment}
+        if self._plan.torch_variables:
+            environment[SET_TORCH_VARIABLES] = "1"
         self._ranks[index].begin(shim, environment, self._plan.workers)
 
     def _on_report(self, index: int, report: RankReport) -> None:

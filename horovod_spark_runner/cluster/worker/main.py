@@ -29,8 +29,9 @@ from ...frameworks import FRAMEWORKS
 from ...pickling import Pickler, pickle_value
 from ...quiet import quiet_imports
 from ...typed_json import parse
-from ..protocol.command import SPARK_FILES
+from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, TORCH_VARIABLES
 from ..protocol.messages import Begin, Finished, Started
+from ..protocol.network import ADDRESS, LOOPBACK
 from ..protocol.outcome import (
     CRASH_FILE,
     OUTCOME_FILE,
@@ -184,6 +185,25 @@ def _join_world(rank: int, size: int) -> None:
         )
 
 
+def _set_torch_variables() -> None:
+    """Set the variables by which ``torch.distributed.init_process_group`` finds the other ranks."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    meeting = None
+    if world.Get_rank() == 0:
+        address = os.environ.get(ADDRESS, LOOPBACK)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as free:  # torch binds it again
+            free.bind((address, 0))
+            meeting = address, free.getsockname()[1]
+    address, port = world.bcast(meeting)
+    local_rank, local_size = (os.environ[f"OMPI_COMM_WORLD_LOCAL_{x}"] for x in ("RANK", "SIZE"))
+    values = (world.Get_rank(), world.Get_size(), local_rank, local_size, address, port)
+    for name, value in zip(TORCH_VARIABLES, values, strict=True):
+        os.environ.setdefault(name, str(value))  # the user's `env` counts
+
+
 def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: float) -> int:
     failure: Failure | None = None
     timings = {"import": import_seconds}
@@ -193,6 +213,8 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
         faulthandler.disable()
         _join_world(rank, size)
         _show_crashes(directory)
+        if os.environ.pop(SET_TORCH_VARIABLES, None):
+            _set_torch_variables()
         timings["mpi_init"] = time.monotonic() - began
         # The caller's script is another one: lookups in __main__ must not find this module.
         sys.modules["__main__"] = ModuleType("__main__")
