@@ -115,6 +115,7 @@ def resolve_start(
     weights = config.initial_weights
     origin = str(weights.place) if isinstance(weights, InitialWeights) else None
     if checkpoint is None:
+        say(f"new run in {directory.location}")
         return StartingPoint(None, steps, config.fit, None, origin)
     check_same_engine(checkpoint, engine, str(directory.location))
     fit, recorded_origin, warnings = resolve_settings(
@@ -131,7 +132,7 @@ def resolve_start(
     check_rest_of_epoch(checkpoint, order, str(folder))
     rest = describe_rest(checkpoint, config.fit.epochs)
     if rest:
-        say(f"resuming from {folder.name}: {rest}")
+        say(f"resuming {directory.location} from {folder.name}: {rest}")
     for text in warnings:
         logger.warning("resuming run_dir %s: %s", directory.location, text)
     return StartingPoint(checkpoint, steps, fit, None, recorded_origin)

