@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..api import run_training
@@ -25,7 +25,7 @@ from ..config.training import (
 )
 from ..dataset import prepare_dataset
 from ..estimator import HorovodEstimator
-from ..model.params import Converter
+from ..model.params import Converter, camel_case
 from ..model.torch_transformer import TorchTransformer
 from ..model.transformer import TFTransformer
 from ..planning.call import plan_training
@@ -59,12 +59,11 @@ ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
 _INTRODUCTION = """\
 # Parameters
 
-Printed by `horovod-spark-runner parameters`. A setting has one name, wherever it is: `run_training`
-takes what is needed every day one by one, and the rest in objects, such as
-`launch=LaunchOptions(stall_timeout=600)`; `HorovodRunner` takes all that is said of launching one
-by one. Those of `HorovodEstimator` are Params of Spark ML, in its way of writing (`batchSize`), and
-take options as dictionaries (`launch={"stall_timeout": 600}`). Errors call a setting by its name
-alone.
+Printed by `horovod-spark-runner parameters`. A setting has one name everywhere and is described
+once. `run_training` takes everyday settings as arguments and the others in objects, such as
+`launch=LaunchOptions(stall_timeout=600)`. `HorovodRunner` takes all launch settings as arguments.
+`HorovodEstimator` has Params of Spark ML (`batchSize` for `batch_size`) and takes dictionaries
+(`launch={"stall_timeout": 600}`). Errors name the setting alone.
 """
 
 
@@ -77,19 +76,20 @@ def command(arguments: argparse.Namespace) -> int:
 def page() -> str:
     """Return docs/parameters.md."""
     sections = [
-        _section("run_training", run_training, _arguments(run_training)),
-        *(_section(cls.__name__, cls, map(_line, dataclasses.fields(cls))) for cls in OPTIONS),
-        _section("HorovodRunner", HorovodRunner, _runner()),
-        _section("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
-        _section("tune", tune, _arguments(tune)),
-        _section("plan_training", plan_training, _arguments(plan_training)),
-        _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
+        ("run_training", run_training, _arguments(run_training)),
+        *((cls.__name__, cls, map(_entry_of, dataclasses.fields(cls))) for cls in OPTIONS),
+        ("HorovodRunner", HorovodRunner, map(_entry_of, dataclasses.fields(HorovodRunner))),
         *(
-            _section(f"{cls.__name__}.from_run", cls.from_run, _arguments(cls.from_run))
+            (f"{cls.__name__}.from_run", cls.from_run, _arguments(cls.from_run))
             for cls in (TFTransformer, TorchTransformer)
         ),
+        ("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
+        ("tune", tune, _arguments(tune)),
+        ("plan_training", plan_training, _arguments(plan_training)),
+        ("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
     ]
-    return "\n".join([_INTRODUCTION, *sections])
+    homes: dict[_Entry, str] = {}
+    return "\n".join([_INTRODUCTION, *(_section(*section, homes) for section in sections)])
 
 
 def described_arguments(doc: str) -> dict[str, str]:
@@ -100,50 +100,75 @@ def described_arguments(doc: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, _, text in pairs}
 
 
-def _section(name: str, thing: Any, lines: Iterator[str]) -> str:
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """An argument or setting as the page shows it."""
+
+    name: str
+    facts: str
+    text: str
+
+    def line(self) -> str:
+        """Return its line."""
+        return f"- **`{self.name}`** ({self.facts}): {_markdown(self.text)}"
+
+
+def _section(name: str, thing: Any, entries: Iterable[_Entry], homes: dict[_Entry, str]) -> str:
+    """Return a section, which refers to an earlier one for what that describes.
+
+    Args:
+        homes: the section that describes an entry, in camel case; this section's are added.
+    """
     first = (inspect.getdoc(thing) or "").partition("\n")[0]
+    lines: list[str] = []
+    elsewhere: dict[str, list[str]] = {}
+    for entry in entries:
+        key = dataclasses.replace(entry, name=camel_case(entry.name))
+        reference = re.fullmatch(r"see ``?(\w+)``?\.", entry.text)
+        home = reference[1] if reference else homes.setdefault(key, name)
+        if home == name:
+            lines.append(entry.line() if entry.name else f"- and {_markdown(entry.text)}")
+        else:
+            elsewhere.setdefault(home, []).append(f"`{entry.name}`")
+    for home, names in elsewhere.items():
+        anchor = home.lower().replace(".", "")
+        lines.append(f"- see [`{home}`](#{anchor}): {', '.join(names)}")
     return "\n".join([f"## {name}", "", _markdown(first), "", *lines, ""])
 
 
-def _arguments(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield a line for each argument: of the table where it is there, else of the docstring."""
+def _arguments(function: Callable[..., Any]) -> Iterator[_Entry]:
+    """Yield an entry for each argument: of the table where it is there, else of the docstring."""
     tables = ONE_BY_ONE.get(function.__name__, ())
     table_fields = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            yield f"- and {_markdown(texts[name])}"
+            yield _Entry("", "", texts[name])
         elif name in table_fields:
-            yield _line(table_fields[name])
+            yield _entry_of(table_fields[name])
         else:
-            yield _entry(name, "", parameter.default, texts[name])
+            yield _Entry(name, _facts("", parameter.default), texts[name])
 
 
-def _runner() -> Iterator[str]:
-    inner = {field.name for field in dataclasses.fields(LaunchOptions)}
-    yield from (_line(one) for one in dataclasses.fields(HorovodRunner) if one.name not in inner)
-    yield "- and all of [`LaunchOptions`](#launchoptions)"
-
-
-def _params(stage: HorovodEstimator) -> Iterator[str]:
+def _params(stage: HorovodEstimator) -> Iterator[_Entry]:
     for param in stage.params:
         converter: Converter = param.typeConverter
         field = converter.settings.__dataclass_fields__[converter.name]
-        default = stage.getOrDefault(param)
-        yield _entry(param.name, kind_of(field).words, default, text_of(field))
+        facts = _facts(kind_of(field).words, stage.getOrDefault(param))
+        yield _Entry(param.name, facts, text_of(field))
 
 
-def _line(field: dataclasses.Field[Any]) -> str:
-    return _entry(field.name, kind_of(field).words, default_of(field), text_of(field))
+def _entry_of(field: dataclasses.Field[Any]) -> _Entry:
+    return _Entry(field.name, _facts(kind_of(field).words, default_of(field)), text_of(field))
 
 
-def _entry(name: str, kind: str, default: Any, text: str) -> str:
+def _facts(kind: str, default: Any) -> str:
     facts = [kind] if kind else []
     if default is inspect.Parameter.empty or default is dataclasses.MISSING:
         facts.append("required")
     else:
         facts.append(f"default `{_shown(default)}`")
-    return f"- **`{name}`** ({'; '.join(facts)}): {_markdown(text)}"
+    return "; ".join(facts).replace("; or `None`; default `None`", "; default `None`")
 
 
 def _shown(default: Any) -> str:
