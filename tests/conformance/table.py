@@ -27,30 +27,27 @@ BY_NAME = {case.name: case for case in CASES}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 
 _OPENING = """\
-# Conformance: what is trained as `Model.fit` would train it
+# Conformance with `Model.fit`
 
-For readers who know Keras. Each line below is a model, with what it is compiled with and what calls
-it, that is trained three times on the same rows ({rows} rows in global batches of {batch}, the last
-one partial; the order of rows is the same each time):
+Each of the {count} cases is a model with what it is compiled with and its callbacks, trained three
+times on the same rows ({rows} rows in global batches of {batch}, the last one partial; the order of
+rows is the same):
 
 - by Keras' own `Model.fit`, in one process;
-- by `run_training`'s loop on **one rank**. Weights, the optimizer's variables, history, the
-  parameters of callbacks and every call of a callback with its logs must equal those of `fit`, and
-  so must the files that callbacks write;
+- by `run_training`'s loop on **one rank**. Weights, the optimizer's variables, history, every call
+  of a callback with its logs, and the files that callbacks write must equal those of `fit`;
 - by the same loop on **two ranks** with half of each batch. Both must hold the same weights to the
-  bit, get the same history and show callbacks the same logs, and these must equal those of one rank
-  with the same global batch.
+  bit, and equal one rank with the same global batch.
 
-**Prediction** means that the model in the run directory, read by the transformer that
-`run_training` returns and by `TFTransformer.from_run`, predicts what the trained model predicts.
+**Prediction**: the model in the run directory, loaded by the transformer of `run_training` and by
+`TFTransformer.from_run`, predicts what the trained model predicts.
 
 "same" allows {same:g}, relative to the value or to 1, for one rank and {close:g} for two ranks and
-for predictions: sums of floats depend on their order. Where more is allowed the number is there,
-and where two ranks differ from one by the nature of the thing, the reason is. "refused" means an
-error that says so before the first step; part of its message is shown.
+for predictions: sums of floats depend on their order. Otherwise the tolerance is given, or the
+reason why two ranks differ. "refused" is an error before the first step, with part of its message.
 
-The table is the one that `tests/conformance` runs. {count} cases; every metric, optimizer, learning
-rate schedule, loss and callback that Keras exports is in one of them.
+`tests/conformance` runs the cases. Every metric, optimizer, learning rate schedule, loss and
+callback that Keras exports is in one of them. `python -m tests.conformance.table` writes this page.
 """
 
 
@@ -60,27 +57,36 @@ def page() -> str:
 
     parts = [_OPENING.format(rows=59, batch=GLOBAL_BATCH, same=SAME, close=CLOSE, count=len(CASES))]
     for title, cases in GROUPS.items():
-        lines = [
-            f"\n## {title}\n",
-            "| Case | One rank, to `fit` | Two ranks, to one | Prediction | Note |",
-            "|---|---|---|---|---|",
-            *(_row(case) for case in cases),
-        ]
-        parts.append("\n".join(lines) + "\n")
+        parts.append(f"\n## {title}\n\n{_group(cases)}\n")
     return "".join(parts)
 
 
-def _row(case: Case) -> str:
+def _group(cases: list[Case]) -> str:
+    """Return a list of the cases that are the same throughout, and a table of the others."""
+    cells = {case.name: _cells(case) for case in cases}
+    same = [name for name, row in cells.items() if row == ["same", "same", "same", ""]]
+    others = {name: row for name, row in cells.items() if name not in same}
+    lines = [
+        f"Same in all three: {', '.join(f'`{name}`' for name in same)}.",
+        "",
+        "| Case | One rank, to `fit` | Two ranks, to one | Prediction | Note |",
+        "|---|---|---|---|---|",
+        *(f"| {name} | {' | '.join(row)} |" for name, row in others.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _cells(case: Case) -> list[str]:
     note = "; ".join(text for text in (case.why, case.note) if text)
     if case.refused:
-        return f"| {case.name} | refused: `{case.refused}` | refused | | {note} |"
+        return [f"refused: `{case.refused}`", "refused", "", note]
     two = "differs" if case.two is None else _within(case.two, CLOSE)
     if case.refused_by_two:
         two = f"refused: `{case.refused_by_two}`"
     predicts = "none" if case.predicts is None else _within(case.predicts, CLOSE)
     if case.lost:
         predicts += f"; `from_run` refuses: `{case.lost}`"
-    return f"| {case.name} | {_within(case.one, SAME)} | {two} | {predicts} | {note} |"
+    return [_within(case.one, SAME), two, predicts, note]
 
 
 def _within(tolerance: float, usual: float) -> str:
