@@ -62,8 +62,7 @@ ALLOWED = {
     "testing.keras_injector": LIGHT | {"keras", "mpi4py"},
     "testing.torch_injector": LIGHT | {"mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
-    "sync.ranks": LIGHT | {"mpi4py"},
-    "sync.wire": LIGHT | {"mpi4py"},
+    "sync.mpi": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},
     # Loaded on ranks and, but for those of a module that is listed, in Spark's Python workers.
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},

@@ -16,7 +16,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
-from ..sync.buckets import BUCKET_BYTES
+from ..sync.allreduce import BUCKET_BYTES
 from ..sync.synchroniser import bytes_of_sum
 from ..training.time_breakdown import WHOLE, Kind, mean_seconds
 from .links import ETHERNET_LATENCY, Link, ring_seconds

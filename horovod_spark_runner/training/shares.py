@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..checkpoint.resume import TAKEN, check_not_taken
 from ..data.read.reader import Batch
-from ..sync.asynchronous import AsyncSynchroniser
-from ..sync.board import Board
+from ..sync.asynchronous import AsyncSynchroniser, Board
 from ..sync.synchroniser import Synchroniser
 from .agreement import NOTHING, SAVE, STOP, Agreement
 from .epochs import Epochs, Step

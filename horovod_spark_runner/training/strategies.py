@@ -9,10 +9,9 @@ from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from ..sync.allreduce import AllreduceSynchroniser
 from ..sync.asynchronous import AsyncSynchroniser
 from ..sync.compressed import CompressedSynchroniser
-from ..sync.ranks import MpiRanks
-from ..sync.rounds import RoundsSynchroniser
+from ..sync.local_sgd import LocalSGDSynchroniser
+from ..sync.mpi import MpiRanks, MpiWire
 from ..sync.synchroniser import Collectives, Synchroniser
-from ..sync.wire import MpiWire
 
 # Makes a way of synchronising from its settings and the framework's collectives.
 SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
@@ -34,7 +33,7 @@ def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchronise
 # By the class of the settings.
 SYNCHRONISERS: dict[type, SynchroniserFactory] = {
     Allreduce: allreduce,
-    LocalSGD: RoundsSynchroniser,
-    DiLoCo: RoundsSynchroniser,
+    LocalSGD: LocalSGDSynchroniser,
+    DiLoCo: LocalSGDSynchroniser,
     AsyncServer: _asynchronous,
 }

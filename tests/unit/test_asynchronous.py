@@ -16,7 +16,7 @@ from horovod_spark_runner.config.sync import check_servers
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.sync.board import divided, holder_of
+from horovod_spark_runner.sync.distributed_memory import divided, holder_of
 from horovod_spark_runner.training.agreement import NOTHING, SAVE, STOP
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.learning_rate import LearningRate

@@ -23,7 +23,7 @@ HERE = "127.0.0.1"
 
 
 class Ranks:
-    """Ranks that are threads; see `Meeting`."""
+    """Ranks that are threads; see `Ranks`."""
 
     def __init__(self, wire: Threads, reach: Callable[[Any], Any] = lambda place: place) -> None:
         self.rank, self.size, self._wire, self._reach = wire.rank, wire.size, wire, reach
