@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .planning.links import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
-    from .training.training_steps import training_steps
+    from .training.spec import training_steps
 
 _LAZY = {
     "Allreduce": ".config.sync",
@@ -83,7 +83,7 @@ _LAZY = {
     "prepare_dataset": ".dataset",
     "report_progress": ".cluster.worker.reporting",
     "run_training": ".api",
-    "training_steps": ".training.training_steps",
+    "training_steps": ".training.spec",
 }
 
 __all__ = [

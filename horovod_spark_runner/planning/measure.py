@@ -16,7 +16,7 @@ from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
 from ..run.pipeline import import_ahead, training_spec
 from ..run.resolve import ResolvedRun
-from ..training.entry import modules_for
+from ..training.engine import modules_for
 from ..training.spec import TrainingSpec
 from .entry import measure_rank
 from .measurement import MeasuredLaunch, Measurement, combine_launches

@@ -18,13 +18,11 @@ from ..cluster.worker.reporting import report_progress
 from ..data.read.reader import DatasetReader
 from ..machine import usable_cores
 from ..sync.synchroniser import Collectives
-from ..training.agreement import NOTHING
 from ..training.engine import engine_named
-from ..training.epochs import Epochs, Step
-from ..training.spec import TrainingSpec
-from ..training.strategies import SYNCHRONISERS
+from ..training.epochs import NOTHING, Epochs, Step
+from ..training.loop import SYNCHRONISERS
+from ..training.spec import TrainingSpec, provide_steps
 from ..training.trainee import Trainee
-from ..training.training_steps import provide_steps
 from .measurement import RankFigures
 from .model import StepTime
 

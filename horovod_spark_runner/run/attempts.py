@@ -33,8 +33,8 @@ from ..errors import (
     RunFailedError,
 )
 from ..storage.lease import Lease
-from ..training.entry import modules_for, train_rank
-from ..training.spec import AttemptSpec, TrainingSpec
+from ..training.engine import modules_for
+from ..training.spec import AttemptSpec, TrainingSpec, train_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

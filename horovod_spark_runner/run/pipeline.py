@@ -38,7 +38,7 @@ from ..model.summary import TrainingSummary
 from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
 from ..storage.filesystem import Location
-from ..training.entry import modules_for
+from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped

@@ -75,7 +75,7 @@ class AsyncSynchroniser:
         self._met: Arrays = {}
         self._sent = self._whole = self._step_sent = self._step_whole = 0.0
         self.lateness: collections.Counter[int] = collections.Counter()
-        self.seen = Seen(0, [], [], [])
+        self.seen = _Seen(0, [], [], [])
 
     def begin(self, variables: Variables) -> None:
         self._variables = variables
@@ -241,7 +241,7 @@ _STARTED, _UPDATES = range(2)
 _REQUESTS = slice(2, 5)
 
 
-class Seen(NamedTuple):
+class _Seen(NamedTuple):
     """A rank's reading of a `Board`.
 
     Attributes:
@@ -277,11 +277,11 @@ class Board:
         values[self._first + size :] = taken
         self._memory = opened(values)
 
-    def read(self) -> Seen:
+    def read(self) -> _Seen:
         """Return the counters of all ranks."""
         values = self._memory.get().tolist()
         shares = self._first + self._size
-        return Seen(
+        return _Seen(
             values[_UPDATES], values[_REQUESTS], values[self._first : shares], values[shares:]
         )
 

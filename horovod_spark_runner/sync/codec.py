@@ -111,7 +111,7 @@ class Codec(Protocol):
 RESIDUAL, VELOCITY = "residual", "velocity"
 
 
-def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
+def _moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
     """Apply and update this rank's momentum; return the term unchanged without one."""
     if not momentum:
         return local
@@ -122,7 +122,7 @@ def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
     return moved
 
 
-def keeping(momentum: float) -> tuple[str, ...]:
+def _keeping(momentum: float) -> tuple[str, ...]:
     """Return the names in checkpoints of codecs' unsent state."""
     return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
 
@@ -139,7 +139,7 @@ def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarra
     return [part.reshape(array.shape) for part, array in parts]
 
 
-def sum_whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
+def _sum_whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
     """Return the sum over all ranks, including their unsent residuals."""
     total = wire.sum(place.local_array(RESIDUAL, local) + local)
     place.local[RESIDUAL] = np.zeros_like(local)
@@ -198,11 +198,11 @@ class TopKCodec:
 
     def __init__(self, options: TopK) -> None:
         self._options = options
-        self.keeps = keeping(options.momentum)
+        self.keeps = _keeping(options.momentum)
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        local = moving(local, place, options.momentum)
+        local = _moving(local, place, options.momentum)
         held: np.ndarray = place.local_array(RESIDUAL, local) + local
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.local[RESIDUAL] = np.zeros_like(held)
@@ -294,7 +294,7 @@ class PowerCodec:
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         if wire.size == 1 or step < self._options.warmup_steps:
-            return sum_whole(local, place, wire)
+            return _sum_whole(local, place, wire)
         held = place.local_array(RESIDUAL, local) + local
         parts = place.split(held)
         forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
@@ -418,13 +418,13 @@ class ThresholdCodec:
 
     def __init__(self, options: Threshold) -> None:
         self._options = options
-        self.keeps = (*keeping(options.momentum), f"shared/{_THRESHOLD}")
+        self.keeps = (*_keeping(options.momentum), f"shared/{_THRESHOLD}")
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        local = moving(local, place, options.momentum)
+        local = _moving(local, place, options.momentum)
         if wire.size == 1 or step < options.warmup_steps:
-            return sum_whole(local, place, wire)
+            return _sum_whole(local, place, wire)
         saved = place.shared.get(_THRESHOLD)
         threshold = options.start if saved is None else float(saved)
         held: np.ndarray = place.local_array(RESIDUAL, local) + local

@@ -15,7 +15,7 @@ from .distributed_memory import DistributedMemory, Memory
 from .synchroniser import bytes_of_sum
 
 
-def need_threads(what: str, others: str) -> None:
+def _need_threads(what: str, others: str) -> None:
     """Check that several threads of this rank may be in MPI at once.
 
     Args:
@@ -50,7 +50,7 @@ class MpiWire:
 
     def __init__(self) -> None:
         others = "sync=Allreduce(), LocalSGD(…) or DiLoCo(…)"
-        need_threads("compressed gradients travel by MPI", others)
+        _need_threads("compressed gradients travel by MPI", others)
         self._world = MPI.COMM_WORLD.Dup()
         self.size = self._world.Get_size()
         self.rank = self._world.Get_rank()
@@ -105,7 +105,7 @@ class MpiRanks:
     """
 
     def __init__(self) -> None:
-        need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
+        _need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
         self._world = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         # By MPI, as the weights of all ranks: who can read the one can read the other.
