@@ -325,7 +325,7 @@ class PowerCodec:
         """Return the orthonormal right basis of a matrix, from the previous step where possible."""
         rank = min(self._options.rank, *matrix.shape)
         shape = (matrix.shape[1], rank)
-        stream = np.random.default_rng([zlib.crc32(place.name._encode_entries()), number])
+        stream = np.random.default_rng([zlib.crc32(place.name.encode()), number])
         basis: np.ndarray = stream.standard_normal(shape).astype(matrix.dtype)
         before = place.shared.get(_name(number))
         if before is not None and before.shape == shape:
