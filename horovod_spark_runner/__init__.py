@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .model.torch_transformer import TorchTransformer
     from .model.transformer import TFTransformer
     from .planning.call import plan_training
-    from .planning.links import Link
+    from .planning.model import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
     from .training.spec import training_steps
@@ -63,7 +63,7 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".config.training",
     "LaunchOptions": ".config.launch",
-    "Link": ".planning.links",
+    "Link": ".planning.model",
     "LocalSGD": ".config.sync",
     "MlflowOptions": ".config.mlflow",
     "MpiOptions": ".config.launch",

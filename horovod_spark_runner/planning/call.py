@@ -19,10 +19,9 @@ from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
 from ..run.resolve import ResolvedRun, resolve
-from .links import Link
-from .measure import measure_training
+from .measure import measure_training, removed_on_failure
+from .model import Link
 from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan
-from .sample import removed_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
