@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from ..scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS
+from ..scoring.columns import ARRAY, DTYPES, TEXT, VECTOR, WORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..config.validators import check_choice
 from ..errors import DataError, InvalidInputError, ModelError, on_one_line
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
-from ..scoring.categories import StringIndexer
-from ..scoring.inputs import ARRAY, VECTOR, Input
+from ..scoring.columns import ARRAY, VECTOR, Input, Stage, inputs_of
 from ..scoring.network import ONNX, SAVED_MODEL, Network
-from ..scoring.stage import Stage, inputs_of
+from ..scoring.values import StringIndexer
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, convert_save_errors, write_aside
 from ..training.onnx import check_installed

@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..scoring.categories import IndexToString, OneHotEncoder, StringIndexer
-from ..scoring.columns import DENSE_SIZE
-from ..scoring.inputs import VECTOR
-from ..scoring.stage import Stage
+from ..scoring.columns import DENSE_SIZE, VECTOR, Stage
 from ..scoring.text import (
     CountVectorizer,
     FeatureHasher,
@@ -22,7 +19,14 @@ from ..scoring.text import (
     Tokenizer,
     place_of,
 )
-from ..scoring.values import Binarizer, Bucketizer, Imputer
+from ..scoring.values import (
+    Binarizer,
+    Bucketizer,
+    Imputer,
+    IndexToString,
+    OneHotEncoder,
+    StringIndexer,
+)
 from ..scoring.vectors import (
     Interaction,
     MinMaxScaler,

@@ -368,7 +368,7 @@ def _table(network: NetworkPlan) -> list[str]:
     for one in network.predictions:
         *cells, limit = prediction_cells(one)
         rows.append([*cells, limit + (", best" if one.ranks == best else "")])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TEXT_HEADER))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))
         + f"  {row[-1]}"

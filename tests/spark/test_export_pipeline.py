@@ -24,7 +24,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.export.graph import model as graph_model
 from horovod_spark_runner.export.graph.file import onnx_inputs
 from horovod_spark_runner.scoring import load_pipeline
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input
 from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.training.onnx import OnnxSession
 

@@ -1,4 +1,4 @@
-"""Stages on categories, as `horovod_spark_runner.scoring.categories` computes them."""
+"""Stages on categories, as `horovod_spark_runner.scoring.values` computes them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from ...scoring.categories import IndexToString, OneHotEncoder, StringIndexer, real_of
-from ...scoring.stage import ERROR, KEEP, SKIP
+from ...scoring.columns import ERROR, KEEP, SKIP
+from ...scoring.values import IndexToString, OneHotEncoder, StringIndexer, real_of
 from .builder import ML, TEXT, Rows, Values, element_type
 
 # Where a label has no place.

@@ -9,8 +9,7 @@ import numpy as np
 
 from ...errors import DataError, ModelError
 from ...scoring.bundle import Bundle
-from ...scoring.columns import Column, Numbers, Vectors, Words
-from ...scoring.inputs import DTYPES, Input
+from ...scoring.columns import DTYPES, Column, Input, Numbers, Vectors, Words
 from ...scoring.network import Network
 from ...scoring.scorer import Scorer
 from ...training.onnx import OnnxSession

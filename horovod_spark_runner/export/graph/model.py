@@ -16,10 +16,9 @@ import numpy as np
 from ..._version import __version__
 from ...errors import InvalidInputError, ModelError
 from ...scoring.bundle import Bundle
-from ...scoring.categories import StringIndexer
-from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
+from ...scoring.columns import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input, Stage, inputs_of
 from ...scoring.network import Network
-from ...scoring.stage import Stage, inputs_of
+from ...scoring.values import StringIndexer
 from ...training.onnx import METADATA
 from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
 from .categories import index_to_string, one_hot_encoder, string_indexer

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
+from ...scoring.columns import ERROR, SKIP
 from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
-from ...scoring.stage import ERROR, SKIP
 from ...training.onnx import (
     BOUNDS,
     CLASS,

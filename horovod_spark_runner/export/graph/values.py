@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ...scoring.stage import KEEP, SKIP
+from ...scoring.columns import KEEP, SKIP
 from ...scoring.values import Binarizer, Bucketizer, Imputer
 from .builder import Rows, Values
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ...errors import ModelError
-from ...scoring.stage import ERROR, KEEP, SKIP
+from ...scoring.columns import ERROR, KEEP, SKIP
 from ...scoring.vectors import (
     Interaction,
     MinMaxScaler,
