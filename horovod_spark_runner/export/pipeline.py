@@ -16,8 +16,7 @@ from ..scoring.values import StringIndexer
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, convert_save_errors, write_aside
 from ..training.onnx import check_installed
-from .fitted import Fitted, kind_of, vector_size
-from .readers import READERS
+from .readers import READERS, Fitted, kind_of, vector_size
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
@@ -99,7 +98,7 @@ def export_pipeline(
         )
     check_free_file(location, mode)
     check_installed("onnx")
-    from .graph.file import pipeline_file
+    from .onnx_model import pipeline_file
 
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)

@@ -106,14 +106,14 @@ def _launch(
     console = Console(directory.location.name, quiet=not config.stream_logs, task=task)
     with described(spark, f"Horovod: planning {directory.location.name}"):
         result = chosen_launcher().launch(
-            spark, launching, measure_rank, (spec, seconds, cached), {}, console, modules, count
+            spark, launching, _measure_rank, (spec, seconds, cached), {}, console, modules, count
         )
     hosts = tuple(one.host for one in result.placement)
     timings = result.timings
     return MeasuredLaunch(result.results, hosts, timings["total"] - timings["function"])
 
 
-def measure_rank(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
+def _measure_rank(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
     """Measure on this rank; see `horovod_spark_runner.planning.rank.measure`."""
     from .rank import measure
 
@@ -121,7 +121,7 @@ def measure_rank(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigure
 
 
 @dataclass(frozen=True)
-class Sample:
+class _Sample:
     """Rows to measure with.
 
     Attributes:
@@ -136,7 +136,7 @@ class Sample:
 @contextlib.contextmanager
 def written_sample(
     run: ResolvedRun, folder: Location, rows: int, sample_rows: int
-) -> Iterator[Sample]:
+) -> Iterator[_Sample]:
     """Write rows to measure with, and remove them afterwards.
 
     Args:
@@ -174,13 +174,13 @@ def removed_on_failure(folder: Location, *, keeping: bool = False) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[Sample]:
+def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[_Sample]:
     """Write all rows, or a sample; see `written_sample`."""
     config = run.config
     if rows <= sample_rows or is_readable_in_place(run.df, run.columns.roles, config.data):
         began = time.monotonic()
         with prepare_data(run, folder) as data:
-            yield Sample(data.train, 0.0 if data.reused else time.monotonic() - began)
+            yield _Sample(data.train, 0.0 if data.reused else time.monotonic() - began)
         return
     columns = [quoted(name) for name in run.columns.roles.columns]
     sample = frame_of(run.df).select(*columns).sample(sample_rows / rows, seed=0).persist()
@@ -194,7 +194,7 @@ def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) ->
 @contextlib.contextmanager
 def _sampled(
     run: ResolvedRun, sample: DataFrame, folder: Location, rows: int, sample_rows: int
-) -> Iterator[Sample]:
+) -> Iterator[_Sample]:
     began = time.monotonic()
     with described(sample.sparkSession, "Horovod: taking a sample of the rows to plan with"):
         sample.count()
@@ -213,7 +213,7 @@ def _sampled(
         with _timed(run, part, folder) as (_, again):
             pass
         seconds = extrapolate_writing(rows, looked, first, again, took, few=few, known=data.rows)
-        yield Sample(data, seconds)
+        yield _Sample(data, seconds)
 
 
 @contextlib.contextmanager

@@ -153,8 +153,8 @@ def predict(work: Workload, cluster: Cluster, ranks: int) -> Prediction:
     """Predict a training on so many ranks."""
     parts = _step_parts(work, cluster, ranks)
     step = sum(parts.values())
-    epoch = epoch_steps(work, ranks) * step
-    held = interpolate(work.launch, min(ranks, cluster.ranks_per_host)) + work.build
+    epoch = _epoch_steps(work, ranks) * step
+    held = _interpolate(work.launch, min(ranks, cluster.ranks_per_host)) + work.build
     held += work.epochs * epoch
     return Prediction(
         ranks=ranks,
@@ -169,7 +169,7 @@ def predict(work: Workload, cluster: Cluster, ranks: int) -> Prediction:
     )
 
 
-def epoch_steps(work: Workload, ranks: int) -> int:
+def _epoch_steps(work: Workload, ranks: int) -> int:
     """Count the steps of an epoch."""
     return math.ceil(work.rows / (ranks * work.batch_size))
 
@@ -189,7 +189,7 @@ def _step_parts(work: Workload, cluster: Cluster, ranks: int) -> dict[str, float
         "latency": shown * latency,
         "transfer": shown * transfer,
     }
-    read = work.batch_size / interpolate(work.reader_rows, here)
+    read = work.batch_size / _interpolate(work.reader_rows, here)
     return {**parts, "reading": _reader_wait(work, ranks, read, sum(parts.values()))}
 
 
@@ -197,13 +197,13 @@ def step_time(work: Workload, here: int) -> StepTime:
     """Return the step time with so many ranks on a host; beyond the most measured, as for these."""
     return StepTime(
         *(
-            interpolate({count: getattr(one, name) for count, one in work.steps.items()}, here)
+            _interpolate({count: getattr(one, name) for count, one in work.steps.items()}, here)
             for name in ("seconds", "cpu_seconds", "spread")
         )
     )
 
 
-def interpolate(values: Mapping[int, float], at: float) -> float:
+def _interpolate(values: Mapping[int, float], at: float) -> float:
     """Interpolate linearly between known values; constant beyond them."""
     known = sorted(values)
     return float(np.interp(at, known, [values[one] for one in known]))
@@ -247,7 +247,7 @@ def _exchange_seconds(work: Workload, cluster: Cluster, ranks: int) -> tuple[flo
         return 0.0, 0.0
     # An unmeasured link within a host is assumed to be as slow as those between hosts.
     inside = work.inside or cluster.between
-    link = inside if ranks <= cluster.ranks_per_host else slower_link(cluster.between, inside)
+    link = inside if ranks <= cluster.ranks_per_host else _slower_link(cluster.between, inside)
     extra = tree_seconds(ranks, link) + work.overhead
     hosts = math.ceil(ranks / cluster.ranks_per_host)
     if not work.by_hosts or hosts in (1, ranks):
@@ -265,7 +265,7 @@ def _exchange_seconds(work: Workload, cluster: Cluster, ranks: int) -> tuple[flo
 
 
 # Part of a link's speed that Ethernet, IP and TCP leave for data.
-PAYLOAD = 0.94
+_PAYLOAD = 0.94
 # Seconds of a small message between two hosts over TCP, assumed where only a speed is given.
 ETHERNET_LATENCY = 50e-6
 # Largest part of a sum that can be latency, so that some is left for the bytes.
@@ -309,7 +309,7 @@ def slow_link(link: Link, factor: float) -> Link:
     return Link(link.latency * factor, link.bandwidth / factor)
 
 
-def slower_link(link: Link, other: Link) -> Link:
+def _slower_link(link: Link, other: Link) -> Link:
     """Return a link with the higher latency and the lower bandwidth of two."""
     return Link(max(link.latency, other.latency), min(link.bandwidth, other.bandwidth))
 
@@ -331,7 +331,7 @@ def parse_link(given: object) -> Link:
             f"bandwidth=…) in seconds and bytes per second; got {brief(given)}"
         )
     bits = float(found[1]) * (1e9 if found[2].lower() == "gbit" else 1e6)
-    return Link(ETHERNET_LATENCY, bits / 8 * PAYLOAD)
+    return Link(ETHERNET_LATENCY, bits / 8 * _PAYLOAD)
 
 
 def ring_seconds(ranks: int, size: float, link: Link) -> float:

@@ -22,7 +22,7 @@ from .model import Cluster, Link, Prediction, Workload, format_link, parse_link,
 RANKS = tuple(2**exponent for exponent in range(13))
 NETWORKS = ("1gbit", "10gbit", "100gbit")
 # Name of the link between the hosts that were measured.
-MEASURED = "this cluster"
+_MEASURED = "this cluster"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TrainingPlan:
     networks: tuple[NetworkPlan, ...]
 
     def __str__(self) -> str:
-        return plan_text(self.name, self.measurement, self.networks)
+        return _plan_text(self.name, self.measurement, self.networks)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for JSON; times in seconds."""
@@ -117,7 +117,7 @@ class TrainingPlan:
         if file.name.endswith(".json"):
             file.write_text(json.dumps(self.as_json(), indent=1) + "\n")
         else:
-            file.write_text(plan_page(self.name, self.measurement, self.networks))
+            file.write_text(_plan_page(self.name, self.measurement, self.networks))
 
 
 def build_plan(name: str, measured: Measurement, options: PlanOptions) -> TrainingPlan:
@@ -134,7 +134,7 @@ def build_plan(name: str, measured: Measurement, options: PlanOptions) -> Traini
             "predict: give a core to each, by a smaller num_workers or ranks_per_host, or by "
             "cores_per_host"
         )
-    own = [] if measured.between is None else [(MEASURED, measured.between)]
+    own = [] if measured.between is None else [(_MEASURED, measured.between)]
     counts = sorted({1, measured.workers, *options.ranks})
     plans = tuple(
         advise(called, measured.workload, Cluster(here, cores, link), counts)
@@ -276,11 +276,11 @@ _HEADER = (
 )  # fmt: skip
 
 
-def plan_text(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
+def _plan_text(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
     """Format a plan as lines of text."""
     lines = [f"plan for {name}", *measured_lines(measured)]
     for network in networks:
-        lines += ["", network_title(network), *_table(network)]
+        lines += ["", _network_title(network), *_table(network)]
         lines += [network.verdict, *left_out_lines(network, measured.workload)]
     return "\n".join(lines)
 
@@ -326,7 +326,7 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
 
 
-def network_title(network: NetworkPlan) -> str:
+def _network_title(network: NetworkPlan) -> str:
     """Format a network and its hosts."""
     cluster = network.cluster
     return (
@@ -347,7 +347,7 @@ def left_out_lines(network: NetworkPlan, work: Workload) -> list[str]:
     ]
 
 
-def prediction_cells(one: Prediction) -> list[str]:
+def _prediction_cells(one: Prediction) -> list[str]:
     """Format a prediction as a row of a table."""
     return [
         f"{one.ranks:,}",
@@ -366,7 +366,7 @@ def _table(network: NetworkPlan) -> list[str]:
     best = network.best.ranks if network.pays else None
     rows = [[*map(str.upper, _HEADER[:-1]), ""]]
     for one in network.predictions:
-        *cells, limit = prediction_cells(one)
+        *cells, limit = _prediction_cells(one)
         rows.append([*cells, limit + (", best" if one.ranks == best else "")])
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     return [
@@ -376,7 +376,7 @@ def _table(network: NetworkPlan) -> list[str]:
     ]
 
 
-def plan_page(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
+def _plan_page(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
     """Render a plan; see `horovod_spark_runner.planning.plan.plan_text`."""
     curves = [
         Series(
@@ -396,12 +396,12 @@ def plan_page(name: str, measured: Measurement, networks: Sequence[NetworkPlan])
     ]
     for one in networks:
         best = [i for i, each in enumerate(one.predictions) if one.pays and each is one.best]
-        rows = [prediction_cells(each) for each in one.predictions]
+        rows = [_prediction_cells(each) for each in one.predictions]
         contents = [
             paragraph(one.verdict),
             *(paragraph(line) for line in left_out_lines(one, measured.workload)),
             table(_HEADER, rows, numeric=range(len(_HEADER) - 1), strong=best),
         ]
-        sections.append(Section(one.name, contents, network_title(one)))
+        sections.append(Section(one.name, contents, _network_title(one)))
     verdicts = {one.name: one.verdict.partition(":")[0] for one in networks}
     return page(f"Plan for {name}", "predicted for more ranks", sections, facts(dict(verdicts)))

@@ -30,7 +30,7 @@ from .model import StepTime
 _BATCHES, _BATCHES_BYTES = 16, 64 << 20
 _WARM_STEPS, _MOST_STEPS = 3, 2000
 # Sizes of the sums that latency and bandwidth are fitted to, besides the model's own.
-SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+_SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 
 
 def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
@@ -61,7 +61,7 @@ def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
     gradient_bytes = _gradient_bytes(trainee)
     sums = {}
     if world.Get_size() > 1:
-        for size in sorted({*SUM_BYTES, gradient_bytes}):
+        for size in sorted({*_SUM_BYTES, gradient_bytes}):
             sums[size] = _time_sum(world, collectives, size)
     rows, cpu = _time_reading(spec, world, trainee, seconds, cached)
     return RankFigures(

@@ -51,7 +51,7 @@ from .vectors import (
     VectorSlicer,
 )
 
-FORMAT = 1
+_FORMAT = 1
 MAIN_FILE, ARRAYS_FILE = "pipeline.json", "arrays.npz"
 KINDS: dict[str, type[Stage]] = {
     kind.__name__: kind
@@ -108,7 +108,7 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
         files.update(contents)
     files[ARRAYS_FILE] = dump_arrays(arrays)
     facts = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "version": __version__,
         "inputs": [asdict(one) for one in bundle.inputs],
         "stages": stages,
@@ -212,10 +212,10 @@ class _Facts:
 
 def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathLike[str]) -> Bundle:
     written = read_fields(plain, _Version)
-    if written.format > FORMAT:
+    if written.format > _FORMAT:
         raise RunDirectoryError(
             f"{path} was exported by horovod_spark_runner {written.version} in format "
-            f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
+            f"{written.format}; this one, {__version__}, reads format {_FORMAT}: update it"
         )
     facts = read_fields(plain, _Facts)
     sums = parse_checksums(facts.sums)

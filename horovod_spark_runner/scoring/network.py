@@ -32,7 +32,7 @@ def beyond(low: int, high: int) -> str:
     return f"the network's input holds {low} to {high}"
 
 
-Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+_Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Network:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
-    def _call(self) -> Call:
+    def _call(self) -> _Call:
         """The function from arrays to arrays, by name."""
         if self.format == SAVED_MODEL:
             return self._tensorflow()
@@ -82,7 +82,7 @@ class Network:
             read_entry(io.BytesIO(self.contents), MODEL_FILE, "an ONNX file, packed")
         )
 
-    def _tensorflow(self) -> Call:
+    def _tensorflow(self) -> _Call:
         try:
             with quiet_imports():
                 import tensorflow as tf
@@ -153,11 +153,11 @@ class Network:
         numbers = np.arange(len(batch)) if batch.rows is None else np.asarray(batch.rows)
         numbers = numbers if valid is None else numbers[valid]
         for name, number, holds, scores, scalar, dtype, computed in self.added:
-            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed, name)
+            output = _Output(self.outputs[number], dtype, scalar, scores, holds, computed, name)
             column = (
-                column_of_plain(values[number], output)
+                _column_of_plain(values[number], output)
                 if holds == PLAIN
-                else column_of_scores(values[number], output, numbers)
+                else _column_of_scores(values[number], output, numbers)
             )
             batch.columns[name] = column if valid is None else _spread(column, valid)
 
@@ -239,7 +239,7 @@ def _spread(column: Column, valid: np.ndarray) -> Column:
 
 
 @dataclass(frozen=True)
-class Output:
+class _Output:
     """An output of a network, and its column.
 
     Attributes:
@@ -261,7 +261,7 @@ class Output:
     column: str
 
 
-def column_of_plain(values: np.ndarray, output: Output) -> Column:
+def _column_of_plain(values: np.ndarray, output: _Output) -> Column:
     """Return an output as it is: a number per row, or all its numbers in one row of an array."""
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if output.dtype == "string":
@@ -277,7 +277,7 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode()
 
 
-def column_of_scores(values: np.ndarray, output: Output, numbers: np.ndarray) -> Column:
+def _column_of_scores(values: np.ndarray, output: _Output, numbers: np.ndarray) -> Column:
     """Return an output as a vector, the likeliest class, or probabilities or scores of classes.
 
     Args:
@@ -298,7 +298,7 @@ def column_of_scores(values: np.ndarray, output: Output, numbers: np.ndarray) ->
     return Vectors(classes.shape[1], classes)
 
 
-def _of_two(value: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarray:
+def _of_two(value: np.ndarray, output: _Output, numbers: np.ndarray) -> np.ndarray:
     """Return the values of both classes from an output that describes class 1."""
     if not output.scores:
         _check((value >= 0) & (value <= 1), value, output, numbers)
@@ -310,7 +310,7 @@ def _of_two(value: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarra
     return np.stack([-value, value], axis=1)
 
 
-def _of_several(rows: np.ndarray, output: Output, numbers: np.ndarray) -> np.ndarray:
+def _of_several(rows: np.ndarray, output: _Output, numbers: np.ndarray) -> np.ndarray:
     """Return an output's value of each class."""
     if not output.scores:
         tolerance = TOLERANCE[output.computed]
@@ -325,7 +325,7 @@ def _of_several(rows: np.ndarray, output: Output, numbers: np.ndarray) -> np.nda
     return shares
 
 
-def _check(right: np.ndarray, values: np.ndarray, output: Output, numbers: np.ndarray) -> None:
+def _check(right: np.ndarray, values: np.ndarray, output: _Output, numbers: np.ndarray) -> None:
     if right.all():
         return
     what = "has scores that are no numbers" if output.scores else "is no probabilities"

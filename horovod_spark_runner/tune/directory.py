@@ -25,7 +25,7 @@ from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
 from ..typed_json import load_json, read_fields
 
-FORMAT = 1
+_FORMAT = 1
 _MOST_BYTES = 1 << 30
 
 
@@ -88,15 +88,15 @@ class StudyDirectory:
             return None
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{self.record} cannot be read: {error}") from error
-        if number > FORMAT:
+        if number > _FORMAT:
             raise RunDirectoryError(
-                f"{self.record} has format {number}, this version knows {FORMAT}; it was written "
+                f"{self.record} has format {number}, this version knows {_FORMAT}; it was written "
                 "by a newer one"
             )
         return dict(record)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        self.record.write_text(json.dumps({"format": FORMAT, **record}, indent=1))
+        self.record.write_text(json.dumps({"format": _FORMAT, **record}, indent=1))
 
     def check_journal(self) -> None:
         """Check that optuna's journal, if there is one, is an ordinary file of bounded size.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 PRUNED = "pruned by the search"
-ENDED = "the search has ended"
+_ENDED = "the search has ended"
 
 
 class TrialFollower:
@@ -82,7 +82,7 @@ class TrialFollower:
         if self._end is not None:
             raise self._end
         if self._ended.is_set():
-            raise Stopped(ENDED)
+            raise Stopped(_ENDED)
 
     def _report(self, number: int, metrics: Mapping[str, float]) -> None:
         value = _value_of(metrics, self._metric)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError
-from horovod_spark_runner.export.graph.file import onnx_inputs
-from horovod_spark_runner.export.graph.model import STATE, WITHOUT, WRITERS, onnx_of
+from horovod_spark_runner.export.onnx_model import STATE, WITHOUT, WRITERS, onnx_inputs, onnx_of
 from horovod_spark_runner.scoring.bundle import KINDS, Bundle
 from horovod_spark_runner.scoring.columns import Input, Stage
 from horovod_spark_runner.scoring.scorer import Scorer

@@ -10,20 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelError
-from ...scoring.columns import ERROR, SKIP
-from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
-from ...training.onnx import (
-    BOUNDS,
-    CLASS,
-    METADATA,
-    PLAIN,
-    PROBABILITY,
-    TOLERANCE,
-    VECTOR,
-)
-from ...typed_json import load_json
-from .builder import TEXT, Rows, Values
+from ..errors import ModelError
+from ..scoring.columns import ERROR, SKIP
+from ..scoring.network import INEXACT, MODEL_FILE, Network, beyond
+from ..training.onnx import BOUNDS, CLASS, METADATA, PLAIN, PROBABILITY, TOLERANCE, VECTOR
+from ..typed_json import load_json
+from .onnx_builder import TEXT, Rows, Values
 
 
 @dataclass(frozen=True)

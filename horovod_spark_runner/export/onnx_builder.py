@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelError
-from ...scoring.columns import DENSE_SIZE
+from ..errors import ModelError
+from ..scoring.columns import DENSE_SIZE
 
 OPSET, ML_OPSET, IR_VERSION = 18, 4, 8
 ML = "ai.onnx.ml"
