@@ -76,7 +76,6 @@ ALLOWED = {
     "engines.torch.saved": LIGHT,
     "engines.torch.source": LIGHT,
     "engines.torch.torch_model": LIGHT,
-    "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
 

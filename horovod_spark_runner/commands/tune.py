@@ -57,7 +57,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
     lock = read_lease(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
     with convert_parse_errors(f"the journal and record of a study in {directory.location}"):
-        study = needing_optuna("study").Study(directory)
+        study = needing_optuna().Study(directory)
         best = study.best()
         return StudySummary(
             place=str(directory.location),

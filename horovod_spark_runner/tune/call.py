@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..cluster.driver.console import Console
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
     from pyspark.sql import DataFrame
 
-    from .samplers import PrunerName, SamplerName
+    from .study import PrunerName, SamplerName
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +117,13 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
-    studies, samplers = needing_optuna("study"), needing_optuna("samplers")
+    studies = needing_optuna()
     space = check_space(space)
     check_names(space, training)
     best_is = _check_metric(metric, direction, training)
     max_trials = check_count("max_trials", max_trials)
     check_choice("resume", resume, get_args(Resume))
-    samplers.check_sampler(sampler, space)
+    studies.check_sampler(sampler, space)
     place = study_dir or new_folder(session_of(df), "study_dir", "studies")
     directory = StudyDirectory(Location(str(place)))
     configs = trial_configs(
@@ -134,7 +134,7 @@ def tune(
         seed=seed,
         study_dir=directory.location,
     )
-    made_pruner = samplers.make_pruner(pruner, _epochs(space, configs))
+    made_pruner = studies.make_pruner(pruner, _epochs(space, configs))
     console = Console(directory.location.name, quiet=not check_flag("stream_logs", stream_logs))
     _check_resume(resume, directory)
     run = resolve(df, configs.base)
@@ -153,7 +153,7 @@ def tune(
         with prepare_data(run, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
-            choosing = partial(samplers.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
+            choosing = partial(studies.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
             study = studies.Study(directory, best_is, choosing, made_pruner)
             search = Search(
                 study=study,
@@ -169,20 +169,21 @@ def tune(
             return search.result()
 
 
-def needing_optuna(name: str) -> Any:
-    """Return the module of this folder called so, which needs optuna.
+def needing_optuna() -> ModuleType:
+    """Return the module `horovod_spark_runner.tune.study`, which needs optuna.
 
     Raises:
         EnvironmentProblem: it is not installed.
     """
     try:
-        return importlib.import_module(f".{name}", __package__)
+        from . import study
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
         raise EnvironmentProblem(
             "tune needs optuna, which is not installed: pip install 'horovod_spark_runner[tune]'"
         ) from error
+    return study
 
 
 def _chosen(space: Space, trial: Trial, training: Mapping[str, Any]) -> dict[str, Any]:
