@@ -49,7 +49,6 @@ LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "commands.doctor_checks": LIGHT | {"packaging"},
     "cluster.slot.slot": LIGHT | {"pyspark"},
-    "cluster.driver.launcher": LIGHT | {"pyspark"},
     "cluster.protocol.network": LIGHT | {"psutil"},
     "estimator": LIGHT | {"pyspark"},
     "model.estimator_files": LIGHT | {"pyspark"},

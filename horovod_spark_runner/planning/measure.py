@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..cluster.driver.console import Console
-from ..cluster.driver.launcher import chosen_launcher
+from ..cluster.driver.launch import chosen_launcher
 from ..cluster.protocol.topology import format_ranks
 from ..cluster.spark.session import described
 from ..config.fields import derive

@@ -21,7 +21,7 @@ from ..checkpoint.retry_policy import (
 )
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launcher import Launcher
+from ..cluster.driver.launch import Launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
 from ..config.launch import LaunchSettings

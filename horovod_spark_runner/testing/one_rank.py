@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..cluster.driver.coordinator import Observer
-from ..cluster.driver.launcher import using_launcher
+from ..cluster.driver.launch import using_launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Notice, RankReport, Started, from_driver
 from ..cluster.protocol.outcome import RankOutcome, failure_error

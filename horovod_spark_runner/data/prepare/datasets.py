@@ -240,7 +240,7 @@ def prepare_datasets(
 
 
 @dataclass
-class TrackedDatasets:
+class _TrackedDatasets:
     """Datasets in preparation.
 
     Attributes:
@@ -259,8 +259,8 @@ class TrackedDatasets:
 @contextlib.contextmanager
 def track_datasets(
     data: Any, roles: Roles, options: DataOptions, run_folder: Location
-) -> Iterator[TrackedDatasets]:
-    """Yield a `TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
+) -> Iterator[_TrackedDatasets]:
+    """Yield a `_TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
 
     They are deleted at the end, if they are not kept.
     """
@@ -268,7 +268,7 @@ def track_datasets(
     shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
     # A dataset that is deleted at the end must not be another run's.
-    tracked = TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
+    tracked = _TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
     if not shared:  # nobody else writes there: incomplete ones are of a killed call
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
@@ -320,7 +320,7 @@ def _prepare(
     roles: Roles,
     options: DataOptions,
     validation: Any,
-    tracked: TrackedDatasets,
+    tracked: _TrackedDatasets,
     seed: int,
 ) -> Prepared:
     direct, folder, request = None, tracked.folder, tracked.request
