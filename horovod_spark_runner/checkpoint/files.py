@@ -214,15 +214,15 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
     return info, {name: load_arrays(read_verified_file(folder, name, sums)) for name in sums}
 
 
-def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
-    """Return a checkpoint's info, and one of its files, verified.
+def read_variables(folder: Location) -> tuple[CheckpointInfo, Contents]:
+    """Return a checkpoint's info, and its file of variables, verified.
 
     Raises:
         ValueError: there is no such file, or its contents have changed.
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, read_verified_file(folder, name, sums)
+    return info, read_verified_file(folder, VARIABLES_FILE, sums)
 
 
 def newest_checkpoint(

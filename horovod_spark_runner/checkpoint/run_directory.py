@@ -297,7 +297,7 @@ class RunDirectory:
             say("config.json holds no settings.")
         return settings if isinstance(settings, dict) else {}
 
-    def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
+    def write_attempts(self, attempts: Sequence[Mapping[str, object]]) -> None:
         """Write the records of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
@@ -314,7 +314,7 @@ class RunDirectory:
         """Return the records that `write_attempts` wrote; none if they cannot be read."""
         return _readable(self.attempts, _is_attempt, say)
 
-    def add_call(self, call: Mapping[str, Any]) -> None:
+    def add_call(self, call: Mapping[str, object]) -> None:
         """Add the record of a call that has ended.
 
         Raises:

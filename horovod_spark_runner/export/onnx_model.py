@@ -366,7 +366,7 @@ def _neither_takes(
         raise _differs(row, f"call is the error {error}", expected) from error
 
 
-def same(ours: Any, expected: Any, tolerance: float) -> bool:
+def same(ours: object, expected: object, tolerance: float) -> bool:
     """Return whether file and scorer give equal values; null is NaN, or the least integer."""
     if expected is None:
         whole = np.asarray(ours)
@@ -381,7 +381,7 @@ def same(ours: Any, expected: Any, tolerance: float) -> bool:
     )
 
 
-def _differs(row: Mapping[str, Any], difference: str, expected: Any) -> ModelError:
+def _differs(row: Mapping[str, object], difference: str, expected: object) -> ModelError:
     return ModelError(
         f"the ONNX file does not give what the pipeline gives: for the row {row!r:.500} its "
         f"{difference}, and the pipeline's is {expected!r:.300}"

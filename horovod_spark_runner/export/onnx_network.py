@@ -150,7 +150,7 @@ def _facts(whole: Any) -> dict[str, Any]:
     return facts
 
 
-def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
+def _check_bounds(rows: Rows, stage: Network, whole: object, valid: str | None) -> None:
     """Report rows with integers that the network's inputs do not hold.
 
     Args:

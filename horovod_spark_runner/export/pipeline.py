@@ -107,12 +107,12 @@ def export_pipeline(
         location.write_bytes(held)
 
 
-def _bundle(pipeline_model: Any, frame: DataFrame, network: str) -> Bundle:
+def _bundle(pipeline_model: object, frame: DataFrame, network: str) -> Bundle:
     stages = list(_read(_flat(pipeline_model), frame, network))
     return Bundle(tuple(_inputs(stages, frame)), tuple(stages))
 
 
-def _flat(stage: Any) -> Iterator[Any]:
+def _flat(stage: object) -> Iterator[Any]:
     """Yield the stages of a pipeline, of those within it, and the best ones of searches."""
     from pyspark.ml import PipelineModel
     from pyspark.ml.tuning import CrossValidatorModel, TrainValidationSplitModel
@@ -126,7 +126,7 @@ def _flat(stage: Any) -> Iterator[Any]:
         yield stage
 
 
-def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
+def _read(stages: Iterable[object], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are checked."""
     from ..model.predictions import PredictionModel
 

@@ -424,7 +424,7 @@ class Fitted:
             )
         return kind
 
-    def finite(self, values: Any) -> np.ndarray:
+    def finite(self, values: object) -> np.ndarray:
         """Return fitted numbers as an array.
 
         Raises:
@@ -490,5 +490,5 @@ def vector_size(frame: DataFrame, field: StructField) -> int:
     return len(row[0])
 
 
-def _as_text(values: Sequence[Any]) -> tuple[str, ...]:
+def _as_text(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)

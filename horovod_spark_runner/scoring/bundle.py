@@ -173,7 +173,6 @@ def _to_stored(stage: Stage, number: int) -> tuple[dict[str, Any], Arrays, dict[
 
 
 def _from_stored(
-    kinds: Mapping[str, type[Stage]],
     plain: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
     files: Mapping[str, bytes],
@@ -185,12 +184,12 @@ def _from_stored(
     """
     fields = dict(plain)
     kind = fields.pop("kind")
-    if kind not in kinds:
+    if kind not in KINDS:
         raise ValueError(f"it has a stage {kind!r}, which this version does not know")
     for name, value in fields.items():
         if isinstance(value, dict):
             fields[name] = arrays[value["array"]] if "array" in value else files[value["file"]]
-    return read_fields(fields, kinds[kind])
+    return read_fields(fields, KINDS[kind])
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathL
     data = {name: read_verified(name, read, sums) for name in sums}
     arrays = load_arrays(data.pop(ARRAYS_FILE))
     files = {name: contents.read() for name, contents in data.items()}
-    stages = tuple(_from_stored(KINDS, one, arrays, files) for one in facts.stages)
+    stages = tuple(_from_stored(one, arrays, files) for one in facts.stages)
     return Bundle(facts.inputs, stages, written.version)
 
 

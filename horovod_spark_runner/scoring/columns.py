@@ -305,7 +305,7 @@ class Input:
     size: int = 0
     needed: bool = True
 
-    def convert(self, source: Any) -> Column:
+    def convert(self, source: object) -> Column:
         """Convert a user's column of values.
 
         Args:
@@ -321,7 +321,7 @@ class Input:
             return self._vectors(values, valid)
         return self._numbers(values, valid)
 
-    def _words(self, values: Sequence[Any], valid: Mask) -> Words:
+    def _words(self, values: Sequence[object], valid: Mask) -> Words:
         lists = self.kind == WORDS
         words: list[Any] = []
         for row, value in enumerate(values):
@@ -369,7 +369,7 @@ class Input:
                 data[row] = one
         return Vectors(self.size, data, None if there.all() else there)
 
-    def _check_size(self, row: int, size: int, value: Any) -> None:
+    def _check_size(self, row: int, size: int, value: object) -> None:
         if size != self.size:
             raise self._misfit(row, value, f"it has {size} elements, not {self.size}")
 
@@ -394,7 +394,7 @@ class Input:
             return Numbers(values.astype(dtype), valid)
 
     def _from_objects(
-        self, values: Sequence[Any], valid: Mask, *, whole: bool
+        self, values: Sequence[object], valid: Mask, *, whole: bool
     ) -> tuple[np.ndarray, Mask]:
         there = np.ones(len(values), bool) if valid is None else valid.copy()
         items: list[Any] = []
@@ -457,14 +457,14 @@ class Input:
         whole = "a number" if self.kind in ("float", "double") else "a whole number"
         return names.get(self.kind, whole)
 
-    def _misfit(self, row: int, value: Any, advice: str) -> DataError:
+    def _misfit(self, row: int, value: object, advice: str) -> DataError:
         value = value.item() if isinstance(value, np.generic) else value
         return DataError(
             f"column {self.name!r} is {value!r:.200} in row {row} (counted from 0); {advice}"
         )
 
 
-def _is_null(value: Any) -> bool:
+def _is_null(value: object) -> bool:
     if value is None or type(value).__name__ == "NAType":
         return True
     return isinstance(value, float) and value != value  # pandas' null among objects

@@ -77,7 +77,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return all ranks' values."""
         ...
 

@@ -118,7 +118,7 @@ class MpiRanks:
         self._reached = True
         return memory
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return all ranks' values."""
         return self._world.allgather(value)
 

@@ -95,7 +95,7 @@ class _OneRank:
         spark: SparkSession | None,
         options: LaunchSettings,
         function: Callable[..., Any],
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         observer: Observer,
         modules: Sequence[str] | None = None,

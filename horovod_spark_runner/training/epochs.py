@@ -196,7 +196,7 @@ class _BatchPosition(NamedTuple):
 class _Shares(Protocol):
     """The steps of one rank, epoch by epoch; all ranks call the same in the same order."""
 
-    def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
+    def restore(self, state: Mapping[str, object], progress: Progress) -> None:
         """Resume from a checkpoint's `state`.
 
         Raises:
@@ -259,7 +259,7 @@ def shares_of(
     return TakenShares(epochs, cast(AsyncSynchroniser, sync), world, wants)
 
 
-def made_alone(state: Mapping[str, Any]) -> bool:
+def made_alone(state: Mapping[str, object]) -> bool:
     """Return whether ranks stepped asynchronously before a checkpoint with this ``state``. Pure."""
     return TAKEN in state
 
@@ -275,7 +275,7 @@ class EqualShares:
     def __init__(self, epochs: Epochs, agreement: Agreement) -> None:
         self._epochs, self._agreement = epochs, agreement
 
-    def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
+    def restore(self, state: Mapping[str, object], progress: Progress) -> None:
         check_not_taken(state, progress.epoch)
 
     def state(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ MOST_BYTES = 2**31 - 2**24
 
 
 def write_facts(
-    model: Any,
+    model: object,
     columns: Sequence[Column],
     outputs: Sequence[OutputSpec],
     added: Sequence[str],

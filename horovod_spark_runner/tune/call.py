@@ -186,11 +186,11 @@ def needing_optuna() -> ModuleType:
     return study
 
 
-def _chosen(space: Space, trial: Trial, training: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(space: Space, trial: Trial, training: Mapping[str, object]) -> dict[str, Any]:
     return checked_params(suggest(space, trial), training)
 
 
-def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> str:
+def _check_metric(metric: object, direction: object, training: Mapping[str, object]) -> str:
     """Return the direction of the search."""
     if not isinstance(metric, str) or not metric:
         raise InvalidInputError(f"metric must be the name of a metric, got {metric!r}")
@@ -249,7 +249,7 @@ def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
     return min(requested, room, max_trials)
 
 
-def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _lasting(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings that trials must share to be compared."""
     shared = {name: value for name, value in settings.items() if name != "checkpoints"}
     plain: dict[str, Any] = json.loads(json.dumps(shared))

@@ -95,7 +95,7 @@ class StudyDirectory:
             )
         return dict(record)
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
+    def write_record(self, record: Mapping[str, object]) -> None:
         self.record.write_text(json.dumps({"format": _FORMAT, **record}, indent=1))
 
     def check_journal(self) -> None:
@@ -154,7 +154,7 @@ def check_whole(directory: StudyDirectory) -> None:
                 )
 
 
-def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+def check_same(directory: StudyDirectory, wanted: Mapping[str, object]) -> None:
     """Check that an existing study has the same settings as this call.
 
     Args:
@@ -178,7 +178,7 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
         )
 
 
-def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, object]) -> None:
     """Record a new study's settings, or check an existing one's; see `check_same`."""
     check_same(directory, wanted)
     if not directory.record.exists():

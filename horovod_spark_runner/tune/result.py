@@ -86,7 +86,7 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
     )
 
 
-def _with_integer_classes(params: Mapping[str, Any]) -> dict[str, Any]:
+def _with_integer_classes(params: Mapping[str, object]) -> dict[str, Any]:
     """Return parameters with the classes of ``class_weight`` as numbers, which JSON has as text."""
     weights = params.get("class_weight")
     if not isinstance(weights, Mapping):

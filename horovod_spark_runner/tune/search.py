@@ -354,7 +354,7 @@ class _TrialFollower:
 
 
 def check_trial_run(
-    before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location
+    before: Mapping[str, Any] | None, params: Mapping[str, object], place: Location
 ) -> None:
     """Check that a trial's run directory was trained with the trial's parameters.
 

@@ -154,7 +154,7 @@ class Study:
                     "name for each range"
                 )
 
-    def _keep(self, trial: Trial, params: Mapping[str, Any]) -> None:
+    def _keep(self, trial: Trial, params: Mapping[str, object]) -> None:
         for name, value in params.items():
             try:
                 same = json.loads(json.dumps(value, allow_nan=False)) == value
@@ -233,7 +233,7 @@ _NEEDS = {
 }
 
 
-def check_sampler(sampler: Any, space: Space) -> None:
+def check_sampler(sampler: object, space: Space) -> None:
     """Check the ``sampler`` argument of `tune`.
 
     Raises:
@@ -277,7 +277,7 @@ def _count_of(name: str, one: Dimension) -> int:
 
 
 def sampler_for(
-    sampler: Any, space: Space, seed: int, number: int, *, side_by_side: bool
+    sampler: object, space: Space, seed: int, number: int, *, side_by_side: bool
 ) -> BaseSampler:
     """Return the sampler of one trial; one by name draws the same in a resumed study.
 
@@ -315,7 +315,7 @@ def _is_grid_started(trials: list[FrozenTrial]) -> bool:
     return len(points) >= math.prod(map(len, grid.values()))
 
 
-def make_pruner(pruner: Any, epochs: int | None) -> BasePruner:
+def make_pruner(pruner: object, epochs: int | None) -> BasePruner:
     """Return the requested pruner.
 
     Args:

@@ -61,7 +61,7 @@ def is_stopped(spark: SparkSession) -> bool:
         return False
 
 
-def check_is_frame(data: Any, wanted: str) -> None:
+def check_is_frame(data: object, wanted: str) -> None:
     """Check that ``data`` is a Spark DataFrame.
 
     Args:

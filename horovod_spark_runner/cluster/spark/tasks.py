@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import errors
 from ...errors import EnvironmentProblem
@@ -54,7 +54,7 @@ class _OfBatches:
 
 
 def collect_from_tasks(
-    spark: SparkSession, tasks: int, body: _Body, *, barrier: bool = False, profile: Any = None
+    spark: SparkSession, tasks: int, body: _Body, *, barrier: bool = False, profile: object = None
 ) -> list[bytes]:
     """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in task order.
 

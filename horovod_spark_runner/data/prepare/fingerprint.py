@@ -142,5 +142,5 @@ def _file_facts(urls: list[str]) -> list[list[Any]] | None:
     return facts
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
