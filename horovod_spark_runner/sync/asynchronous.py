@@ -237,7 +237,7 @@ def _is_real(value: np.ndarray) -> bool:
 # Later than any step.
 _NEVER = 1 << 40
 _STARTED, _UPDATES = range(2)
-# What ranks may ask of all; see `agreement`.
+# What ranks may ask of all; see `training.epochs.STOP`.
 _REQUESTS = slice(2, 5)
 
 
@@ -246,7 +246,7 @@ class _Seen(NamedTuple):
 
     Attributes:
         updates: updates of the weights, of all ranks.
-        requests: how many ranks have asked for each thing; see `agreement`.
+        requests: how many ranks have asked for each thing; see `training.epochs.STOP`.
         running: of each rank, the number of the step it is in, or of one that is before its next.
         taken: batches of each share that were taken, or more where there were no more.
     """

@@ -26,7 +26,7 @@ class Place:
     Attributes:
         name: the same on all ranks and in every step.
         shapes: of its tensors, in the order in which they lie in flat arrays.
-        own: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over the
+        local: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over the
             ranks.
         shared: arrays that are the same on all ranks.
     """

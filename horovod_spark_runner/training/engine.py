@@ -185,7 +185,7 @@ class Engine(Protocol):
         ...
 
     def held(self, parts: Any) -> Mapping[str, bytes | Contents]:
-        """Return the files, by name, that `Recipe.own` holds.
+        """Return the files, by name, that `Recipe.parts` holds.
 
         They suffice to make the model again from storage; none if what it was made from does not.
         """

@@ -216,7 +216,7 @@ class _Shares(Protocol):
         """Return whether all ranks leave the epoch after a step.
 
         Args:
-            requests: what this rank asks for after it; see `agreement`.
+            requests: what this rank asks for after it; see `STOP`.
             watched: whether callbacks may have decided it, on all ranks alike.
         """
         ...

@@ -423,7 +423,7 @@ class _Training:
         return logs, self._preempted
 
     def _local_requests(self) -> tuple[bool, bool, bool]:
-        """Return this rank's requests to all; see `agreement`."""
+        """Return this rank's requests to all; see `epochs.STOP`."""
         return self._hooks.stop_training, self._checkpoints.is_due_by_clock(), self._watch.requested
 
     def _note_rates(self) -> None:

@@ -350,7 +350,7 @@ class Recipe:
         outputs: what it gives.
         transforms: what to do with a column's values, by its name.
         batch_size: rows it has to be called with; ``None`` for any number.
-        own: what the engine makes it from; can be pickled.
+        parts: what the engine makes it from; can be pickled.
         targets: what its outputs were compared with, where that was recorded.
         sample: contents of a file of `SampleRows`, where there is one.
     """
