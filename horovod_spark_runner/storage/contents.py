@@ -167,7 +167,7 @@ class Sink:
         seen: called with each part, if it is set.
     """
 
-    def __init__(self, stream: object, on_write: Callable[[], object]) -> None:
+    def __init__(self, stream: IO[bytes], on_write: Callable[[], object]) -> None:
         self._stream = stream
         self._on_write = on_write
         self.seen: Callable[[bytes | memoryview], object] | None = None
