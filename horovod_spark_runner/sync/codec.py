@@ -26,8 +26,8 @@ class Place:
     Attributes:
         name: the same on all ranks and in every step.
         shapes: of its tensors, in the order in which they lie in flat arrays.
-        local: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over the
-            ranks.
+        local: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over
+            the ranks.
         shared: arrays that are the same on all ranks.
     """
 

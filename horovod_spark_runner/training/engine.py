@@ -281,7 +281,7 @@ def engine_of(model: object, default: str = KERAS) -> str:
         function = function.func
         name = getattr(function, "horovod_engine", None)
     if name is None:
-        name = detect_engine(model) or default
+        name = _detect_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
@@ -322,7 +322,7 @@ LIGHTNING_MODULES = (
 )
 
 
-def detect_engine(model: object) -> str | None:
+def _detect_engine(model: object) -> str | None:
     """Return the ``horovod_engine`` of the class that ``model`` returns, if that shows.
 
     A function's return annotation counts first, then the names in its code: classes, and functions

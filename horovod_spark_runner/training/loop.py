@@ -45,7 +45,7 @@ from .traces import Traces
 from .trainee import Trainee
 
 # Makes a way of synchronising from its settings and the framework's collectives.
-SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
+_SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def _allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
@@ -62,7 +62,7 @@ def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchronise
 
 
 # Makes the strategy of a `sync` setting, by the setting's class.
-SYNCHRONISERS: dict[type, SynchroniserFactory] = {
+SYNCHRONISERS: dict[type, _SynchroniserFactory] = {
     Allreduce: _allreduce,
     LocalSGD: LocalSGDSynchroniser,
     DiLoCo: LocalSGDSynchroniser,
@@ -72,7 +72,7 @@ SYNCHRONISERS: dict[type, SynchroniserFactory] = {
 
 def train(
     spec: TrainingSpec,
-    make_synchroniser: SynchroniserFactory | None = None,
+    make_synchroniser: _SynchroniserFactory | None = None,
     began: float | None = None,
 ) -> TrainingReport:
     """Train on this rank, together with all others.
