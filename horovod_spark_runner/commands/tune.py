@@ -14,8 +14,7 @@ from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
 from ..storage.lease import read_lease, seems_held
 from ..tune.call import needing_optuna
-from ..tune.directory import StudyDirectory
-from ..tune.result import FINISHED, STATES, TrialLine, trial_line
+from ..tune.directory import FINISHED, STATES, StudyDirectory, TrialLine, trial_line
 from .output import json_text, show
 
 

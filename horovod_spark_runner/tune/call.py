@@ -21,8 +21,7 @@ from ..run.pipeline import import_ahead, prepare_data
 from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
-from .result import TuneResult
-from .search import Search
+from .search import Search, TuneResult
 from .space import Space, check_space, describe_space, suggest
 from .trial_config import TrialConfigs, check_names, checked_params, trial_configs
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ..errors import (
     StorageError,
     UnreachableError,
 )
+from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
@@ -35,14 +36,39 @@ from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from ..training.engine import engine_of
 from ..training.progress import numbers
-from .directory import StudyDirectory
-from .result import PRUNED, TuneResult, trial_line, trial_table
+from .directory import PRUNED, StudyDirectory, trial_line, trial_table
 from .trial_config import TrialConfigs
 
 if TYPE_CHECKING:
+    import pandas as pd
     from optuna.trial import Trial
 
     from .study import Study
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Result of a search.
+
+    Attributes:
+        best_params: the parameters of the best trial.
+        best_value: the metric of its model.
+        best_trial: its number.
+        best_transformer: its trained model.
+        trials: a row for each trial: ``trial`` (its number), ``state`` (``"finished"``,
+            ``"pruned"`` or ``"failed"``), ``value``, a column for each parameter (``params.lr``),
+            ``epochs``, ``seconds``, of these ``fit_seconds`` (from the first epoch to the end of
+            the last), ``error`` and ``run_dir``.
+        study_dir: the study's directory.
+    """
+
+    best_params: dict[str, Any]
+    best_value: float
+    best_trial: int
+    best_transformer: TrainedTransformer = field(repr=False)
+    trials: pd.DataFrame = field(repr=False)
+    study_dir: str
+
 
 # What no trial is to blame for, and would fail the next one as well.
 _OF_STORAGE = (CheckpointError, OSError, UnreachableError)

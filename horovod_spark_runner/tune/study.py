@@ -18,8 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..config.validators import check_choice
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
-from .directory import StudyDirectory
-from .result import ERROR, FIT_SECONDS, PARAMS
+from .directory import ERROR, FIT_SECONDS, PARAMS, StudyDirectory
 from .space import Dimension, Space
 
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.

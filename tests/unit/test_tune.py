@@ -33,8 +33,8 @@ from horovod_spark_runner.tune.directory import (
     begin_or_check,
     check_same,
     check_whole,
+    trial_line,
 )
-from horovod_spark_runner.tune.result import trial_line
 from horovod_spark_runner.tune.search import check_trial_run, final_value
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study, check_sampler, make_pruner, sampler_for
