@@ -49,7 +49,6 @@ LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "commands.doctor_checks": LIGHT | {"packaging"},
     "cluster.slot.slot": LIGHT | {"pyspark"},
-    "cluster.driver.launcher": LIGHT | {"pyspark"},
     "cluster.protocol.network": LIGHT | {"psutil"},
     "estimator": LIGHT | {"pyspark"},
     "model.estimator_files": LIGHT | {"pyspark"},
@@ -62,8 +61,7 @@ ALLOWED = {
     "testing.keras_injector": LIGHT | {"keras", "mpi4py"},
     "testing.torch_injector": LIGHT | {"mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
-    "sync.ranks": LIGHT | {"mpi4py"},
-    "sync.wire": LIGHT | {"mpi4py"},
+    "sync.mpi": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},
     # Loaded on ranks and, but for those of a module that is listed, in Spark's Python workers.
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},
@@ -77,7 +75,6 @@ ALLOWED = {
     "engines.torch.saved": LIGHT,
     "engines.torch.source": LIGHT,
     "engines.torch.torch_model": LIGHT,
-    "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
 

@@ -47,9 +47,9 @@ def make_model(optimizer: str) -> Any:
 def send_each_gradient_by_itself() -> None:
     """Let this rank's gradients leave while others are computed, as large ones between hosts do."""
     from horovod_spark_runner.engines.keras import collectives
-    from horovod_spark_runner.sync import buckets
+    from horovod_spark_runner.sync import allreduce
 
-    buckets.BUCKET_BYTES = 1
+    allreduce.BUCKET_BYTES = 1
     collectives._may_leave_early = lambda: True
 
 

@@ -18,7 +18,7 @@ from horovod_spark_runner.engines.torch.collectives import TensorCollectives
 from horovod_spark_runner.engines.torch.exchange import GradientExchange
 from horovod_spark_runner.engines.torch.step import Steps
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.wire import MpiWire
+from horovod_spark_runner.sync.mpi import MpiWire
 from tests.torch.models import digits_net
 from tests.torch.test_equals_one_process import recorded
 

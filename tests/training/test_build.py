@@ -23,7 +23,7 @@ from horovod_spark_runner.engines.keras.outputs import call_outputs
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.sync.local_sgd import LocalSGDSynchroniser
 from horovod_spark_runner.training.spec import Binding
 from tests.runs import source, spec_of
 
@@ -46,7 +46,9 @@ def build(
     way: Any = fields.get("sync")
     shared = TensorCollectives()
     rounds = isinstance(way, LocalSGD | DiLoCo)
-    sync: Any = RoundsSynchroniser(way, shared) if rounds else AllreduceSynchroniser("none", shared)
+    sync: Any = (
+        LocalSGDSynchroniser(way, shared) if rounds else AllreduceSynchroniser("none", shared)
+    )
     return BuiltModel(spec, MPI.COMM_WORLD, sync, share_logs=False)
 
 
@@ -82,7 +84,7 @@ def test_constraints_that_a_meeting_would_break_are_refused(way: Any) -> None:
     hvd.init()
     made = constrained()
     made.compile("sgd", "mse")
-    rounds = RoundsSynchroniser(way, TensorCollectives())
+    rounds = LocalSGDSynchroniser(way, TensorCollectives())
     with pytest.raises(ModelError, match=f"kernel'.*NonNeg.*sync={type(way).__name__}"):
         check_between_meetings(made, [made.optimizer], rounds, way)
 
@@ -104,7 +106,7 @@ def test_loss_scales_of_ranks_have_no_mean(average: bool) -> None:
     made = keras.Sequential([layers.Input((3,)), layers.Dense(1)])
     made.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
     way = LocalSGD(every=2, average_optimizer=average)
-    rounds = RoundsSynchroniser(way, TensorCollectives())
+    rounds = LocalSGDSynchroniser(way, TensorCollectives())
     message = "average_optimizer.*loss scale"
     refused = pytest.raises(ModelError, match=message) if average else contextlib.nullcontext()
     with refused:

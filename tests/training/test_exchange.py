@@ -16,10 +16,10 @@ from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
 from horovod_spark_runner.engines.keras import collectives
 from horovod_spark_runner.engines.keras.collectives import Part, TensorCollectives
 from horovod_spark_runner.engines.keras.exchange import GradientExchange
-from horovod_spark_runner.sync import buckets
+from horovod_spark_runner.sync import allreduce
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.wire import MpiWire
+from horovod_spark_runner.sync.mpi import MpiWire
 
 WORDS = np.array([[1, 4], [4, 2]])
 NOTHING = tf.zeros(3)
@@ -168,7 +168,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass_where_it_pays(
     """One group after the other; each is twice this rank's own, as of two ranks that are alike."""
     monkeypatch.setattr(hvd, "size", lambda: 2)
     monkeypatch.setattr(hvd, "local_size", lambda: 2 // hosts)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4000)
+    monkeypatch.setattr(allreduce, "BUCKET_BYTES", 4000)
     groups: list[list[int]] = []
     waits: list[int] = []
 

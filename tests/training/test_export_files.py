@@ -28,7 +28,7 @@ from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.engines.keras import onnx_file
 from horovod_spark_runner.export.network import _packed
 from horovod_spark_runner.scoring.bundle import Bundle
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input
 from horovod_spark_runner.scoring.network import SAVED_MODEL, Network
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.storage.filesystem import Location

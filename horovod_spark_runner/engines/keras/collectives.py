@@ -10,7 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from ...sync import buckets
+from ...sync import allreduce
 from ...sync.synchroniser import Compression, Traffic
 from .scope import runner_variable
 
@@ -116,10 +116,10 @@ def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
         by_type.setdefault(_summed_as(value), []).append(index)
     groups = {}
     for dtype, indices in by_type.items():
-        least = buckets.BUCKET_BYTES if _may_leave_early() else sys.maxsize
+        least = allreduce.BUCKET_BYTES if _may_leave_early() else sys.maxsize
         # Of shapes that only the step knows are counts and the like, which are small.
         sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
-        for number, bucket in enumerate(buckets.in_buckets(sizes, least)):
+        for number, bucket in enumerate(allreduce.in_buckets(sizes, least)):
             name = f"{dtype.name}.{number}" if number else dtype.name
             groups[name] = [indices[one] for one in sorted(bucket)]
     return groups

@@ -8,7 +8,7 @@ import keras
 
 from ...config.compression import Compression, Moving, Residual
 from ...errors import ModelError
-from ...sync.threshold import notice_late_momentum
+from ...sync.codec import notice_late_momentum
 
 
 def find_optimizers(

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import ModelError
-from ...training.agreement import NOTHING
+from ...training.epochs import NOTHING
 from ...training.progress import Logs
 from .exchange import GradientExchange, StepResult
 from .protocols import Nest

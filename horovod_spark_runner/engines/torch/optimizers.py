@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ...config.compression import Compression, Moving
 from ...config.sync import Allreduce, Sync
 from ...errors import ModelError, brief
-from ...sync.threshold import notice_late_momentum
+from ...sync.codec import notice_late_momentum
 from .torch_model import TorchModel
 from .variables import parameters_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import ModelError
-from ....training.detect_engine import LIGHTNING_MODULES
+from ....training.engine import LIGHTNING_MODULES
 
 _LIBRARIES = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 
