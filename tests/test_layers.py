@@ -68,7 +68,6 @@ ALLOWED = {
     # Loaded on ranks and, but for those of a module that is listed, in Spark's Python workers.
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},
     "engines.keras.engine": LIGHT,
-    "engines.keras.exported": LIGHT,
     "engines.keras.saved": LIGHT,
     "engines.keras.source": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},

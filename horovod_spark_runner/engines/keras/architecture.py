@@ -15,8 +15,8 @@ import keras
 import numpy as np
 
 from ...training.progress import Json
-from .archive import LAMBDA
 from .optimizers import find_optimizers
+from .saved import LAMBDA
 
 # Longer values (a vocabulary, an array) are recorded by their digest.
 _LONGEST = 300

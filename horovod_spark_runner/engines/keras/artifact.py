@@ -23,13 +23,6 @@ from ...storage.contents import Contents, Sink, unpack
 from ...training.sample_rows import SAMPLE_FILE, check_close
 from ...training.spec import OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .archive import (
-    KIND,
-    custom_parts,
-    name_lambdas_in,
-    pack,
-    read_unpacked_config,
-)
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
@@ -44,7 +37,16 @@ from .outputs import (
 from .protocols import Nest
 from .restoring import sparing_memory
 from .sample import Bind, calling, sample_inputs
-from .saved import ARCHIVE_FILE, FILES, KerasFacts, SavedModel
+from .saved import (
+    ARCHIVE_FILE,
+    FILES,
+    KIND,
+    KerasFacts,
+    SavedModel,
+    custom_parts,
+    name_lambdas_in,
+    read_unpacked_config,
+)
 from .variables import value_of
 
 # How many numbers of two models' weights are compared at once.
@@ -100,7 +102,7 @@ def _save(
     saved = SavedModel("source")
     with _archive(model) as archive:
         if archive is not None:
-            files.write_stream(ARCHIVE_FILE, functools.partial(pack, archive))
+            files.write_stream(ARCHIVE_FILE, functools.partial(pack_archive, archive))
         if archive is not None and outputs is not None:
             tried = sample_inputs(model, bind, rows)
             saved, problem = probe_loading(archive, model, inputs.custom_objects, tried)

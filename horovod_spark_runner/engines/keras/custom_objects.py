@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 
 from ...captured import code_of
-from .archive import LAMBDA, CustomPart
+from .saved import LAMBDA, CustomPart
 
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
 _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")

@@ -24,13 +24,14 @@ from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .exported import check_exportable, check_transforms
 from .requested_metrics import portable_metrics
 from .saved import (
     ARCHIVE_FILE,
     PACKED_FILE,
     KerasParts,
     SavedModel,
+    check_exportable,
+    check_transforms,
     keras_parts,
 )
 from .source import check_callback_argument, model_source

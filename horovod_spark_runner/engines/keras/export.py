@@ -20,12 +20,12 @@ from ...training.onnx import CLASS, PROBABILITY, TOLERANCE, ClassColumn
 from ...training.spec import OutputSpec, TrainingSpec
 from ...training.trained_model import Recipe
 from .binding import InputBinding
-from .exported import SERVING, check_exportable, publish
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
 from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
 from .protocols import Nest
+from .saved import SERVING, check_exportable, publish
 
 
 def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:

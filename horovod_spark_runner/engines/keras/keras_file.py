@@ -11,7 +11,6 @@ import cloudpickle
 from ...errors import ModelError
 from ...storage.filesystem import Location
 from ...training.trained_model import Recipe
-from .archive import pack
 from .artifact import probe_loading, save_unpacked
 from .binding import InputBinding
 from .graph import Graph
@@ -41,7 +40,7 @@ def export_keras(recipe: Recipe, target: Location) -> None:
         with using_keras_state(parts.state), tempfile.TemporaryDirectory() as folder:
             place = Path(folder, "model")
             _write(recipe, model, bind, place)
-            target.write_stream(functools.partial(pack, place))
+            target.write_stream(functools.partial(pack_archive, place))
 
 
 def _write(recipe: Recipe, model: object, bind: InputBinding, folder: Path) -> None:

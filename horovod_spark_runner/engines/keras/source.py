@@ -14,7 +14,7 @@ from ...storage.filesystem import Location
 from ...training.engine import GRAPH_FILE
 from ...training.spec import ModelSource, check_model_fn, check_objects
 from ...typed_json import load_json
-from .archive import CONFIG_FILE, KIND
+from .saved import CONFIG_FILE, KIND
 
 # Keras' settings in a new process.
 _AT_FIRST = {
