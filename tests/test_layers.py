@@ -69,7 +69,6 @@ ALLOWED = {
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},
     "engines.keras.engine": LIGHT,
     "engines.keras.saved": LIGHT,
-    "engines.keras.source": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},
     "engines.torch.callbacks": LIGHT,
     "engines.torch.engine": LIGHT,

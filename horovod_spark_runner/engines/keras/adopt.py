@@ -18,10 +18,10 @@ from ...training.spec import FEATURES, Binding
 from ...training.trained_model import ModelInputs, ModelWriter, Signature
 from .artifact import load_archive, outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
+from .engine import read_archive
 from .graph import Graph, pack
 from .model import check_stateless
 from .saved import PACKED_FILE, KerasFacts, SavedModel, read_exported
-from .source import read_archive
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -45,6 +45,7 @@ from .saved import (
     SavedModel,
     custom_parts,
     name_lambdas_in,
+    pack_archive,
     read_unpacked_config,
 )
 from .variables import value_of

@@ -12,7 +12,7 @@ from ...storage.arrays import Arrays
 from ...training.progress import Logs
 from ...training.trainee import Hooks
 from .callback_state import CallbackStates
-from .source import list_callbacks
+from .engine import list_callbacks
 
 # These write files or send messages: one rank is enough, and several would disturb each other.
 _RANK_ZERO_ONLY = tuple(

@@ -1,14 +1,21 @@
-"""The engine of Keras models. Loads no framework until it is used."""
+"""The engine of Keras models: `ENGINE`, model sources and metrics by name. Loads no framework.
+
+Who gives an object of Keras' has loaded it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import difflib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.run_directory import RunDirectory
-from ...errors import EnvironmentProblem
+from ...errors import EnvironmentProblem, InvalidInputError, ModelError, brief
 from ...quiet import quiet_imports
-from ...storage.contents import Contents
+from ...storage.contents import Contents, read_entry
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
 from ...training.engine import (
@@ -20,13 +27,22 @@ from ...training.engine import (
     check_format,
 )
 from ...training.onnx import ClassColumn, check_no_classes
-from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
+from ...training.spec import (
+    Binding,
+    ModelNames,
+    ModelSource,
+    TrainingSpec,
+    check_model_fn,
+    check_objects,
+)
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .requested_metrics import portable_metrics
+from ...typed_json import load_json
 from .saved import (
     ARCHIVE_FILE,
+    CONFIG_FILE,
+    KIND,
     PACKED_FILE,
     KerasParts,
     SavedModel,
@@ -34,12 +50,22 @@ from .saved import (
     check_transforms,
     keras_parts,
 )
-from .source import check_callback_argument, model_source
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .trainee import KerasTrainee
+
+# Keras' settings in a new process.
+_AT_FIRST = {
+    "floatx": "float32",
+    "dtype_policy": "float32",
+    "image_data_format": "channels_last",
+    "epsilon": 1e-7,
+}
+_NO_ARCHIVE = "model file %s is not a Keras archive (model.save('….keras'))"
+# What Keras chooses a metric for by the shapes of labels and outputs.
+_BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 
 
 class _KerasEngine:
@@ -192,3 +218,326 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 
 ENGINE: Engine = _KerasEngine()
+
+
+def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Its `file` holds the bytes of a ``.keras`` file, or the text of ``model.to_json()``.
+
+    Args:
+        model: a function without required arguments, or the path or URL of a ``.keras`` or
+            ``.json`` file.
+        custom_objects: see `ModelSource`.
+
+    Raises:
+        ModelError: it is neither, or the file cannot be a Keras model.
+        InvalidInputError: ``custom_objects`` is no dictionary by name.
+    """
+    custom_objects = check_objects(custom_objects)
+    if isinstance(model, (str, os.PathLike)):
+        return _file_source(Location(model), custom_objects)
+    if _is_of_keras(model, "Model"):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__} object; give the function that builds and "
+            "compiles it, so that the model is made on the workers"
+        )
+    if not callable(model):
+        raise ModelError(
+            "model_fn must be a function that returns a compiled keras.Model, or the path of a "
+            f".keras or .json file, got {brief(model)}"
+        )
+    check_model_fn(model)
+    if (settings := _settings_of_this_process()) != _AT_FIRST:
+        model = _UnderSettings(model, settings)
+    return ModelSource(function=model, custom_objects=custom_objects)
+
+
+@dataclass(frozen=True)
+class _UnderSettings:
+    """A ``model_fn`` that is called under the settings of Keras that hold on the driver.
+
+    Attributes:
+        function: what is called.
+        settings: of `keras_state`.
+    """
+
+    function: Callable[[], Any]
+    settings: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        from .keras_state import set_keras_state
+
+        set_keras_state(self.settings)
+        return self.function()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In this order: what the function has captured is made under the settings, too.
+        return _under_settings, (_RestoredSettings(self.settings), self.function, self.settings)
+
+
+@dataclass(frozen=True)
+class _RestoredSettings:
+    """Settings that hold once this is unpickled, which gives those from before.
+
+    Attributes:
+        settings: of `keras_state`.
+    """
+
+    settings: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _begin, (self.settings,)
+
+
+def _begin(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    from .keras_state import keras_state, set_keras_state
+
+    before = keras_state()
+    set_keras_state(settings)
+    return before
+
+
+def _under_settings(
+    before: Mapping[str, Any], function: Callable[[], Any], settings: Mapping[str, Any]
+) -> _UnderSettings:
+    from .keras_state import set_keras_state
+
+    set_keras_state(before)
+    return _UnderSettings(function, settings)
+
+
+def _settings_of_this_process() -> Mapping[str, Any]:
+    """Return the settings of Keras' that hold here, as they do where ``model_fn`` is written."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "config"):  # while it is being imported
+        return _AT_FIRST
+    from .keras_state import keras_state
+
+    settings = keras_state()
+    try:
+        keras.dtype_policies.get(settings["dtype_policy"])
+    except ValueError as error:
+        raise ModelError(
+            f"the dtype policy {settings['dtype_policy']!r} of this process has no name by which "
+            "it could be set on the ranks; call keras.config.set_dtype_policy in model_fn, and not "
+            "here"
+        ) from error
+    return settings
+
+
+def check_callback_argument(callbacks: Any) -> None:
+    """Check ``callbacks`` without importing Keras; the ranks check a function's result.
+
+    Raises:
+        InvalidInputError: it holds something else than Keras callbacks.
+    """
+    if _is_of_keras(callbacks, "Callback") or not callable(callbacks):
+        list_callbacks(callbacks)
+
+
+def list_callbacks(callbacks: Any) -> list[Any]:
+    """Return one callback, or several, as a list.
+
+    Raises:
+        InvalidInputError: they are something else.
+    """
+    if _is_of_keras(callbacks, "Callback") and not _is_of_keras(callbacks, "CallbackList"):
+        return [callbacks]
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise InvalidInputError(
+            "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
+            f"got {brief(callbacks)}"
+        )
+    for callback in callbacks:
+        if not _is_of_keras(callback, "Callback"):
+            raise InvalidInputError(
+                f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
+            )
+    return list(callbacks)
+
+
+def _is_of_keras(value: Any, name: str) -> bool:
+    """Return whether ``value`` is an instance of Keras' class of that name."""
+    # Without importing Keras: if it is an instance, Keras is loaded already.
+    return any(
+        cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__
+    )
+
+
+def _check_file(place: Location) -> None:
+    """Check that there is a file to read a model from.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if place.is_folder:
+        kind = "a folder"
+        if place.join(GRAPH_FILE).exists():
+            kind = "a SavedModel, whose graph cannot be trained on"
+        raise ModelError(
+            f"model_fn={str(place)!r} is {kind}; give a function that builds the model, with "
+            "initial_weights for the weights of a SavedModel or run, or a .keras or .json file"
+        )
+    if not place.exists():
+        raise ModelError(f"model file {place} does not exist")
+
+
+def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
+    _check_file(place)
+    if place.name.endswith(".keras"):
+        return ModelSource(file=read_archive(place), custom_objects=custom_objects)
+    if place.name.endswith(".json"):
+        return ModelSource(file=_model_json(place), custom_objects=custom_objects)
+    raise ModelError(f"model file {place} must end in .keras or .json")
+
+
+def read_archive(place: str | os.PathLike[str] | Location) -> Contents:
+    """Return the contents of a ``.keras`` file.
+
+    Raises:
+        ModelError: it is none.
+    """
+    location = place if isinstance(place, Location) else Location(place)
+    if not location.name.endswith(".keras"):
+        raise ModelError(f"model file {location} must end in .keras")
+    _check_file(location)
+    archive = location.spool(lambda part: None)
+    try:
+        read_entry(archive.open(), CONFIG_FILE, KIND)
+    except ValueError as error:
+        raise ModelError(f"{_NO_ARCHIVE % location}: {error}") from error
+    return archive
+
+
+def _model_json(place: Location) -> str:
+    try:
+        text = place.read_text()
+        config = load_json(text)
+    except ValueError as error:
+        raise ModelError(f"model file {place} is not JSON: {error}") from error
+    if not isinstance(config, dict) or "class_name" not in config:
+        raise ModelError(f"model file {place} was not made by model.to_json()")
+    if not config.get("compile_config"):
+        raise ModelError(
+            f"model file {place} holds a model that was not compiled; call model.compile(…) "
+            "before model.to_json(), or give a model_fn"
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class _MetricObject:
+    """A Keras metric without its variables.
+
+    Attributes:
+        name: its name.
+        kind: its class.
+        config: the arguments it is made with.
+        direct: whether they are those of its constructor, as functions of the user's own must be.
+    """
+
+    name: str
+    kind: type
+    config: Mapping[str, object] = field(repr=False)
+    direct: bool = False
+
+    def make(self) -> object:
+        """Return the metric.
+
+        Raises:
+            InvalidInputError: its configuration does not suffice.
+        """
+        try:
+            if self.direct:
+                return self.kind(**self.config)
+            return self.kind.from_config(dict(self.config))  # type: ignore[attr-defined]
+        except Exception as error:  # the user's own constructor may fail in any way
+            raise InvalidInputError(
+                f"metric {self.name!r} cannot be made again from its get_config(): "
+                f"{type(error).__name__}: {error}; let get_config() of {self.kind.__name__} return "
+                "all arguments of its constructor"
+            ) from error
+
+
+def portable_metrics(metrics: object) -> object:
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(metrics, str):
+        return metrics
+    if isinstance(metrics, Mapping):
+        return {str(output): portable_metrics(inner) for output, inner in metrics.items()}
+    if isinstance(metrics, Sequence):
+        return [portable_metrics(inner) for inner in metrics]
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(metrics, keras.metrics.Metric):
+        return _portable(metrics, keras)
+    if callable(metrics) and not isinstance(metrics, type):
+        return metrics
+    hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
+    raise InvalidInputError(
+        f"{metrics!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
+        "keras.metrics, a function of labels and predictions, or 'spark:…'"
+    )
+
+
+def _portable(metric: Any, keras: Any) -> _MetricObject:
+    # Its configuration would name the function, which only the user's own program knows.
+    if type(metric) is keras.metrics.MeanMetricWrapper:
+        arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
+        config = {**arguments, **_untracked(metric._fn_kwargs)}
+        return _MetricObject(metric.name, type(metric), config, direct=True)
+    try:
+        return _MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
+    except NotImplementedError as error:
+        raise InvalidInputError(
+            f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
+            "workers"
+        ) from error
+
+
+def _untracked(value: Any) -> Any:
+    """Return plain containers for Keras' own, which can be pickled but not read again."""
+    if isinstance(value, dict):
+        return {name: _untracked(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_untracked(inner) for inner in value]
+    if isinstance(value, set):
+        return set(value)
+    return tuple(map(_untracked, value)) if type(value) is tuple else value
+
+
+def make_metrics(portable: object) -> object:
+    """Return the metrics behind `portable_metrics`' result, for ``Model.compile``.
+
+    Raises:
+        InvalidInputError: a name is none of Keras', or an object cannot be made again.
+    """
+    if isinstance(portable, str):
+        _check_exists(portable)
+        return portable
+    if isinstance(portable, Mapping):
+        return {output: make_metrics(inner) for output, inner in portable.items()}
+    if isinstance(portable, list):
+        return [make_metrics(inner) for inner in portable]
+    return portable.make() if isinstance(portable, _MetricObject) else portable
+
+
+def _check_exists(name: str) -> None:
+    import keras
+
+    if name in _BY_SHAPE:
+        return
+    try:
+        keras.metrics.get(name)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"metric {name!r} takes arguments: give the object, keras.metrics.{name}(…)"
+        ) from error
+    except ValueError as error:
+        names = [*_BY_SHAPE, *dir(keras.metrics)]
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+        meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+        raise InvalidInputError(
+            f"there is no metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
+            "Spark's, 'spark:…'"
+        ) from error

@@ -24,6 +24,7 @@ from ...training.spec import ModelSource
 from ...training.trained_model import Recipe
 from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
+from .engine import make_metrics
 from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .label_values import LabelCheck
@@ -33,7 +34,6 @@ from .model import build_model
 from .outputs import call_model, call_outputs, output_leaves, unchanged
 from .probe import State, check_sums, close, loss_title, rows_of, values_of
 from .protocols import CompiledMetrics, Metric, Nest
-from .requested_metrics import make_metrics
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
 from .scope import replaced
 from .variables import value_of

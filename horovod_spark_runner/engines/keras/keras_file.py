@@ -17,7 +17,7 @@ from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
 from .sample import sample_inputs
-from .saved import KerasParts
+from .saved import KerasParts, pack_archive
 
 
 def export_keras(recipe: Recipe, target: Location) -> None:
