@@ -15,8 +15,7 @@ from keras import layers
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.keras.keras_state import keras_state, using_keras_state
-from horovod_spark_runner.engines.keras.outputs import output_specs
+from horovod_spark_runner.engines.keras.model import keras_state, output_specs, using_keras_state
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, facts_of
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.model.load import check_callable, read_finished_run, read_trained_model

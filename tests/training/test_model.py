@@ -13,14 +13,15 @@ import pytest
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.engines.keras.binding import InputBinding, bind_outputs
 from horovod_spark_runner.engines.keras.engine import model_source
-from horovod_spark_runner.engines.keras.keras_state import (
+from horovod_spark_runner.engines.keras.model import (
+    build_model,
+    call_outputs,
+    check_trainable,
     fresh_keras_state,
     keras_state,
     using_keras_state,
 )
-from horovod_spark_runner.engines.keras.model import build_model, check_trainable
 from horovod_spark_runner.engines.keras.optimizers import check_optimizers, find_optimizers
-from horovod_spark_runner.engines.keras.outputs import call_outputs
 from horovod_spark_runner.errors import DataError, ModelError
 from horovod_spark_runner.serialize import dumps
 from horovod_spark_runner.training.spec import Binding, ModelSource

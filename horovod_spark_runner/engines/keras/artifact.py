@@ -24,19 +24,23 @@ from ...training.sample_rows import SAMPLE_FILE, check_close
 from ...training.spec import OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
-from .model import finalize_layers
-from .outputs import (
+from .model import (
+    Bind,
+    Nest,
     call_model,
+    calling,
+    finalize_layers,
     fixed_batch,
+    fresh_keras_state,
+    keras_state,
     output_leaves,
     output_specs,
+    sample_inputs,
     to_numpy,
     unchanged,
+    using_keras_state,
 )
-from .protocols import Nest
 from .restoring import sparing_memory
-from .sample import Bind, calling, sample_inputs
 from .saved import (
     ARCHIVE_FILE,
     FILES,

@@ -17,8 +17,7 @@ from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import TrainingSpec
 from .binding import InputBinding, bind_outputs, needs_labels
 from .label_values import LabelCheck
-from .outputs import call_outputs
-from .protocols import Nest
+from .model import Nest, call_outputs
 from .tensors import as_tensor
 
 # In what Keras says of a layer that was given several.

@@ -12,7 +12,7 @@ import numpy as np
 from ...data.manifest import Column, Manifest
 from ...errors import DataError, ModelError
 from ...training.spec import Binding
-from .protocols import Nest
+from .model import Nest
 
 
 def _bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:

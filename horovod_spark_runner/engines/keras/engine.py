@@ -266,7 +266,7 @@ class _UnderSettings:
     settings: Mapping[str, Any]
 
     def __call__(self) -> Any:
-        from .keras_state import set_keras_state
+        from .model import set_keras_state
 
         set_keras_state(self.settings)
         return self.function()
@@ -291,7 +291,7 @@ class _RestoredSettings:
 
 
 def _begin(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    from .keras_state import keras_state, set_keras_state
+    from .model import keras_state, set_keras_state
 
     before = keras_state()
     set_keras_state(settings)
@@ -301,7 +301,7 @@ def _begin(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def _under_settings(
     before: Mapping[str, Any], function: Callable[[], Any], settings: Mapping[str, Any]
 ) -> _UnderSettings:
-    from .keras_state import set_keras_state
+    from .model import set_keras_state
 
     set_keras_state(before)
     return _UnderSettings(function, settings)
@@ -312,7 +312,7 @@ def _settings_of_this_process() -> Mapping[str, Any]:
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "config"):  # while it is being imported
         return _AT_FIRST
-    from .keras_state import keras_state
+    from .model import keras_state
 
     settings = keras_state()
     try:

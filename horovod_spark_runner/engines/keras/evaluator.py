@@ -26,16 +26,24 @@ from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
 from .engine import make_metrics
 from .graph import Graph
-from .keras_state import fresh_keras_state, using_keras_state
 from .label_values import LabelCheck
 from .loading import make_model, set_weights
 from .metric_state import SUM, counting_means, merge_of, reduced_by, variables_of
-from .model import build_model
-from .outputs import call_model, call_outputs, output_leaves, unchanged
+from .model import (
+    CompiledMetrics,
+    Metric,
+    Nest,
+    build_model,
+    call_model,
+    call_outputs,
+    fresh_keras_state,
+    output_leaves,
+    replaced,
+    unchanged,
+    using_keras_state,
+)
 from .probe import State, check_sums, close, loss_title, rows_of, values_of
-from .protocols import CompiledMetrics, Metric, Nest
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
-from .scope import replaced
 from .variables import value_of
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"

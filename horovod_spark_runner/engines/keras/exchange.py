@@ -24,10 +24,9 @@ from ...training.progress import Logs
 from .collectives import Part, replay_sums, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
-from .model import has_custom_steps
+from .model import Nest, classes_with, has_custom_steps, replaced
 from .optimizers import find_optimizers
-from .protocols import Nest
-from .scope import Scope, classes_with, in_condition, replaced, runner_variable
+from .scope import Scope, in_condition, runner_variable
 from .tracing import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.

@@ -21,10 +21,18 @@ from ...training.spec import OutputSpec, TrainingSpec
 from ...training.trained_model import Recipe
 from .binding import InputBinding
 from .graph import Graph
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
-from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
-from .protocols import Nest
+from .model import (
+    Nest,
+    call_model,
+    fixed_batch,
+    fresh_keras_state,
+    keras_state,
+    output_specs,
+    pick,
+    unchanged,
+    using_keras_state,
+)
 from .saved import SERVING, check_exportable, publish
 
 

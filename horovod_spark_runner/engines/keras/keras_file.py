@@ -14,9 +14,8 @@ from ...training.trained_model import Recipe
 from .artifact import probe_loading, save_unpacked
 from .binding import InputBinding
 from .graph import Graph
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
-from .sample import sample_inputs
+from .model import fresh_keras_state, keras_state, sample_inputs, using_keras_state
 from .saved import KerasParts, pack_archive
 
 

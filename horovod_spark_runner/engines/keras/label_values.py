@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from ...errors import ModelError
-from .protocols import Nest
+from .model import Nest
 
 _OF_TWO = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 # By which computed probabilities may leave 0 to 1: 1 - 0.9 - 0.1 is below 0.

@@ -17,11 +17,20 @@ from ...training.trained_model import Model, Recipe
 from .artifact import load_archive
 from .binding import InputBinding
 from .graph import Graph
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
-from .model import build_model, finalize_layers
-from .outputs import build_by_call, call_model, output_specs, pick
-from .protocols import Nest
-from .sample import calling, sample_inputs
+from .model import (
+    Nest,
+    build_by_call,
+    build_model,
+    call_model,
+    calling,
+    finalize_layers,
+    fresh_keras_state,
+    keras_state,
+    output_specs,
+    pick,
+    sample_inputs,
+    using_keras_state,
+)
 from .saved import KerasParts
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from ...errors import ModelError
-from .protocols import Metric, MetricVariable, Nest
-from .scope import replaced
+from .model import Metric, MetricVariable, Nest, replaced
 
 SUM, MEAN, FIRST = "sum", "mean", "first"
 # A method as its class holds it.

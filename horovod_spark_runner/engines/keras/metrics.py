@@ -18,8 +18,8 @@ import tensorflow as tf
 from ...training.progress import Logs, flat
 from .collectives import Part, sum_over_ranks
 from .metric_state import FIRST, MEAN, merge_of, metric_variables
-from .protocols import Metric, MetricVariable, Nest
-from .scope import Scope, classes_with, in_condition, replaced
+from .model import Metric, MetricVariable, Nest, classes_with, replaced
+from .scope import Scope, in_condition
 
 
 def epoch_logs(

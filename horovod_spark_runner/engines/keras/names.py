@@ -12,9 +12,7 @@ from .binding import (
     output_layers,
     path_names,
 )
-from .keras_state import fresh_keras_state
-from .model import build_model
-from .protocols import Nest
+from .model import Nest, build_model, fresh_keras_state
 
 
 def names_of(source: ModelSource) -> ModelNames:

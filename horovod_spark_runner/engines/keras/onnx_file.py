@@ -27,7 +27,7 @@ from ...training.onnx import MOST_BYTES, ROWS, OnnxSession, check_installed, wri
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.trained_model import Recipe
 from .export import SavedModelBuilder, serving
-from .outputs import to_numpy
+from .model import to_numpy
 from .saved import SERVING, check_transforms
 
 OPSET = 18

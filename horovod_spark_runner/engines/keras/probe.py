@@ -32,9 +32,8 @@ from ...training.part_comparison import (
 )
 from .generators import nothing_drawn
 from .metric_state import SUM, merge_of, metric_variables
+from .model import CompiledMetrics, Loss, Metric, Nest, replaced
 from .optimizers import leaf_optimizers
-from .protocols import CompiledMetrics, Loss, Metric, Nest
-from .scope import replaced
 from .untracked import tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from types import ModuleType
-
 import tensorflow as tf
-
-from .protocols import Method
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 _VARIABLE_NAME = "horovod_spark_runner"
@@ -71,29 +65,3 @@ def in_condition(scope: Scope) -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
-
-
-def classes_with(base: type, method: str) -> list[type]:
-    """Return ``base``, its bases and subclasses that define ``method``."""
-    classes = [cls for cls in base.__mro__ if method in vars(cls)]
-    pending: list[type] = [base]
-    while pending:
-        derived: type
-        for derived in pending.pop().__subclasses__():
-            pending.append(derived)
-            if method in vars(derived) and derived not in classes:
-                classes.append(derived)
-    return classes
-
-
-@contextlib.contextmanager
-def replaced(
-    owner: type | ModuleType, name: str, wrap: Callable[[Method], Method]
-) -> Iterator[None]:
-    """Replace function ``name`` of a class or module by ``wrap(function)`` for a while."""
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -13,8 +13,7 @@ from ...errors import ModelError
 from ...training.agreement import NOTHING
 from ...training.progress import Logs
 from .exchange import GradientExchange, StepResult
-from .protocols import Nest
-from .scope import replaced
+from .model import Nest, replaced
 
 # Optimizers that do nothing when they are built but to make variables.
 _PLAIN = (

@@ -29,11 +29,9 @@ from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
-from .model import finalize_layers, has_custom_steps
+from .model import MetricVariable, finalize_layers, has_custom_steps, sample_inputs
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model
-from .protocols import MetricVariable
-from .sample import sample_inputs
 from .saved import SavedModel
 from .tracing import KerasTracer
 from .variables import KerasVariables
