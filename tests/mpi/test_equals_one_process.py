@@ -55,7 +55,7 @@ def send_each_gradient_by_itself() -> None:
 
 def make_model_without_exchange() -> Any:
     """Return the network, and let this rank keep its gradients to itself."""
-    from horovod_spark_runner.engines.keras.exchange import GradientExchange
+    from horovod_spark_runner.engines.keras.step import GradientExchange
 
     def reduce(self: Any, gradients: Any, place: str) -> Any:
         return list(gradients)

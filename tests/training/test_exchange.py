@@ -15,7 +15,7 @@ import tensorflow as tf
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
 from horovod_spark_runner.engines.keras import collectives
 from horovod_spark_runner.engines.keras.collectives import Part, TensorCollectives
-from horovod_spark_runner.engines.keras.exchange import GradientExchange
+from horovod_spark_runner.engines.keras.step import GradientExchange
 from horovod_spark_runner.sync import buckets
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser

@@ -13,7 +13,6 @@ from ...errors import ModelError
 from ...sync.synchroniser import SyncedState, Synchroniser
 from ...training.spec import TrainingSpec
 from .batches import BatchBinding
-from .exchange import GradientExchange
 from .model import build_model, check_losses, check_trainable, has_custom_steps
 from .optimizers import (
     check_compression,
@@ -21,7 +20,7 @@ from .optimizers import (
     find_optimizers,
     leaf_optimizers,
 )
-from .step import Steps, makes_only_variables
+from .step import GradientExchange, Steps, makes_only_variables
 from .tensors import as_tensor
 from .untracked import check_tracked
 

@@ -37,7 +37,7 @@ from .optimizers import leaf_optimizers
 from .untracked import tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
-    from .exchange import GradientExchange
+    from .step import GradientExchange
 
 _RTOL, _ATOL = 1e-3, 1e-5
 _ADDED = "added"
