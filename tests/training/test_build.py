@@ -18,7 +18,7 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.keras.batches import class_weights
 from horovod_spark_runner.engines.keras.binding import input_structure
 from horovod_spark_runner.engines.keras.build import BuiltModel, check_between_meetings
-from horovod_spark_runner.engines.keras.collectives import TensorCollectives
+from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.model import call_outputs
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser

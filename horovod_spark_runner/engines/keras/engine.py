@@ -109,7 +109,7 @@ class _KerasEngine:
         tf.random.set_global_generator(tf.random.Generator.from_seed(seed + hvd.rank()))
 
     def collectives(self) -> Collectives:
-        from .collectives import TensorCollectives
+        from .exchange import TensorCollectives
 
         return TensorCollectives()
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .collectives import Part, differentiable_sum, sum_over_ranks
+from .exchange import Part, Scope, differentiable_sum, sum_over_ranks
 from .metric_state import counting_means, reduced_by
-from .scope import Scope
 
 _MEANS = ("sum_over_batch_size", "mean")
 _Reduce = Callable[..., tf.Tensor]

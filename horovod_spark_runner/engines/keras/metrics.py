@@ -16,10 +16,9 @@ import keras
 import tensorflow as tf
 
 from ...training.progress import Logs, flat
-from .collectives import Part, sum_over_ranks
+from .exchange import Part, Scope, in_condition, sum_over_ranks
 from .metric_state import FIRST, MEAN, merge_of, metric_variables
 from .model import Metric, MetricVariable, Nest, classes_with, replaced
-from .scope import Scope, in_condition
 
 
 def epoch_logs(

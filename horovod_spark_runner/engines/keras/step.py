@@ -22,13 +22,19 @@ from ...errors import ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.agreement import NOTHING
 from ...training.progress import Logs
-from .collectives import Part, replay_sums, sum_over_ranks
+from .exchange import (
+    Part,
+    Scope,
+    Stopwatch,
+    in_condition,
+    replay_sums,
+    runner_variable,
+    sum_over_ranks,
+)
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import Nest, classes_with, has_custom_steps, replaced
 from .optimizers import find_optimizers
-from .scope import Scope, in_condition, runner_variable
-from .tracing import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
 StepResult = tuple[Logs | None, tf.Tensor | None]

@@ -1,25 +1,38 @@
-"""Sums and means of tensors over the ranks, by Horovod."""
+"""Sums and means of tensors over the ranks, by Horovod, within steps that may be traced.
+
+Spark's Python workers, which have no Horovod, load this module; so it is imported at use.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from ...sync import buckets
 from ...sync.synchroniser import Compression, Traffic
-from .scope import runner_variable
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
-
-
 # Sums by the names of the collectives, while a step is tried on one rank.
 _replayed_sums: list[dict[str, list[tf.Tensor]]] = []
+_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+_VARIABLE_NAME = "horovod_spark_runner"
+
+
+def world_size() -> int:
+    """Return the number of ranks."""
+    return int(_horovod().size())
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as hvd
+
+    return hvd
 
 
 @contextlib.contextmanager
@@ -93,8 +106,9 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _replayed_sums:
         return _replayed_sums[-1].setdefault(name, values)
-    if hvd.size() == 1:
+    if world_size() == 1:
         return values
+    hvd = _horovod()
     result: list[tf.Tensor] = [None] * len(values)
     before: list[tf.Tensor] = []
     for group, indices in _groups(values).items():
@@ -133,7 +147,7 @@ def _may_leave_early() -> bool:
     """
     if tf.executing_eagerly():
         return False
-    return hvd.local_size() < hvd.size() or bool(tf.config.list_logical_devices("GPU"))
+    return _horovod().local_size() < world_size() or bool(tf.config.list_logical_devices("GPU"))
 
 
 def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
@@ -167,7 +181,7 @@ class TensorCollectives:
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return int(hvd.size())
+        return world_size()
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Return `sum_over_ranks`."""
@@ -175,7 +189,7 @@ class TensorCollectives:
 
     def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        algorithm: Compression = getattr(hvd.Compression, name)
+        algorithm: Compression = getattr(_horovod().Compression, name)
         return algorithm
 
     def on_host(
@@ -220,3 +234,94 @@ def _wide(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor of single precision at least."""
     dense = tf.convert_to_tensor(tensor)
     return tf.cast(dense, tf.float32) if dense.dtype.size < 4 else dense
+
+
+def runner_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
+    """Return a variable of ours, which steps use besides the model's."""
+    return tf.Variable(value, trainable=False, dtype=dtype, name=_VARIABLE_NAME)
+
+
+def is_runner_variable(variable: tf.Variable) -> bool:
+    """Return whether `runner_variable` created the variable."""
+    return bool(variable.name.partition(":")[0] == _VARIABLE_NAME)
+
+
+class Scope:
+    """A step while it runs or is traced: names for its collectives, and their scopes.
+
+    A function of the user's own with ``@tf.function`` on it is traced once and used again in other
+    steps. So names are given once only, and it is noted that there is such a function.
+    """
+
+    def __init__(self) -> None:
+        self.nested = False
+        self._number = 0
+        self.graph: tf.Graph | None = None
+
+    def enter(self) -> None:
+        """Begin a step."""
+        self.graph = _current_graph()
+        if self.graph is None:  # what runs eagerly may use the names of the step before
+            self._number = 0
+
+    @property
+    def outermost(self) -> bool:
+        """True if this is the step itself, not a function within it."""
+        return _current_graph() is self.graph
+
+    def note(self) -> None:
+        """Record that operations here depend on this rank's rows."""
+        self.nested = self.nested or not self.outermost
+
+    def name(self, kind: str) -> str:
+        """Return a name for a collective."""
+        self.note()
+        self._number += 1
+        return f"{kind}.{self._number}"
+
+
+def _current_graph() -> tf.Graph | None:
+    """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def in_condition(scope: Scope) -> bool:
+    """Return whether the current trace, within the step, is inside a condition or loop."""
+    graph = _current_graph()
+    while graph is not None and graph is not scope.graph:
+        if type(graph).__name__ in _CONDITIONAL_GRAPHS:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+class Stopwatch:
+    """Adds up, inside compiled steps, the time from when some tensors are there to others.
+
+    It waits for no tensor that the step would not wait for, and nothing of the step waits for it.
+    On a GPU it knows nothing: there a tensor counts as there once its making is queued.
+    """
+
+    def __init__(self) -> None:
+        self._runs = world_size() > 1 and not tf.config.list_logical_devices("GPU")
+        self._seconds = runner_variable(0.0, tf.float64)
+
+    def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+        """Return the time at which all ``tensors`` are computed, for `end`."""
+        return self._moment(tensors) if self._runs else None
+
+    def end(self, start: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
+        """Add up the time from a moment until all of ``tensors`` are there."""
+        if start is not None:
+            self._seconds.assign_add(self._moment(tensors) - start)
+
+    @property
+    def seconds(self) -> float | None:
+        """Sum over all steps so far; ``None`` where it is unknown."""
+        if not self._runs:
+            return 0.0 if world_size() == 1 else None
+        return float(self._seconds.numpy())
+
+    def _moment(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
+        with tf.control_dependencies([tensor for tensor in tensors if tensor is not None]):
+            return tf.timestamp()
