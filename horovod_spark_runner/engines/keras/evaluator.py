@@ -28,7 +28,7 @@ from .engine import make_metrics
 from .graph import Graph
 from .label_values import LabelCheck
 from .loading import make_model, set_weights
-from .metric_state import SUM, counting_means, merge_of, reduced_by, variables_of
+from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
 from .model import (
     CompiledMetrics,
     Metric,

@@ -29,6 +29,11 @@ def world_size() -> int:
     return int(_horovod().size())
 
 
+def world_rank() -> int:
+    """Return this rank's number."""
+    return int(_horovod().rank())
+
+
 def _horovod() -> Any:
     import horovod.tensorflow as hvd
 

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from .exchange import Part, Scope, differentiable_sum, sum_over_ranks
-from .metric_state import counting_means, reduced_by
+from .metrics import counting_means, reduced_by
 
 _MEANS = ("sum_over_batch_size", "mean")
 _Reduce = Callable[..., tf.Tensor]

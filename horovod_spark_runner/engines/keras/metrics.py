@@ -1,4 +1,4 @@
-"""Metrics of all ranks as those of one process.
+"""Metrics that merge over ranks and tasks into those of one process.
 
 Keras metrics keep sums (a total and a count, a confusion matrix, …), which Keras itself adds up
 over replicas. Adding them up over the ranks before asking for the result gives each metric of the
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
+from ...errors import ModelError
 from ...training.progress import Logs, flat
-from .exchange import Part, Scope, in_condition, sum_over_ranks
-from .metric_state import FIRST, MEAN, merge_of, metric_variables
+from .exchange import Part, Scope, in_condition, sum_over_ranks, world_rank, world_size
 from .model import Metric, MetricVariable, Nest, classes_with, replaced
+
+SUM, MEAN, FIRST = "sum", "mean", "first"
+# A method as its class holds it.
+_Update = Callable[..., object]
+_Reduce = Callable[..., tf.Tensor]
 
 
 def epoch_logs(
@@ -43,7 +48,7 @@ def epoch_logs(
     results = model.get_metrics_result()
     if not isinstance(logs, Mapping) or names == set(results):
         return flat(results)
-    part = Part(hvd.size(), tf.constant(fraction, tf.float64))
+    part = Part(world_size(), tf.constant(fraction, tf.float64))
     return _over_ranks(flat(logs), local, _values(results), part)
 
 
@@ -203,9 +208,9 @@ def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]
         variables: of metrics.
         name: of the collective.
     """
-    if hvd.size() == 1:
+    if world_size() == 1:
         return [tf.convert_to_tensor(v) for v in variables]
-    first = hvd.rank() == 0
+    first = world_rank() == 0
     terms = []
     for variable in variables:
         value = tf.convert_to_tensor(variable)
@@ -213,6 +218,70 @@ def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]
         terms.append(value if keep else tf.zeros_like(value))
     summed = sum_over_ranks(terms, name)
     return [
-        value / tf.cast(hvd.size(), value.dtype) if merge_of(variable) == MEAN else value
+        value / tf.cast(world_size(), value.dtype) if merge_of(variable) == MEAN else value
         for variable, value in zip(variables, summed, strict=True)
     ]
+
+
+def metric_variables(model: keras.Model) -> list[MetricVariable]:
+    """Return the variables in which the model's metrics keep their sums."""
+    return variables_of(model.metrics)
+
+
+def variables_of(metrics: Iterable[Metric]) -> list[MetricVariable]:
+    """Return the variables of some metrics, each once."""
+    variables = {id(v): v for metric in metrics for v in metric.variables}
+    return list(variables.values())
+
+
+def merge_of(variable: MetricVariable) -> str:
+    """Return how a metric's variable is merged over all processes.
+
+    ``"sum"``, ``"mean"``, or ``"first"`` where one process's stands for all.
+    """
+    aggregation = variable.aggregation
+    return aggregation if aggregation in (SUM, MEAN) else FIRST
+
+
+@contextlib.contextmanager
+def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Iterator[None]:
+    """Make Keras' means weigh one number for a whole batch by the batch's rows.
+
+    Args:
+        rows: returns how many, or a part of all.
+        exact: refuse what would be no mean over rows.
+
+    Raises:
+        ModelError: rows have weights, but a metric's function gives one number for all of them.
+    """
+
+    def wrap(original: _Update) -> _Update:
+        @functools.wraps(original)
+        def update_state(metric: Metric, values: Nest, sample_weight: Nest = None) -> object:
+            whole = tf.convert_to_tensor(values).shape.rank == 0
+            if whole and sample_weight is None:
+                sample_weight = rows()
+            elif whole and exact and tf.convert_to_tensor(sample_weight).shape.rank != 0:
+                raise ModelError(
+                    f"metric {metric.name!r} gives one number for a whole batch, in which the "
+                    "weights of its rows cannot count; let its function return a number per row, "
+                    "or evaluate without weights"
+                )
+            return original(metric, values, sample_weight)
+
+        return update_state
+
+    with replaced(keras.metrics.Mean, "update_state", wrap):
+        yield
+
+
+def reduced_by(wrap: Callable[[_Reduce], _Reduce]) -> contextlib.AbstractContextManager[None]:
+    """Replace the function by which Keras' losses are reduced to a number.
+
+    It is called with the values, and ``sample_weight``, ``mask``, ``reduction`` and ``dtype`` by
+    name. The mask is that of the predictions and of the loss itself (``ignore_class``).
+
+    Args:
+        wrap: makes it of Keras' own.
+    """
+    return replaced(keras_loss, "reduce_weighted_values", wrap)

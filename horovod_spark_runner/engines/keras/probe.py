@@ -31,7 +31,7 @@ from ...training.part_comparison import (
     vary_weights,
 )
 from .generators import nothing_drawn
-from .metric_state import SUM, merge_of, metric_variables
+from .metrics import SUM, merge_of, metric_variables
 from .model import CompiledMetrics, Loss, Metric, Nest, replaced
 from .optimizers import leaf_optimizers
 from .untracked import tracked_variables

@@ -27,8 +27,7 @@ from .changes import compare_models
 from .export import SavedModelBuilder, make_builder
 from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
-from .metric_state import merge_of, metric_variables
-from .metrics import epoch_logs
+from .metrics import epoch_logs, merge_of, metric_variables
 from .model import MetricVariable, finalize_layers, has_custom_steps, sample_inputs
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model

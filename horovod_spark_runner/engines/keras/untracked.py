@@ -19,7 +19,7 @@ from tensorflow.python.framework.auto_control_deps_utils import (
 from ...errors import ModelError
 from .exchange import is_runner_variable
 from .generators import generators
-from .metric_state import metric_variables, variables_of
+from .metrics import metric_variables, variables_of
 from .optimizers import leaf_optimizers
 
 
