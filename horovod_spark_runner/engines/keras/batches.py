@@ -16,7 +16,7 @@ from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import TrainingSpec
 from .binding import InputBinding, bind_outputs, needs_labels
-from .label_values import LabelCheck
+from .losses import LabelCheck
 from .model import Nest, call_outputs
 from .tensors import as_tensor
 

@@ -26,8 +26,8 @@ from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
 from .engine import make_metrics
 from .graph import Graph
-from .label_values import LabelCheck
 from .loading import make_model, set_weights
+from .losses import LabelCheck
 from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
 from .model import (
     CompiledMetrics,
