@@ -15,8 +15,7 @@ from mpi4py import MPI
 
 from horovod_spark_runner import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.keras.batches import class_weights
-from horovod_spark_runner.engines.keras.binding import input_structure
+from horovod_spark_runner.engines.keras.binding import class_weights, input_structure
 from horovod_spark_runner.engines.keras.build import BuiltModel, check_between_meetings
 from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.model import call_outputs

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.keras.batches import BatchBinding
+from horovod_spark_runner.engines.keras.binding import BatchBinding
 from horovod_spark_runner.engines.keras.losses import LabelCheck
 from horovod_spark_runner.engines.keras.model import call_outputs
 from horovod_spark_runner.errors import ModelError

@@ -12,7 +12,7 @@ from ...config.sync import Allreduce, DiLoCo, Sync
 from ...errors import ModelError
 from ...sync.synchroniser import SyncedState, Synchroniser
 from ...training.spec import TrainingSpec
-from .batches import BatchBinding
+from .binding import BatchBinding, as_tensor
 from .model import build_model, check_losses, check_trainable, has_custom_steps
 from .optimizers import (
     check_compression,
@@ -21,7 +21,6 @@ from .optimizers import (
     leaf_optimizers,
 )
 from .step import GradientExchange, Steps, makes_only_variables
-from .tensors import as_tensor
 from .untracked import check_tracked
 
 

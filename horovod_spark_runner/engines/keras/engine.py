@@ -91,7 +91,7 @@ class _KerasEngine:
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
-            from .names import names_of
+            from .binding import names_of
         return names_of(source)
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
