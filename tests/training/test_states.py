@@ -27,7 +27,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
     from horovod_spark_runner.checkpoint.rank_state import capture_random, restore_random
-    from horovod_spark_runner.engines.keras.generators import generators
+    from horovod_spark_runner.engines.keras.state import generators
 
     def draw() -> list[Any]:
         return [
@@ -53,7 +53,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.generators import generators
+    from horovod_spark_runner.engines.keras.state import generators
 
     keras.utils.set_random_seed(3)
     expected = random.random()

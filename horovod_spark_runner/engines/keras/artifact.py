@@ -52,7 +52,7 @@ from .saved import (
     pack_archive,
     read_unpacked_config,
 )
-from .variables import value_of
+from .state import value_of
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22

@@ -20,8 +20,8 @@ from .optimizers import (
     find_optimizers,
     leaf_optimizers,
 )
+from .state import check_tracked
 from .step import GradientExchange, Steps, makes_only_variables
-from .untracked import check_tracked
 
 
 class BuiltModel:

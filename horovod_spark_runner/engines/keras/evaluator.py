@@ -44,7 +44,7 @@ from .model import (
 )
 from .probe import State, check_sums, close, loss_title, rows_of, values_of
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
-from .variables import value_of
+from .state import value_of
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 

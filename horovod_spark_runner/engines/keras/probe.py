@@ -30,11 +30,10 @@ from ...training.part_comparison import (
     try_varied,
     vary_weights,
 )
-from .generators import nothing_drawn
 from .metrics import SUM, merge_of, metric_variables
 from .model import CompiledMetrics, Loss, Metric, Nest, replaced
 from .optimizers import leaf_optimizers
-from .untracked import tracked_variables
+from .state import nothing_drawn, tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
     from .step import GradientExchange

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.saving.saving_lib import H5IOStore
 
-from .variables import value_of
+from .state import value_of
 
 # Numbers from which a weight counts as large.
 LARGE = 4 * 1024 * 1024

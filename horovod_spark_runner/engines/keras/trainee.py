@@ -19,21 +19,25 @@ from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
 from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
-from .architecture import describe_model
 from .artifact import outputs_of, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
-from .changes import compare_models
 from .export import SavedModelBuilder, make_builder
-from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
 from .metrics import epoch_logs, merge_of, metric_variables
 from .model import MetricVariable, finalize_layers, has_custom_steps, sample_inputs
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import try_model
 from .saved import SavedModel
+from .state import (
+    KerasVariables,
+    compare_models,
+    describe_model,
+    generators,
+    nothing_drawn,
+    separate_generators,
+)
 from .tracing import KerasTracer
-from .variables import KerasVariables
 
 
 class KerasTrainee(Trainee):
