@@ -88,7 +88,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -116,7 +116,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
