@@ -14,9 +14,9 @@ import pytest
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
-from horovod_spark_runner.engines.keras import initial_weights
+from horovod_spark_runner.engines.keras import loading
 from horovod_spark_runner.engines.keras.engine import ENGINE
-from horovod_spark_runner.engines.keras.initial_weights import load_initial_weights, match_paths
+from horovod_spark_runner.engines.keras.loading import load_initial_weights, match_paths
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.training.spec import WarmStart
@@ -67,9 +67,7 @@ FORMS: dict[str, Callable[[Any, Path], None]] = {
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """What the driver was told, and whether as a warning."""
     heard: list[tuple[str, bool]] = []
-    monkeypatch.setattr(
-        initial_weights, "notify", lambda text, *, warn=True: heard.append((text, warn))
-    )
+    monkeypatch.setattr(loading, "notify", lambda text, *, warn=True: heard.append((text, warn)))
     return heard
 
 

@@ -246,7 +246,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
     from horovod_spark_runner.config.training import InitialWeights
     from horovod_spark_runner.engines.keras.engine import ENGINE
-    from horovod_spark_runner.engines.keras.initial_weights import load_initial_weights
+    from horovod_spark_runner.engines.keras.loading import load_initial_weights
     from horovod_spark_runner.frameworks import KERAS
     from horovod_spark_runner.training.warm_start import read_warm_start
 

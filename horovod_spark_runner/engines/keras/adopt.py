@@ -16,10 +16,10 @@ from ...storage.filesystem import Location
 from ...training.sample_rows import SAMPLE_FILE, SampleRows
 from ...training.spec import FEATURES, Binding
 from ...training.trained_model import ModelInputs, ModelWriter, Signature
-from .artifact import load_archive, outputs_of, save_model
+from .artifact import outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
 from .engine import read_archive
-from .graph import Graph, pack
+from .loading import Graph, load_archive, pack_saved_model
 from .model import check_stateless
 from .saved import PACKED_FILE, KerasFacts, SavedModel, read_exported
 
@@ -95,7 +95,7 @@ def adopt_graph(
     exported_columns = (
         {} if exported is None else {column.name: column for column in exported.columns}
     )
-    packed = pack(folder, None if exported is None else exported.sums)
+    packed = pack_saved_model(folder, None if exported is None else exported.sums)
     graph = Graph(packed, signature)
     names = sorted(graph.takes)
     if inputs is None and sorted(exported_columns) == names:

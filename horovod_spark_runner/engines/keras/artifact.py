@@ -19,11 +19,12 @@ from ...errors import CheckpointError, on_one_line
 from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
-from ...storage.contents import Contents, Sink, unpack
+from ...storage.contents import Sink
 from ...training.sample_rows import SAMPLE_FILE, check_close
 from ...training.spec import OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .custom_objects import find_objects, name_lambdas, only_keras, revivable
+from .custom_objects import find_objects, name_lambdas, only_keras
+from .loading import load_unpacked, sparing_memory
 from .model import (
     Bind,
     Nest,
@@ -40,15 +41,12 @@ from .model import (
     unchanged,
     using_keras_state,
 )
-from .restoring import sparing_memory
 from .saved import (
     ARCHIVE_FILE,
     FILES,
-    KIND,
     KerasFacts,
     SavedModel,
     custom_parts,
-    name_lambdas_in,
     pack_archive,
     read_unpacked_config,
 )
@@ -56,9 +54,6 @@ from .state import value_of
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
-# Name of the folder that an archive is unpacked into.
-_UNPACKED = "model"
-
 logger = logging.getLogger(__name__)
 
 
@@ -135,27 +130,6 @@ def _save(
     return saved
 
 
-def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
-    """Return the model in a ``.keras`` file, not compiled.
-
-    Args:
-        archive: contents of the file.
-        objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, _UNPACKED)
-        unpack(archive.open(), place, KIND)
-        return _load_unpacked(place, objects)
-
-
-def _load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
-    if objects is not None:
-        name_lambdas_in(folder)
-    custom_objects = revivable(objects or {})
-    with sparing_memory():
-        return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
-
-
 def _write_weights(model: keras.Model, sink: Sink) -> None:
     weights = enumerate(model.weights)
     write_arrays(sink, ((f"{number:05d}", value_of(weight)) for number, weight in weights))
@@ -171,7 +145,7 @@ def save_unpacked(model: keras.Model, folder: Path) -> None:
 def _archive(model: keras.Model) -> Iterator[Path | None]:
     """Yield the folder in which Keras has written the model, or ``None`` if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, _UNPACKED)
+        place = Path(folder, "model")
         try:
             try:
                 save_unpacked(model, place)
@@ -250,7 +224,7 @@ def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> kera
         using_keras_state(state),
         keras.device("cpu:0"),
     ):
-        return _load_unpacked(archive, objects)
+        return load_unpacked(archive, objects)
 
 
 def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: Any) -> None:

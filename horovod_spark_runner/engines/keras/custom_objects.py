@@ -11,9 +11,6 @@ import keras
 from ...captured import code_of
 from .saved import LAMBDA, CustomPart
 
-# Arguments of keras.Layer that Keras adds to the configuration of every subclass.
-_BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
-
 
 def find_objects(
     model: keras.Model, parts: Sequence[CustomPart], custom_objects: Mapping[str, object]
@@ -39,32 +36,6 @@ def find_objects(
         if candidate is not None:
             objects[part.key] = candidate
     return objects
-
-
-def revivable(objects: Mapping[str, object]) -> dict[str, object]:
-    """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
-
-    Keras writes such arguments of its base classes for every subclass, and then cannot load one
-    whose ``__init__`` takes its own arguments only, as most subclasses of ``keras.Model`` do.
-    """
-    return {
-        name: _lenient(value)
-        if isinstance(value, type) and issubclass(value, keras.Layer)
-        else value
-        for name, value in objects.items()
-    }
-
-
-def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
-    taken = inspect.signature(cls.__init__).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return cls
-
-    def from_config(_: type, config: Mapping[str, object], *args: object) -> keras.Layer:
-        arguments = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
-        return cls.from_config(arguments, *args)
-
-    return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
 
 
 @contextlib.contextmanager

@@ -25,8 +25,7 @@ from ...training.trained_model import Recipe
 from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
 from .engine import make_metrics
-from .graph import Graph
-from .loading import make_model, set_weights
+from .loading import Graph, make_model, set_weights
 from .losses import LabelCheck
 from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
 from .model import (

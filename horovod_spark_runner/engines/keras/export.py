@@ -20,8 +20,7 @@ from ...training.onnx import CLASS, PROBABILITY, TOLERANCE, ClassColumn
 from ...training.spec import OutputSpec, TrainingSpec
 from ...training.trained_model import Recipe
 from .binding import InputBinding
-from .graph import Graph
-from .loading import make_model
+from .loading import Graph, make_model
 from .model import (
     Nest,
     call_model,

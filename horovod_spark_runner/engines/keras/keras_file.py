@@ -13,8 +13,7 @@ from ...storage.filesystem import Location
 from ...training.trained_model import Recipe
 from .artifact import probe_loading, save_unpacked
 from .binding import InputBinding
-from .graph import Graph
-from .loading import make_model
+from .loading import Graph, make_model
 from .model import fresh_keras_state, keras_state, sample_inputs, using_keras_state
 from .saved import KerasParts, pack_archive
 

@@ -1,22 +1,52 @@
-"""A trained Keras model made again, to predict."""
+"""Make a trained Keras model again; put given weights into a model.
+
+By itself, Keras draws initial values at random (three times the memory of a weight; TensorFlow
+keeps what it has once taken), reads a weight as a whole, and copies it twice into its variable.
+Under `sparing_memory`, a large weight begins as zeros that take no memory, and is read into what
+its variable uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import inspect
+import math
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import cloudpickle
+import h5py
+import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.saving.saving_lib import H5IOStore
 
+from ...checkpoint.attachments import contents_of
+from ...checkpoint.files import VARIABLES_FILE
+from ...cluster.worker.reporting import notify
 from ...data.manifest import Manifest
 from ...errors import ModelError
 from ...storage.arrays import ArraysFile
-from ...training.trained_model import Model, Recipe
-from .artifact import load_archive
+from ...storage.checksums import read_verified_file
+from ...storage.contents import PART_BYTES, Contents, spool, unpack
+from ...storage.filesystem import Location
+from ...training.engine import GRAPH_FILE, KERAS_FILE
+from ...training.spec import WarmStart
+from ...training.trained_model import (
+    Model,
+    Recipe,
+)
+from ...training.warm_start import ARRAYS
 from .binding import InputBinding
-from .graph import Graph
 from .model import (
     Nest,
     build_by_call,
@@ -31,10 +61,32 @@ from .model import (
     sample_inputs,
     using_keras_state,
 )
-from .saved import KerasParts
+from .optimizers import find_optimizers
+from .saved import (
+    KIND,
+    KerasParts,
+    name_lambdas_in,
+)
+from .state import value_of
 
 if TYPE_CHECKING:
     import keras
+
+# Arguments of keras.Layer that Keras adds to the configuration of every subclass.
+_BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
+# Numbers from which a weight counts as large.
+LARGE = 4 * 1024 * 1024
+# Numbers that are copied at once.
+_COPIED = 4 * 1024 * 1024
+# Bytes at multiples of which TensorFlow wants tensors to begin.
+_ALIGNMENT = 64
+# Kinds of numbers whose memory NumPy can hand over.
+_SHARED_KINDS = "fiu"
+# Only for the thread that saves or loads: others may use Keras meanwhile.
+_sparing: ContextVar[bool] = ContextVar("sparing", default=False)
+_SHOWN = 5
+# In a .keras file.
+_WEIGHTS = "model.weights.h5"
 
 
 def load_model(recipe: Recipe) -> Model:
@@ -183,3 +235,477 @@ def set_weights(
     for weight, value in zip(model.weights, values, strict=True):
         weight.assign(value)
     finalize_layers(model)
+
+
+def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
+    """Return the model in a ``.keras`` file, not compiled.
+
+    Args:
+        archive: contents of the file.
+        objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "model")
+        unpack(archive.open(), place, KIND)
+        return load_unpacked(place, objects)
+
+
+def load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
+    if objects is not None:
+        name_lambdas_in(folder)
+    custom_objects = revivable(objects or {})
+    with sparing_memory():
+        return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
+
+
+def revivable(objects: Mapping[str, object]) -> dict[str, object]:
+    """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
+
+    Keras writes such arguments of its base classes for every subclass, and then cannot load one
+    whose ``__init__`` takes its own arguments only, as most subclasses of ``keras.Model`` do.
+    """
+    return {
+        name: _lenient(value)
+        if isinstance(value, type) and issubclass(value, keras.Layer)
+        else value
+        for name, value in objects.items()
+    }
+
+
+def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
+    taken = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return cls
+
+    def from_config(_: type, config: Mapping[str, object], *args: object) -> keras.Layer:
+        arguments = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
+        return cls.from_config(arguments, *args)
+
+    return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
+
+
+def pack_saved_model(folder: Location, sums: Mapping[str, str] | None = None) -> Contents:
+    """Return a SavedModel's files as one archive.
+
+    Args:
+        folder: where it lies.
+        sums: SHA-256 of all its files, where they are known.
+
+    Raises:
+        ModelError: there is no SavedModel, or a file is missing or damaged.
+    """
+    files = folder.files() if folder.is_folder else []
+    if not any(file.name == GRAPH_FILE for file in files):
+        raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
+    names = [file.name for file in files] if sums is None else list(sums)
+
+    def write(whole: IO[bytes]) -> None:
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name in names:
+                _add_file(archive, folder, name, sums)
+
+    return spool(write)
+
+
+def _add_file(
+    archive: zipfile.ZipFile, folder: Location, name: str, sums: Mapping[str, str] | None
+) -> None:
+    try:
+        if sums is None:
+            contents = folder.join(name).spool(lambda part: None)
+        else:
+            contents = read_verified_file(folder, name, sums)
+    except ValueError as error:
+        raise ModelError(f"the SavedModel in {folder}: {error}") from error
+    with archive.open(name, "w", force_zip64=True) as entry, contents.open() as file:
+        shutil.copyfileobj(file, entry, PART_BYTES)
+
+
+class Graph:
+    """One signature of a SavedModel, called as a Keras model is.
+
+    Args:
+        packed: what `pack` returned.
+        signature: the signature's name.
+
+    Attributes:
+        loaded: what TensorFlow loads of it.
+        takes: what the signature takes, by name.
+
+    Raises:
+        ModelError: there is no such signature, or it takes nothing, or a fixed number of rows.
+    """
+
+    def __init__(self, packed: Contents, signature: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            unpack(packed.open(), folder, "a SavedModel's files")
+            self.loaded = tf.saved_model.load(folder)
+        signatures = sorted(self.loaded.signatures)
+        if signature not in signatures:
+            has = ", ".join(signatures) or "none"
+            raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
+        self._call = self.loaded.signatures[signature]
+        self.takes: Mapping[str, tf.TensorSpec] = self._call.structured_input_signature[1]
+        if not self.takes:
+            raise ModelError(f"signature {signature!r} of the SavedModel takes no inputs")
+        fixed = [n for n, spec in self.takes.items() if not spec.shape.rank or spec.shape[0]]
+        if fixed:
+            raise ModelError(
+                f"signature {signature!r} of the SavedModel takes {fixed[0]!r} of shape "
+                f"{self.takes[fixed[0]].shape}; it must take any number of rows"
+            )
+
+    def predict_step(self, data: tuple[Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Return the outputs by name."""
+        (inputs,) = data
+        shaped = {
+            name: tf.reshape(tf.cast(inputs[name], spec.dtype), [-1, *spec.shape[1:]])
+            for name, spec in self.takes.items()
+        }
+        return dict(sorted(self._call(**shaped).items()))
+
+
+@contextlib.contextmanager
+def sparing_memory() -> Iterator[None]:
+    """Save and load models without copies of large weights.
+
+    Whatever a model is built with inside has to be loaded, too: it begins as zeros.
+    """
+    _watch()
+    token = _sparing.set(True)
+    try:
+        yield
+    finally:
+        _sparing.reset(token)
+
+
+@functools.cache
+def _watch() -> None:
+    make, fill = keras.Layer.add_weight, keras.Variable.assign
+    read, write = H5IOStore.__getitem__, H5IOStore.__setitem__
+
+    @functools.wraps(make)
+    def add_weight(
+        self: keras.Layer, shape: Any = None, initializer: Any = None, *args: Any, **kwargs: Any
+    ) -> keras.Variable:
+        if _sparing.get() and _is_large(shape):
+            initializer = _zeros
+        return make(self, shape, initializer, *args, **kwargs)
+
+    @functools.wraps(fill)
+    def assign(self: keras.Variable, value: Any) -> Any:
+        if not (_sparing.get() and isinstance(value, np.memmap) and _fits_variable(self, value)):
+            return fill(self, value)
+        tensor = _copy_to_tensor(value)
+        self.value.assign(tensor)
+        return tensor
+
+    @functools.wraps(read)
+    def get(self: H5IOStore, key: str) -> Any:
+        mapped = _mapped(self._h5_entry_group.get(key)) if _sparing.get() else None
+        return read(self, key) if mapped is None else mapped
+
+    @functools.wraps(write)
+    def put(self: H5IOStore, key: str, value: Any) -> None:
+        if _sparing.get() and isinstance(value, keras.Variable):
+            value = value_of(value)
+        write(self, key, value)
+
+    keras.Layer.add_weight, keras.Variable.assign = add_weight, assign
+    H5IOStore.__getitem__, H5IOStore.__setitem__ = get, put
+
+
+def _is_large(shape: Any) -> bool:
+    sizes = shape if isinstance(shape, (tuple, list)) else ()
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= LARGE
+
+
+def _zeros(shape: Sequence[int], dtype: str | None = None) -> tf.Tensor:
+    kind = tf.as_dtype(dtype or keras.config.floatx()).as_numpy_dtype
+    if np.dtype(kind).kind not in _SHARED_KINDS:
+        return tf.zeros(shape, kind)
+    return _shared(_aligned(tuple(shape), np.dtype(kind)))
+
+
+def _copy_to_tensor(value: np.ndarray) -> tf.Tensor:
+    copy = _aligned(value.shape, value.dtype)
+    into, source = copy.reshape(-1), value.reshape(-1)
+    for begin in range(0, value.size, _COPIED):
+        into[begin : begin + _COPIED] = source[begin : begin + _COPIED]
+    return _shared(copy)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros where TensorFlow wants numbers to begin; memory is taken as it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNMENT
+    return raw[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _shared(array: np.ndarray) -> tf.Tensor:
+    """Return a tensor in the memory of an array that is not used otherwise."""
+    with tf.device("cpu:0"):
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _fits_variable(variable: keras.Variable, value: np.ndarray) -> bool:
+    return (
+        isinstance(variable.value, tf.Variable)
+        and tuple(variable.value.shape) == value.shape
+        and variable.value.dtype.as_numpy_dtype == value.dtype
+    )
+
+
+def _mapped(data: Any) -> np.memmap | None:
+    """Return a memory map of a contiguous array in an HDF5 file; ``None`` for any other."""
+    if (
+        not isinstance(data, h5py.Dataset)
+        or data.size < LARGE
+        or data.dtype.kind not in _SHARED_KINDS
+    ):
+        return None
+    begin = data.id.get_offset()
+    if "dtype" in data.attrs or not data.dtype.isnative or begin is None:
+        return None
+    if data.external or data.is_virtual or data.file.driver != "sec2":
+        return None
+    return np.memmap(data.file.filename, data.dtype, "r", begin, data.shape)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight to begin with.
+
+    Attributes:
+        path: such as ``dense/kernel``.
+        shape: of its value.
+        read: returns its value.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray] = field(repr=False)
+
+
+def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
+    """Load the weights of ``start`` into the built ``model``; report weights that were left out.
+
+    Raises:
+        ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
+            of them does.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if start.kind == ARRAYS:
+            weights = _weights_of_run(start)
+        else:
+            for name, data in start.files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                contents_of(data).write_to(path)
+            weights = (
+                [] if start.kind == KERAS_FILE else _weights_of_saved_model(folder, start.origin)
+            )
+        if start.kind == KERAS_FILE:
+            taken = _load_keras_file(model, path, start)
+            if not taken:
+                weights = _weights_of_keras_file(path)
+        elif start.skip_mismatch:
+            taken = _assign_by_path(model, weights)
+        else:
+            taken = _assign(model, weights, start.origin)
+    if start.skip_mismatch:
+        _report_taken_weights(model, taken, weights, start.origin, start.kind)
+    finalize_layers(model)
+
+
+def _weights_of_run(start: WarmStart) -> list[_Weight]:
+    ((name, data),) = start.files.items()
+    file = ArraysFile(contents_of(data))
+    prefix = "model/" if name == VARIABLES_FILE else ""
+    keys = [key for key in sorted(file.names) if key.startswith(prefix)]
+    paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
+    return [
+        _Weight(path, file.shape(key), partial(file.read, key))
+        for path, key in zip(paths, keys, strict=True)
+    ]
+
+
+def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
+    import tensorflow as tf
+
+    variables = getattr(tf.saved_model.load(folder), "variables", ())
+    # The states of random layers stand among the weights; they are no weights.
+    weights = [v for v in variables if "seed_generator_state" not in v.name]
+    if not weights:
+        raise ModelError(
+            f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
+            "(model.export), or load it in model_fn"
+        )
+    return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+
+
+def _weights_of_keras_file(path: Path) -> list[_Weight]:
+    """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
+    import h5py
+
+    weights: list[_Weight] = []
+
+    def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
+            name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
+            weights.append(_Weight(name, item.shape, item.__array__))
+
+    with contextlib.ExitStack() as stack:
+        source: Any = path
+        if zipfile.is_zipfile(path):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            if _WEIGHTS not in archive.namelist():  # in several files, as of very large models
+                return []
+            source = stack.enter_context(archive.open(_WEIGHTS))
+        stack.enter_context(h5py.File(source, "r")).visititems(note)
+    return weights
+
+
+def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
+    """Load a file as Keras does and return the indices of the weights that were in it."""
+    weights = list(model.weights)
+    # Such files may hold an optimizer, with its learning rate, and states of random layers.
+    optimizers = find_optimizers(model) if model.compiled else []
+    others = [v for optimizer in optimizers for v in optimizer.variables]
+    weight_ids = {id(weight) for weight in weights}
+    others += [v for v in model.variables if id(v) not in weight_ids]
+    saved_values = [np.array(variable) for variable in others]
+    before: list[np.ndarray] = []
+    if start.skip_mismatch:
+        # Keras does not tell what it took: what still holds its mark afterwards was not.
+        before = [np.array(weight) for weight in weights]
+        for weight, value in zip(weights, before, strict=True):
+            weight.assign(_mark(value))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            if start.skip_mismatch:
+                warnings.simplefilter("ignore")  # a line of our own tells what was left out
+            model.load_weights(path, skip_mismatch=start.skip_mismatch)
+    except Exception as error:  # Keras raises many types for files that do not fit
+        raise ModelError(
+            f"initial_weights={start.origin!r} do not fit the model: {error}"
+        ) from error
+    for variable, value in zip(others, saved_values, strict=True):
+        variable.assign(value)
+    taken = set(range(len(weights)))
+    if start.skip_mismatch:
+        for index, (weight, value) in enumerate(zip(weights, before, strict=True)):
+            if np.array(weight).tobytes() == _mark(value).tobytes():
+                taken.remove(index)
+                weight.assign(value)
+    return taken
+
+
+def _mark(value: np.ndarray) -> np.ndarray:
+    """Return an array that no file of weights holds; of booleans, the value itself."""
+    if value.dtype.kind in "iu":
+        return np.full_like(value, np.iinfo(value.dtype).max)
+    return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
+
+
+def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
+    weights = list(model.weights)
+    for index, (variable, weight) in enumerate(zip(weights, sources, strict=False)):
+        if tuple(variable.shape) != weight.shape:
+            raise ModelError(
+                f"initial_weights={origin!r} do not fit the model: weight {index} is "
+                f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
+                f"{weight.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
+            )
+    if len(weights) != len(sources):
+        raise ModelError(
+            f"initial_weights={origin!r} do not fit the model: they are {len(sources)} arrays, the "
+            f"model has {len(weights)} weights; InitialWeights(…, skip_mismatch=True) "
+            "takes over those that fit"
+        )
+    for variable, weight in zip(weights, sources, strict=True):
+        variable.assign(weight.read())
+    return set(range(len(weights)))
+
+
+def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
+    variables = list(model.weights)
+    taken = set()
+    for index, source in match_paths(
+        [v.path for v in variables], [w.path for w in weights]
+    ).items():
+        if tuple(variables[index].shape) == weights[source].shape:
+            variables[index].assign(weights[source].read())
+            taken.add(index)
+    return taken
+
+
+def match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    """Map the index of each model path to the index of the same path of the file. Pure.
+
+    If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
+    does not count. A path that occurs several times is matched only if it does so equally often.
+    """
+    return _equal_paths(model_paths, file_paths) or _equal_paths(
+        _below_root(model_paths), _below_root(file_paths)
+    )
+
+
+def _equal_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    ours, theirs = _indices(model_paths), _indices(file_paths)
+    return {
+        index: other
+        for path, indices in ours.items()
+        if len(indices) == len(theirs.get(path, ()))
+        for index, other in zip(indices, theirs[path], strict=True)
+    }
+
+
+def _below_root(paths: Sequence[str]) -> list[str]:
+    roots = {path.partition("/")[0] for path in paths}
+    if len(roots) == 1 and all(path.count("/") >= 2 for path in paths):
+        return [path.partition("/")[2] for path in paths]
+    return list(paths)
+
+
+def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
+    indices: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        indices.setdefault(path, []).append(index)
+    return indices
+
+
+def _report_taken_weights(
+    model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
+) -> None:
+    """Report to the driver which weights were loaded.
+
+    Raises:
+        ModelError: none was.
+    """
+    variables = list(model.weights)
+    shown = {
+        True: _listed([w for n, w in enumerate(variables) if n in taken]),
+        False: _listed([w for n, w in enumerate(variables) if n not in taken]),
+    }
+    if not taken:
+        kinds = "the kinds of their layers, in their order, as Keras goes through its files"
+        order = kinds if kind == KERAS_FILE else "the names of their layers"
+        raise ModelError(
+            f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
+            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by "
+            f"{order}"
+        )
+    left = len(variables) - len(taken)
+    text = f"initial_weights={origin!r}: {len(taken)} of {len(variables)} weights taken over"
+    if left:
+        text += f" ({shown[True]}); {left} keep their initial values ({shown[False]})"
+    notify(text, warn=left > 0)
+
+
+def _listed(weights: Sequence[Any]) -> str:
+    names = [f"{w.path} {tuple(w.shape)}" for w in weights[:_SHOWN]]
+    more = len(weights) - _SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

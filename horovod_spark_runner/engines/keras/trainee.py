@@ -23,7 +23,7 @@ from .artifact import outputs_of, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .export import SavedModelBuilder, make_builder
-from .initial_weights import load_initial_weights
+from .loading import load_initial_weights
 from .metrics import epoch_logs, merge_of, metric_variables
 from .model import MetricVariable, finalize_layers, has_custom_steps, sample_inputs
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
