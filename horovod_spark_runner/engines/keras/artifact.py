@@ -1,35 +1,43 @@
-"""The trained model in the run directory, for inference and for other programs."""
+"""Write a trained model to the run directory, also one that was trained elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import keras
 import numpy as np
 
+from ...captured import code_of
 from ...checkpoint.run_directory import RunDirectory
-from ...errors import CheckpointError, on_one_line
+from ...data.manifest import TEXT, Column, Manifest
+from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
 from ...storage.contents import Sink
-from ...training.sample_rows import SAMPLE_FILE, check_close
-from ...training.spec import OutputSpec
+from ...storage.filesystem import Location
+from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close
+from ...training.spec import FEATURES, Binding, OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .custom_objects import find_objects, name_lambdas, only_keras
-from .loading import load_unpacked, sparing_memory
+from .binding import InputBinding, input_structure, match_inputs
+from .engine import read_archive
+from .loading import Graph, load_archive, load_unpacked, pack_saved_model, sparing_memory
 from .model import (
     Bind,
     Nest,
     call_model,
     calling,
+    check_stateless,
     finalize_layers,
     fixed_batch,
     fresh_keras_state,
@@ -44,17 +52,34 @@ from .model import (
 from .saved import (
     ARCHIVE_FILE,
     FILES,
+    LAMBDA,
+    PACKED_FILE,
+    CustomPart,
     KerasFacts,
     SavedModel,
     custom_parts,
     pack_archive,
+    read_exported,
     read_unpacked_config,
 )
 from .state import value_of
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
 logger = logging.getLogger(__name__)
+# dtype of an input -> dtype of its column, where Spark has it not.
+_COLUMN_DTYPES = {
+    "bool": "int8",
+    "uint8": "int16",
+    "uint16": "int32",
+    "uint32": "int64",
+    "float16": "float32",
+    "bfloat16": "float32",
+}
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64", TEXT)
 
 
 def save_model(
@@ -231,7 +256,7 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
     for theirs in loaded.weights:
-        if not any(_equal(value_of(ours), value_of(theirs)) for ours in left):
+        if not any(_is_equal(value_of(ours), value_of(theirs)) for ours in left):
             raise ValueError(f"its weights differ: {theirs.path}")
     loaded_outputs = output_leaves(call_model(loaded, inputs))
     for (path, value), (place, other) in zip(output_leaves(expected), loaded_outputs, strict=True):
@@ -240,7 +265,7 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
         check_close(to_numpy(value), to_numpy(other))
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     parts = zip(_parts(one), _parts(other), strict=True)
@@ -255,3 +280,191 @@ def _parts(array: np.ndarray) -> list[np.ndarray]:
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {on_one_line(error, 300)}"
+
+
+def find_objects(
+    model: keras.Model, parts: Sequence[CustomPart], custom_objects: Mapping[str, object]
+) -> dict[str, object]:
+    """Return those of ``parts`` that can be found, by their keys.
+
+    Args:
+        model: the model that was archived.
+        parts: what its archive names.
+        custom_objects: objects by name that the model itself was made with.
+    """
+    registered = keras.saving.get_custom_objects()
+    # Of several that have one name, none is known to be the one that is meant.
+    living = {name: ones[0] for name, ones in code_of(model).items() if len(ones) == 1}
+    objects: dict[str, object] = {}
+    for part in parts:
+        if part.name == LAMBDA:
+            candidate = _find_lambda(model, part)
+        else:
+            sources = (custom_objects, registered, living)
+            names = (part.key, part.name)
+            candidate = next((p[n] for p in sources for n in names if n in p), None)
+        if candidate is not None:
+            objects[part.key] = candidate
+    return objects
+
+
+@contextlib.contextmanager
+def only_keras() -> Iterator[None]:
+    """Limit Keras' registry to its own classes and functions."""
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    registered.clear()
+    try:
+        yield
+    finally:
+        registered.clear()
+        registered.update(before)
+
+
+def name_lambdas(model: keras.Model) -> bool:
+    """Name the lambdas among layers' arguments, for Keras to write; return whether there are any.
+
+    Keras writes a lambda as its code, which fails where it refers to a module or has no source.
+    """
+    named = False
+    for layer in _layers(model):
+        for field, value in list(vars(layer).items()):
+            if inspect.isfunction(value) and value.__name__ == "<lambda>":
+                value.__name__ = f"lambda_{field.strip('_')}_of_{layer.name}"
+                named = True
+    return named
+
+
+def _find_lambda(model: keras.Model, part: CustomPart) -> object:
+    """Return the lambda that a layer was given; nothing if several layers have that name."""
+    layers = [layer for layer in _layers(model) if layer.name == part.layer]
+    if len(layers) != 1:
+        return None
+    attributes = (part.field, f"_{part.field}")
+    return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
+
+
+def _layers(model: keras.Model) -> list[keras.Layer]:
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def adopt_model(
+    directory: RunDirectory,
+    model: object,
+    inputs: Binding | None,
+    custom_objects: Mapping[str, object],
+) -> SavedModel:
+    """Write ``model`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: it is no Keras model, its inputs are not known or are none that columns fit, it
+            cannot be called, or cannot be written so that it is the same when it is read.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = load_archive(read_archive(model), custom_objects)
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
+            f"{type(model).__name__}"
+        )
+    check_stateless(model, "Spark's rows have no order, and are spread over tasks")
+    structure = input_structure(model)
+    if structure is None:
+        raise ModelError(
+            f"the inputs of the model {model.name!r} are not known before it is called: give a "
+            "functional model, or a Sequential that begins with keras.Input(shape)"
+        )
+    tensors = keras.tree.flatten(structure)
+    if inputs is None:
+        names = [tensor.name for tensor in tensors]
+        inputs = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+    columns = _columns_of(model, inputs)
+    bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
+    takes = ModelInputs(inputs, columns, (), custom_objects)
+    outputs, _, problem = outputs_of(model, takes, bind)
+    if outputs is None:
+        raise ModelError(f"the model {model.name!r} cannot be called: {problem}")
+    saved = save_model(directory, model, takes, bind)
+    if saved.loads == "source":
+        raise ModelError(
+            f"the model {model.name!r} cannot be sent to Spark's workers: what Keras writes of it "
+            "does not give the same model again. Its layers need get_config()"
+        )
+    return saved
+
+
+def adopt_graph(
+    directory: RunDirectory, folder: Location, inputs: Binding | None, signature: str
+) -> SavedModel:
+    """Write the SavedModel in ``folder`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: there is none, or no such signature; or the columns do not fit its inputs.
+    """
+    exported = read_exported(folder)
+    exported_columns = (
+        {} if exported is None else {column.name: column for column in exported.columns}
+    )
+    packed = pack_saved_model(folder, None if exported is None else exported.sums)
+    graph = Graph(packed, signature)
+    names = sorted(graph.takes)
+    if inputs is None and sorted(exported_columns) == names:
+        inputs = Binding(tuple(exported_columns), tuple(exported_columns))
+    elif inputs is None:
+        inputs = Binding(names if len(names) > 1 else [FEATURES], tuple(names))
+    elif inputs.names is None and len(names) == len(inputs.slots) == 1:
+        inputs = Binding(inputs.slots, tuple(names))
+    if sorted(inputs.names or ()) != names or any(len(slot) > 1 for slot in inputs.slots):
+        raise ModelError(
+            f"signature {signature!r} of the SavedModel takes {', '.join(map(repr, names))}; say "
+            f"which column feeds each, feature_cols={{{names[0]!r}: …}}"
+        )
+    tensors = [graph.takes[name] for name in inputs.names or ()]
+    columns = _fitting_columns(inputs, list(zip(tensors, inputs.slots, strict=True)))
+    fed = dict(zip(inputs.columns, inputs.names or (), strict=False))
+    columns = tuple(replace(exported_columns.get(fed[c.name], c), name=c.name) for c in columns)
+    bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
+    outputs, rows, problem = outputs_of(graph, ModelInputs(inputs, columns, ()), bind)
+    if outputs is None:
+        raise ModelError(f"signature {signature!r} of the SavedModel cannot be called: {problem}")
+    writer = ModelWriter(directory)
+    writer.write(PACKED_FILE, packed)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
+    facts = KerasFacts(graph=signature, self_contained=True, keras=keras.__version__)
+    writer.finish(Signature(inputs, columns, outputs, own=facts.to_fields()))
+    return SavedModel("graph")
+
+
+def _columns_of(model: keras.Model, inputs: Binding) -> tuple[Column, ...]:
+    """Return the columns that fit a Keras model's inputs."""
+    return _fitting_columns(inputs, match_inputs(model, inputs))
+
+
+def _fitting_columns(
+    inputs: Binding, matched: Sequence[tuple[keras.KerasTensor | tf.TensorSpec, Sequence[str]]]
+) -> tuple[Column, ...]:
+    """Return the columns that fit tensors, each of which some columns feed."""
+    columns: dict[str, Column] = {}
+    for tensor, names in matched:
+        dtype = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype.name
+        dtype = _COLUMN_DTYPES.get(dtype, dtype)
+        shape = tuple(tensor.shape[1:])
+        if dtype not in _PLAIN or None in shape:
+            raise ModelError(
+                f"model input {tensor.name!r} takes {tensor.dtype} of shape {shape}, for which "
+                "there is no column: its shape must be known, and its type one that Spark has"
+            )
+        if len(names) > 1 and shape != (len(names),):
+            raise ModelError(
+                f"model input {tensor.name!r} takes rows of shape {shape}, which are not "
+                f"{len(names)} columns of a number each: {', '.join(names)}"
+            )
+        column_shape = () if len(names) > 1 or shape == (1,) else shape
+        for name in names:
+            column = Column(name, dtype, column_shape)
+            if columns.setdefault(name, column) != column:
+                raise ModelError(
+                    f"column {name!r} feeds several inputs that take different values: "
+                    f"{columns[name].describe()} and {column.describe()}"
+                )
+    return tuple(columns[name] for name in inputs.columns)

@@ -138,7 +138,7 @@ class _KerasEngine:
         signature: str = "",
     ) -> SavedModel:
         with quiet_imports():
-            from .adopt import adopt_graph, adopt_model
+            from .artifact import adopt_graph, adopt_model
         if signature:
             return adopt_graph(directory, Location(model), inputs, signature)
         return adopt_model(directory, model, inputs, custom_objects)
