@@ -180,9 +180,7 @@ class _KerasEngine:
         if format != SAVED_MODEL:
             check_no_classes(format, classes)
         with quiet_imports():
-            from .export import export_recipe
-            from .keras_file import export_keras
-            from .onnx_file import export_onnx
+            from .export import export_keras, export_onnx, export_recipe
         if format == KERAS_FILE:
             export_keras(recipe, target)
         elif format == ONNX:
