@@ -16,9 +16,9 @@ from mpi4py import MPI
 from horovod_spark_runner import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.keras.binding import class_weights, input_structure
-from horovod_spark_runner.engines.keras.build import BuiltModel, check_between_meetings
 from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.model import call_outputs
+from horovod_spark_runner.engines.keras.trainee import BuiltModel, check_between_meetings
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
