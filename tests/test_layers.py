@@ -248,7 +248,7 @@ def all_imports(path: Path) -> set[str]:
         ),
         # Spark's Python workers are no ranks, and may have neither Horovod nor MPI.
         (
-            "import horovod_spark_runner.engines.keras.evaluator, "
+            "import horovod_spark_runner.engines.keras.evaluate, "
             "horovod_spark_runner.engines.torch.evaluator",
             ["mpi4py", "horovod"],
         ),

@@ -19,7 +19,7 @@ from keras import layers, ops
 
 from horovod_spark_runner.checkpoint.rank_state import capture_random
 from horovod_spark_runner.engines.keras import probe
-from horovod_spark_runner.engines.keras.evaluator import KerasEvaluator
+from horovod_spark_runner.engines.keras.evaluate import KerasEvaluator
 from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.metrics import reduced_by
 from horovod_spark_runner.engines.keras.state import generators

@@ -199,7 +199,7 @@ class _KerasEngine:
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
-            from .evaluator import KerasEvaluator
+            from .evaluate import KerasEvaluator
         return KerasEvaluator(recipe, question)
 
 
