@@ -63,7 +63,7 @@ def test_a_step_is_traced_once_and_does_what_it_did(
 
     ours = trained()
     assert len(traced) == 1
-    monkeypatch.setattr(step, "variables_made_outside", contextlib.nullcontext)
+    monkeypatch.setattr(step, "_variables_made_outside", contextlib.nullcontext)
     theirs = trained()
     assert len(traced) == 3
     assert len(ours) == len(theirs) > 15

@@ -175,7 +175,7 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
             try:
                 save_unpacked(model, place)
             except Exception:
-                if not name_lambdas(model):
+                if not _name_lambdas(model):
                     raise
                 save_unpacked(model, place)
         except Exception as error:  # a custom layer's get_config may fail in any way
@@ -222,15 +222,15 @@ def probe_loading(
     with unchanged(model):
         expected = call_model(model, inputs)
     try:
-        with only_keras():
+        with _only_keras():
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)
         return SavedModel("archive"), ""
     except Exception as error:  # whatever Keras raises for what it does not know
         problem = _first_line(error)
     try:
         parts = custom_parts(read_unpacked_config(archive))
-        objects = dumps(find_objects(model, parts, custom_objects))
-        with only_keras():
+        objects = dumps(_find_objects(model, parts, custom_objects))
+        with _only_keras():
             loaded = _load_in_new_state(archive, cloudpickle.loads(objects))
             _check_same(loaded, model, inputs, expected)
         return SavedModel("objects", objects), problem
@@ -282,7 +282,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {on_one_line(error, 300)}"
 
 
-def find_objects(
+def _find_objects(
     model: keras.Model, parts: Sequence[CustomPart], custom_objects: Mapping[str, object]
 ) -> dict[str, object]:
     """Return those of ``parts`` that can be found, by their keys.
@@ -309,7 +309,7 @@ def find_objects(
 
 
 @contextlib.contextmanager
-def only_keras() -> Iterator[None]:
+def _only_keras() -> Iterator[None]:
     """Limit Keras' registry to its own classes and functions."""
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
@@ -321,7 +321,7 @@ def only_keras() -> Iterator[None]:
         registered.update(before)
 
 
-def name_lambdas(model: keras.Model) -> bool:
+def _name_lambdas(model: keras.Model) -> bool:
     """Name the lambdas among layers' arguments, for Keras to write; return whether there are any.
 
     Keras writes a lambda as its code, which fails where it refers to a module or has no source.

@@ -20,16 +20,16 @@ from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .losses import LabelCheck
 from .model import Nest, build_model, call_outputs, fresh_keras_state
 
-Columns = Mapping[str, np.ndarray]
-STRING = "string"
+_Columns = Mapping[str, np.ndarray]
+_STRING = "string"
 # In what Keras says of a layer that was given several.
 _ONE_INPUT = "expects 1 input(s)"
 # Bytes; kernels end the process if memory of any other alignment is passed to them.
-ALIGNMENT = 64
+_ALIGNMENT = 64
 # Batches that wait for the step.
-PREFETCH_BATCHES = 8
+_PREFETCH_BATCHES = 8
 # A column, or several for a dictionary.
-Role = str | Sequence[str]
+_Role = str | Sequence[str]
 
 
 def _bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
@@ -112,7 +112,7 @@ class InputBinding:
         """The numbers that inputs hold, by columns that could hold others."""
         return {name: slot.bounds for slot in self._slots if slot.bounds for name in slot.names}
 
-    def __call__(self, arrays: Columns) -> Any:
+    def __call__(self, arrays: _Columns) -> Any:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
@@ -156,7 +156,7 @@ class _Slot:
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
 
-    def __call__(self, arrays: Columns) -> np.ndarray:
+    def __call__(self, arrays: _Columns) -> np.ndarray:
         if len(self._names) == 1:
             values = arrays[self._names[0]]
         else:
@@ -193,8 +193,8 @@ class _Slot:
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         self.bounds, self._taken = _bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
-        text = dtype == STRING
-        if text != (column.dtype == STRING):
+        text = dtype == _STRING
+        if text != (column.dtype == _STRING):
             advice = (
                 "build the model with keras.layers.StringLookup, TextVectorization or Hashing on "
                 "keras.Input(…, dtype='string'), or index the column with Spark ML's StringIndexer"
@@ -220,7 +220,7 @@ class _Slot:
 def _joined(columns: Sequence[Column]) -> Column:
     shapes = {column.shape[:-1] for column in columns}
     names = " + ".join(column.name for column in columns)
-    if len(shapes) > 1 or any(column.dtype == STRING for column in columns):
+    if len(shapes) > 1 or any(column.dtype == _STRING for column in columns):
         raise ModelError(
             f"columns {names} cannot be joined into one: they are "
             + ", ".join(column.describe() for column in columns)
@@ -243,7 +243,7 @@ def input_structure(model: keras.Model) -> Any | None:
 def _match(structure: Nest, binding: Binding, slots: Sequence[_Slot]) -> list[_Slot]:
     """Return the slots in the order of the flattened inputs."""
     tensors = keras.tree.flatten(structure)
-    keys = path_names(structure)
+    keys = _path_names(structure)
     singles = [slot[0] if len(slot) == 1 else "" for slot in binding.slots]
     slot_names = list(binding.names) if binding.names is not None else singles
     if binding.names is not None or len(tensors) > 1:
@@ -254,7 +254,7 @@ def _match(structure: Nest, binding: Binding, slots: Sequence[_Slot]) -> list[_S
     if binding.names is not None or len(tensors) != len(slots):
         prefix = f"feature_cols names the inputs {list(binding.names)}, " if binding.names else ""
         raise ModelError(f"{prefix}{_both(tensors, slots)}" + _joining_hint(tensors, slots))
-    if len(tensors) > 1 and holds_dictionary(structure):
+    if len(tensors) > 1 and _holds_dictionary(structure):
         raise ModelError(
             f"the model's inputs are a dictionary with the keys {keys}, which have no order; say "
             f"which column feeds which, feature_cols={{{keys[0]!r}: …}}. {_both(tensors, slots)}"
@@ -262,18 +262,18 @@ def _match(structure: Nest, binding: Binding, slots: Sequence[_Slot]) -> list[_S
     return list(slots)
 
 
-def path_names(structure: Nest) -> list[str]:
+def _path_names(structure: Nest) -> list[str]:
     """Return a name for every leaf of a structure: its keys, joined by ``_``."""
     return [
         "_".join(str(key) for key in path) for path, _ in keras.tree.flatten_with_path(structure)
     ]
 
 
-def holds_dictionary(structure: Nest) -> bool:
+def _holds_dictionary(structure: Nest) -> bool:
     """Return whether a structure has dictionaries in it, whose entries have no order."""
     if isinstance(structure, Mapping):
         return True
-    return isinstance(structure, (list, tuple)) and any(map(holds_dictionary, structure))
+    return isinstance(structure, (list, tuple)) and any(map(_holds_dictionary, structure))
 
 
 def _joining_hint(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
@@ -301,7 +301,7 @@ def _both(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
 
 def bind_outputs(
     model: keras.Model, binding: Binding, manifest: Manifest, outputs: Nest | None
-) -> Callable[[Columns], Any]:
+) -> Callable[[_Columns], Any]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
     Args:
@@ -335,7 +335,7 @@ def bind_outputs(
     shape = keras.tree.lists_to_tuples(keras.tree.map_structure(lambda _: 0, outputs))
     blank = [np.zeros((1,), np.float32)] * len(leaves)
 
-    def labels(arrays: Columns) -> Nest:
+    def labels(arrays: _Columns) -> Nest:
         rows = len(next(iter(arrays.values())))
         values = [
             # Nothing is compared with it; Keras wants as many labels as outputs.
@@ -404,7 +404,7 @@ def _match_outputs(
             f"the model's outputs are {choices[0]}, but label_cols gives {slot_names}; name one "
             f"label column for each output{hint}"
         )
-    if count > 1 and holds_dictionary(outputs):
+    if count > 1 and _holds_dictionary(outputs):
         raise ModelError(
             f"the model's outputs are a dictionary with the keys {choices[0]}, which have no "
             "order; say which column is compared with which, "
@@ -415,7 +415,7 @@ def _match_outputs(
     return list(slots)
 
 
-def output_layers(model: keras.Model) -> list[str]:
+def _output_layers(model: keras.Model) -> list[str]:
     """Return the names of the layers that give the outputs; none where its call decides."""
     if isinstance(model, keras.Sequential):
         return [layer.name for layer in model.layers[-1:]]
@@ -424,11 +424,11 @@ def output_layers(model: keras.Model) -> list[str]:
 
 def _name_choices(model: keras.Model, outputs: Nest) -> list[list[str]]:
     """Return the names that outputs may be called by: the structure's own, and their layers'."""
-    names = path_names(outputs)
-    layers = output_layers(model)
+    names = _path_names(outputs)
+    layers = _output_layers(model)
     if not keras.tree.is_nested(outputs):
         return [layers or ["prediction"], ["prediction"]]
-    if holds_dictionary(outputs):
+    if _holds_dictionary(outputs):
         return [names, layers] if len(layers) == len(names) else [names]
     if len(layers) == len(names) and len(set(layers)) == len(layers):
         return [layers, names]
@@ -467,13 +467,13 @@ def names_of(source: ModelSource) -> ModelNames:
             return ModelNames(needs_labels=needs_labels(model))
         layers = [tensor.name for tensor in keras.tree.flatten(structure)]
         outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
-        output_names = _tensor_names(output_layers(model), outputs)
+        output_names = _tensor_names(_output_layers(model), outputs)
         return ModelNames(_tensor_names(layers, structure), output_names, needs_labels(model))
 
 
 def _tensor_names(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
     """Return the names that call each tensor one thing only; a position in a list is no name."""
-    choices = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
+    choices = [layers, _path_names(structure)] if _holds_dictionary(structure) else [layers]
     count = len(keras.tree.flatten(structure))
     whole = [tuple(names) for names in choices if len(names) == count == len(set(names))]
     return tuple(dict.fromkeys(whole))
@@ -616,7 +616,7 @@ def as_tensor(values: np.ndarray) -> tf.Tensor:
         values.dtype.kind in "fiub"
         and flags.c_contiguous
         and flags.writeable
-        and values.__array_interface__["data"][0] % ALIGNMENT == 0
+        and values.__array_interface__["data"][0] % _ALIGNMENT == 0
     ):
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     return tf.convert_to_tensor(values)
@@ -630,7 +630,7 @@ def as_tensors(arrays: Arrays) -> dict[str, tf.Tensor]:
 def blocks_to_dataset(
     blocks: Callable[[], Iterator[Arrays]],
     columns: Mapping[str, Column],
-    roles: Sequence[Role],
+    roles: Sequence[_Role],
     batch_size: int,
 ) -> tf.data.Dataset:
     """Return a dataset of batches.
@@ -648,11 +648,11 @@ def blocks_to_dataset(
     }
     batches = tf.data.Dataset.from_generator(blocks, output_signature=signature)
     batches = batches.flat_map(tf.data.Dataset.from_tensor_slices)
-    return batches.map(functools.partial(_by_role, roles)).prefetch(PREFETCH_BATCHES)
+    return batches.map(functools.partial(_by_role, roles)).prefetch(_PREFETCH_BATCHES)
 
 
 def _by_role(
-    roles: Sequence[Role], batch: dict[str, tf.Tensor]
+    roles: Sequence[_Role], batch: dict[str, tf.Tensor]
 ) -> tuple[tf.Tensor | dict[str, tf.Tensor], ...]:
     return tuple(
         batch[role] if isinstance(role, str) else {name: batch[name] for name in role}

@@ -45,7 +45,7 @@ _FRAMEWORK = {"model", "_model", "params"}
 _LOG = "csv_file"
 _VARIABLES = (keras.Variable, tf.Variable)
 # A value as JSON, and the arrays that it refers to by their number.
-Packed = tuple[Json, list[np.ndarray]]
+_Packed = tuple[Json, list[np.ndarray]]
 
 
 def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
@@ -348,7 +348,7 @@ def _attributes(callback: keras.callbacks.Callback) -> dict[str, object]:
     }
 
 
-def _pack(value: object) -> Packed | None:
+def _pack(value: object) -> _Packed | None:
     """Return ``value`` as JSON that refers to the arrays beside it, or ``None``."""
     arrays: list[np.ndarray] = []
     try:
@@ -394,7 +394,7 @@ def _unpack(value: Any, arrays: Mapping[int, np.ndarray]) -> Any:
     return items if kind == "list" else tuple(items)
 
 
-def _same(one: Packed, other: Packed | None) -> bool:
+def _same(one: _Packed, other: _Packed | None) -> bool:
     if other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
         return False
     return all(

@@ -61,8 +61,8 @@ from .saved import SERVING, KerasParts, check_exportable, check_transforms, pack
 
 # Operations that call back into the process they were made in.
 _OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-NameOutputs = Callable[[Sequence[str]], Sequence[str]]
-OPSET = 18
+_NameOutputs = Callable[[Sequence[str]], Sequence[str]]
+_OPSET = 18
 # A batch of one, and one of many.
 _SIZES = (1, 17)
 
@@ -284,12 +284,12 @@ def export_recipe(
     classes: Sequence[ClassColumn] = (),
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    with serving(recipe, recipe.columns, columns, outputs) as builder:
+    with _serving(recipe, recipe.columns, columns, outputs) as builder:
         replace(builder, classes=classes).write(target)
 
 
 @contextlib.contextmanager
-def serving(
+def _serving(
     recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[SavedModelBuilder]:
     """Yield the builder of a SavedModel, in the Keras state of the training.
@@ -321,7 +321,7 @@ def serving(
 
 
 def make_builder(
-    spec: TrainingSpec, model: keras.Model, inputs: Nest, name: NameOutputs
+    spec: TrainingSpec, model: keras.Model, inputs: Nest, name: _NameOutputs
 ) -> SavedModelBuilder:
     """Return the builder of a training's SavedModel.
 
@@ -363,7 +363,7 @@ def export_onnx(
     plain = [replace(column, encoding="") for column in recipe.columns]
     names = [f"column{number}" for number in range(len(plain))]
     output_names = [f"output{number}" for number in range(len(outputs))]
-    with serving(recipe, plain, names, output_names) as base:
+    with _serving(recipe, plain, names, output_names) as base:
         builder = replace(base, kind="an ONNX file", checked=False)  # which raises no errors
         _check_size(builder.model)
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
@@ -426,7 +426,7 @@ def _converted(
     unknown = {
         f"{node.op_type} ({node.name})"
         for node in model.graph.node
-        if not onnx.defs.has(node.op_type, OPSET, node.domain)
+        if not onnx.defs.has(node.op_type, _OPSET, node.domain)
     }
     if unknown:
         raise _onnx_refusal(builder, f"tf2onnx knows no form of {', '.join(sorted(unknown))}")
@@ -456,7 +456,7 @@ def _onnx_of(graph: Any, inputs: Any, outputs: Any, tables: Any, names: Any) -> 
         tf.import_graph_def(graph, name="")
         made = tf2onnx.tfonnx.process_tf_graph(
             whole,
-            opset=OPSET,
+            opset=_OPSET,
             input_names=inputs,
             output_names=outputs,
             initialized_tables=tables,

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
 _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
 # Numbers from which a weight counts as large.
-LARGE = 4 * 1024 * 1024
+_LARGE = 4 * 1024 * 1024
 # Numbers that are copied at once.
 _COPIED = 4 * 1024 * 1024
 # Bytes at multiples of which TensorFlow wants tensors to begin.
@@ -253,12 +253,12 @@ def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.
 def load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
     if objects is not None:
         name_lambdas_in(folder)
-    custom_objects = revivable(objects or {})
+    custom_objects = _revivable(objects or {})
     with sparing_memory():
         return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
 
 
-def revivable(objects: Mapping[str, object]) -> dict[str, object]:
+def _revivable(objects: Mapping[str, object]) -> dict[str, object]:
     """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
 
     Keras writes such arguments of its base classes for every subclass, and then cannot load one
@@ -417,7 +417,7 @@ def _watch() -> None:
 
 def _is_large(shape: Any) -> bool:
     sizes = shape if isinstance(shape, (tuple, list)) else ()
-    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= LARGE
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= _LARGE
 
 
 def _zeros(shape: Sequence[int], dtype: str | None = None) -> tf.Tensor:
@@ -461,7 +461,7 @@ def _mapped(data: Any) -> np.memmap | None:
     """Return a memory map of a contiguous array in an HDF5 file; ``None`` for any other."""
     if (
         not isinstance(data, h5py.Dataset)
-        or data.size < LARGE
+        or data.size < _LARGE
         or data.dtype.kind not in _SHARED_KINDS
     ):
         return None

@@ -35,7 +35,7 @@ Nest: TypeAlias = object
 # What leads to a value in such a nest, or in JSON.
 Keys: TypeAlias = tuple[str | int, ...]
 # A method as its class holds it, and one that takes its place for a while.
-Method = TypeVar("Method", bound=Callable[..., object])
+_Method = TypeVar("_Method", bound=Callable[..., object])
 # What Keras keeps for each thread: names it has given, seeds, the dtype policy.
 _TRACKERS = [name for name in vars(global_state) if name.endswith("_TRACKER")]
 Bind = Callable[[Mapping[str, np.ndarray]], Nest]
@@ -499,7 +499,7 @@ def classes_with(base: type, method: str) -> list[type]:
 
 @contextlib.contextmanager
 def replaced(
-    owner: type | ModuleType, name: str, wrap: Callable[[Method], Method]
+    owner: type | ModuleType, name: str, wrap: Callable[[_Method], _Method]
 ) -> Iterator[None]:
     """Replace function ``name`` of a class or module by ``wrap(function)`` for a while."""
     original = vars(owner)[name]

@@ -48,7 +48,7 @@ CONFIG_FILE = "config.json"
 KIND = "a Keras archive"
 LAMBDA = "__lambda__"
 Steps = tuple[str | int, ...]
-COLUMNS_FILE = "columns.json"
+_COLUMNS_FILE = "columns.json"
 FORMAT = 1
 # The signature that every exported SavedModel has.
 SERVING = "serving_default"
@@ -204,7 +204,7 @@ def _needed_objects(
         RunDirectoryError: some are missing.
     """
     try:
-        parts = custom_parts(read_config(archive))
+        parts = custom_parts(_read_config(archive))
     except (ValueError, json.JSONDecodeError) as error:
         raise RunDirectoryError(f"{directory.model} cannot be read: {error}") from error
     objects = dict(custom_objects)
@@ -254,7 +254,7 @@ class CustomPart:
         return f"{what} in layer {self.layer!r}" if self.layer else what
 
 
-def read_config(archive: Contents) -> dict[str, Any]:
+def _read_config(archive: Contents) -> dict[str, Any]:
     """Return the archive's description of the model, without how it was compiled.
 
     Raises:
@@ -288,7 +288,7 @@ def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
 
 
 def read_unpacked_config(folder: Path) -> dict[str, Any]:
-    """Return `read_config` of an archive that is unpacked in ``folder``."""
+    """Return `_read_config` of an archive that is unpacked in ``folder``."""
     config: dict[str, Any] = load_json((folder / CONFIG_FILE).read_text())
     return {**config, "compile_config": None}
 
@@ -367,7 +367,7 @@ def _lambda_key(path: Steps) -> str:
 
 
 @dataclass(frozen=True)
-class Exported:
+class _Exported:
     """Metadata of an exported SavedModel beyond TensorFlow's own.
 
     Attributes:
@@ -453,21 +453,21 @@ def _write_files(folder: Path, target: Location, columns: Sequence[Column]) -> s
         if name == GRAPH_FILE:
             sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
-            target.join(COLUMNS_FILE).write_in_place(seal(json.dumps(facts)).encode())
+            target.join(_COLUMNS_FILE).write_in_place(seal(json.dumps(facts)).encode())
         place, digest = target.join(name), hashlib.sha256()
         place.parent.make_folder()
         Location(path).copy_to(place, digest.update)
         sums[name] = digest.hexdigest()
-    return {*sums, COLUMNS_FILE}
+    return {*sums, _COLUMNS_FILE}
 
 
-def read_exported(folder: Location) -> Exported | None:
+def read_exported(folder: Location) -> _Exported | None:
     """Return the metadata of a SavedModel; ``None`` for one written by other software.
 
     Raises:
         ModelError: its ``columns.json`` is damaged, or of a newer format.
     """
-    place = folder.join(COLUMNS_FILE)
+    place = folder.join(_COLUMNS_FILE)
     try:
         facts = unseal(place.read_text())
         if facts["format"] > FORMAT:
@@ -476,7 +476,7 @@ def read_exported(folder: Location) -> Exported | None:
                 "update it"
             )
         columns = tuple(read_fields(one, Column) for one in facts["columns"])
-        return Exported(columns, parse_checksums(facts["sums"]))
+        return _Exported(columns, parse_checksums(facts["sums"]))
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:

@@ -37,7 +37,7 @@ from .model import Nest, classes_with, has_custom_steps, replaced
 from .optimizers import find_optimizers
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
-StepResult = tuple[Logs | None, tf.Tensor | None]
+_StepResult = tuple[Logs | None, tf.Tensor | None]
 # Optimizers that do nothing when they are built but to make variables.
 _PLAIN = (
     keras.optimizers.Adadelta,
@@ -51,7 +51,7 @@ _PLAIN = (
     keras.optimizers.RMSprop,
     keras.optimizers.SGD,
 )
-_Train = Callable[[Nest, tf.Tensor], StepResult]
+_Train = Callable[[Nest, tf.Tensor], _StepResult]
 
 
 class GradientExchange:
@@ -110,7 +110,7 @@ class GradientExchange:
             self._logs_wanted.assign(wanted)
             self._logs_wanted_now = wanted
 
-    def step(self, data: Nest, control: tf.Tensor) -> StepResult:
+    def step(self, data: Nest, control: tf.Tensor) -> _StepResult:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
@@ -123,7 +123,7 @@ class GradientExchange:
         """
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
-    def equal_step(self, data: Nest, control: tf.Tensor) -> StepResult:
+    def equal_step(self, data: Nest, control: tf.Tensor) -> _StepResult:
         """Run a `step` in which every rank has the same number of rows."""
         return self._step(data, control, Part(hvd.size()))
 
@@ -168,7 +168,7 @@ class GradientExchange:
             self._tried = None
             tf.config.run_functions_eagerly(eager)
 
-    def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
+    def _step(self, data: Nest, control: tf.Tensor, part: Part) -> _StepResult:
         together = self._synchroniser.meets_in_every_step
         # Between meetings, a rank's step is that of a process of its own.
         self._part, self._control = part if together else Part(1), control
@@ -443,7 +443,7 @@ class Steps:
                 return  # what was traced within the step is used again, for any part of a batch
         full = tf.function(exchange.equal_step, autograph=False)
         # What the user's own steps do while they are traced, Keras does twice.
-        with variables_made_outside() if self._once else contextlib.nullcontext():
+        with _variables_made_outside() if self._once else contextlib.nullcontext():
             traced = full.get_concrete_function(*kind)
         self._train_full, self.graph = traced, traced.graph
         if exchange.size == 1:
@@ -455,7 +455,7 @@ class Steps:
                 "the whole step is compiled anyway"
             )
 
-    def train_full(self, data: Nest, requests: Sequence[bool]) -> StepResult:
+    def train_full(self, data: Nest, requests: Sequence[bool]) -> _StepResult:
         """Run a step where every rank has a full batch.
 
         Args:
@@ -471,7 +471,7 @@ class Steps:
             return self.train(data, 1.0 / self._exchange.size, requests)
         return self._train_full(data, control)
 
-    def train(self, data: Nest, fraction: float, requests: Sequence[bool]) -> StepResult:
+    def train(self, data: Nest, fraction: float, requests: Sequence[bool]) -> _StepResult:
         """Run a step where this rank has ``fraction`` of the rows of all."""
         self._exchange.set_fraction(fraction)
         return self._train(data, _control(requests))
@@ -500,7 +500,7 @@ def makes_only_variables(model: keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def variables_made_outside() -> Iterator[None]:
+def _variables_made_outside() -> Iterator[None]:
     """Lift the creation of variables by metrics and optimizers out of a traced function.
 
     ``tf.function`` traces a function that creates a variable twice, which takes as long again.

@@ -174,8 +174,8 @@ class KerasTrainee(Trainee):
     def exchange_seconds(self) -> float | None:
         return self._exchange.stopwatch.seconds
 
-    def tracer(self) -> KerasTracer:
-        return KerasTracer()
+    def tracer(self) -> _KerasTracer:
+        return _KerasTracer()
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)
@@ -336,7 +336,7 @@ def _of_every_step(
         yield f"steps_per_execution={model.steps_per_execution}"
 
 
-class KerasTracer:
+class _KerasTracer:
     """Horovod's timeline, and TensorFlow's profiler."""
 
     def __init__(self) -> None:
