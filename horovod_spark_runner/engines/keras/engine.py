@@ -9,7 +9,6 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.run_directory import RunDirectory
@@ -177,17 +176,17 @@ class _KerasEngine:
         target: Location,
         classes: Sequence[ClassColumn] = (),
     ) -> None:
+        check_format(format, self.export_formats)
         if format != SAVED_MODEL:
             check_no_classes(format, classes)
         with quiet_imports():
-            from .export import export_keras, export_onnx, export_recipe
+            from .export import export_keras, export_onnx, export_saved_model
         if format == KERAS_FILE:
             export_keras(recipe, target)
         elif format == ONNX:
             export_onnx(recipe, columns, outputs, target)
         else:
-            check_format(format, (SAVED_MODEL,))
-            export_recipe(recipe, columns, outputs, target, classes)
+            export_saved_model(recipe, columns, outputs, target, classes)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():
@@ -247,62 +246,50 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
         )
     check_model_fn(model)
     if (settings := _settings_of_this_process()) != _AT_FIRST:
-        model = _UnderSettings(model, settings)
+        model = _UnderSettings(settings, model)
     return ModelSource(function=model, custom_objects=custom_objects)
 
 
-@dataclass(frozen=True)
 class _UnderSettings:
     """A ``model_fn`` that is called under the settings of Keras that hold on the driver.
 
-    Attributes:
-        function: what is called.
+    Args:
         settings: of `keras_state`.
+        function: what is called.
     """
 
-    function: Callable[[], Any]
-    settings: Mapping[str, Any]
+    _before: Mapping[str, Any]  # while it is unpickled
+
+    def __init__(
+        self, settings: Mapping[str, Any], function: Callable[[], Any] | None = None
+    ) -> None:
+        self.settings, self.function = settings, function
 
     def __call__(self) -> Any:
         from .model import set_keras_state
 
         set_keras_state(self.settings)
+        assert self.function is not None
         return self.function()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In this order: what the function has captured is made under the settings, too.
-        return _under_settings, (_RestoredSettings(self.settings), self.function, self.settings)
+        return _begin_unpickling, (self.settings,), self.function
+
+    def __setstate__(self, function: Callable[[], Any]) -> None:
+        from .model import set_keras_state
+
+        set_keras_state(self._before)
+        self.function = function
 
 
-@dataclass(frozen=True)
-class _RestoredSettings:
-    """Settings that hold once this is unpickled, which gives those from before.
-
-    Attributes:
-        settings: of `keras_state`.
-    """
-
-    settings: Mapping[str, Any]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _begin, (self.settings,)
-
-
-def _begin(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _begin_unpickling(settings: Mapping[str, Any]) -> _UnderSettings:
     from .model import keras_state, set_keras_state
 
-    before = keras_state()
+    made = _UnderSettings(settings)
+    made._before = keras_state()
     set_keras_state(settings)
-    return before
-
-
-def _under_settings(
-    before: Mapping[str, Any], function: Callable[[], Any], settings: Mapping[str, Any]
-) -> _UnderSettings:
-    from .model import set_keras_state
-
-    set_keras_state(before)
-    return _UnderSettings(function, settings)
+    return made
 
 
 def _settings_of_this_process() -> Mapping[str, Any]:
@@ -424,40 +411,6 @@ def _model_json(place: Location) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class _MetricObject:
-    """A Keras metric without its variables.
-
-    Attributes:
-        name: its name.
-        kind: its class.
-        config: the arguments it is made with.
-        direct: whether they are those of its constructor, as functions of the user's own must be.
-    """
-
-    name: str
-    kind: type
-    config: Mapping[str, object] = field(repr=False)
-    direct: bool = False
-
-    def make(self) -> object:
-        """Return the metric.
-
-        Raises:
-            InvalidInputError: its configuration does not suffice.
-        """
-        try:
-            if self.direct:
-                return self.kind(**self.config)
-            return self.kind.from_config(dict(self.config))  # type: ignore[attr-defined]
-        except Exception as error:  # the user's own constructor may fail in any way
-            raise InvalidInputError(
-                f"metric {self.name!r} cannot be made again from its get_config(): "
-                f"{type(error).__name__}: {error}; let get_config() of {self.kind.__name__} return "
-                "all arguments of its constructor"
-            ) from error
-
-
 def portable_metrics(metrics: object) -> object:
     """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
     if isinstance(metrics, str):
@@ -466,9 +419,7 @@ def portable_metrics(metrics: object) -> object:
         return {str(output): portable_metrics(inner) for output, inner in metrics.items()}
     if isinstance(metrics, Sequence):
         return [portable_metrics(inner) for inner in metrics]
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(metrics, keras.metrics.Metric):
-        return _portable(metrics, keras)
+    # An object of Keras' is pickled as its configuration, and reset where it is used.
     if callable(metrics) and not isinstance(metrics, type):
         return metrics
     hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
@@ -478,46 +429,17 @@ def portable_metrics(metrics: object) -> object:
     )
 
 
-def _portable(metric: Any, keras: Any) -> _MetricObject:
-    # Its configuration would name the function, which only the user's own program knows.
-    if type(metric) is keras.metrics.MeanMetricWrapper:
-        arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
-        config = {**arguments, **_untracked(metric._fn_kwargs)}
-        return _MetricObject(metric.name, type(metric), config, direct=True)
-    try:
-        return _MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
-    except NotImplementedError as error:
-        raise InvalidInputError(
-            f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
-            "workers"
-        ) from error
-
-
-def _untracked(value: Any) -> Any:
-    """Return plain containers for Keras' own, which can be pickled but not read again."""
-    if isinstance(value, dict):
-        return {name: _untracked(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_untracked(inner) for inner in value]
-    if isinstance(value, set):
-        return set(value)
-    return tuple(map(_untracked, value)) if type(value) is tuple else value
-
-
-def make_metrics(portable: object) -> object:
-    """Return the metrics behind `portable_metrics`' result, for ``Model.compile``.
+def check_metric_names(metrics: object) -> None:
+    """Check that the names among metrics are Keras'.
 
     Raises:
-        InvalidInputError: a name is none of Keras', or an object cannot be made again.
+        InvalidInputError: one is not, or names a metric that takes arguments.
     """
-    if isinstance(portable, str):
-        _check_exists(portable)
-        return portable
-    if isinstance(portable, Mapping):
-        return {output: make_metrics(inner) for output, inner in portable.items()}
-    if isinstance(portable, list):
-        return [make_metrics(inner) for inner in portable]
-    return portable.make() if isinstance(portable, _MetricObject) else portable
+    if isinstance(metrics, str):
+        _check_exists(metrics)
+    elif isinstance(metrics, (Mapping, list)):
+        for inner in metrics.values() if isinstance(metrics, Mapping) else metrics:
+            check_metric_names(inner)
 
 
 def _check_exists(name: str) -> None:

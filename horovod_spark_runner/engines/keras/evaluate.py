@@ -24,13 +24,11 @@ from ...training.spec import ModelSource
 from ...training.trained_model import Recipe
 from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
-from .engine import make_metrics
+from .engine import check_metric_names
 from .loading import Graph, make_model, set_weights
 from .losses import LabelCheck
 from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
 from .model import (
-    CompiledMetrics,
-    Metric,
     Nest,
     build_model,
     call_model,
@@ -120,7 +118,7 @@ class KerasEvaluator:
     def __init__(self, recipe: Recipe, question: Question) -> None:
         self._state = recipe.parts.state
         self._compiled = question.compiled
-        self._requested: CompiledMetrics | None = None
+        self._requested: keras.metrics.Metric | None = None
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
@@ -165,17 +163,17 @@ class KerasEvaluator:
         self._reset()
         self._initial = [np.array(variable, np.float64) for variable in self._variables]
 
-    def _compile(self, portable: object, labels: Sequence[object]) -> CompiledMetrics:
+    def _compile(self, portable: object, labels: Sequence[object]) -> keras.metrics.Metric:
         if not any(labels):
             raise InvalidInputError(
                 "metrics compare outputs with labels, but the model was trained without label "
                 "columns"
             )
-        made = make_metrics(portable)
-        made = made if isinstance(made, (list, dict)) else [made]
+        check_metric_names(portable)
+        made = portable if isinstance(portable, (list, dict)) else [portable]
         names = getattr(self._model, "output_names", None)
         plain_ones, weighted = (None, made) if self._weight is not None else (made, None)
-        compiled: CompiledMetrics = CompileMetrics(plain_ones, weighted, output_names=names)
+        compiled: keras.metrics.Metric = CompileMetrics(plain_ones, weighted, output_names=names)
         return compiled
 
     def _make_step(self, data: Nest) -> Callable[[Nest], tf.Tensor]:
@@ -260,7 +258,7 @@ class KerasEvaluator:
         return reduce
 
     @property
-    def _metrics(self) -> list[Metric]:
+    def _metrics(self) -> list[keras.metrics.Metric]:
         metrics = [] if self._requested is None else list(self._requested.metrics)
         for metric in self._model.metrics if self._compiled else ():
             metrics.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])

@@ -276,7 +276,7 @@ def _check_no_python(graph: Any) -> None:
             )
 
 
-def export_recipe(
+def export_saved_model(
     recipe: Recipe,
     columns: Sequence[str],
     outputs: Sequence[str],

@@ -18,7 +18,7 @@ from keras.src.losses import loss as keras_loss
 from ...errors import ModelError
 from ...training.progress import Logs, flat
 from .exchange import Part, Scope, in_condition, sum_over_ranks, world_rank, world_size
-from .model import Metric, MetricVariable, Nest, classes_with, replaced
+from .model import Nest, classes_with, replaced
 
 SUM, MEAN, FIRST = "sum", "mean", "first"
 # A method as its class holds it.
@@ -71,7 +71,7 @@ class StepMetrics:
     def __init__(self, model: keras.Model, part: Part) -> None:
         self._model = model
         self._part = part
-        self._before: list[tuple[MetricVariable, tf.Tensor]] = []
+        self._before: list[tuple[keras.Variable, tf.Tensor]] = []
         self._inside = False
         if not part.equal and part.size > 1:
             self._before = [
@@ -95,10 +95,10 @@ class StepMetrics:
             yield
 
     def _result_of_all(
-        self, original: Callable[[Metric], Nest], scope: Scope, wanted: tf.Variable
-    ) -> Callable[[Metric], Nest]:
+        self, original: Callable[[keras.metrics.Metric], Nest], scope: Scope, wanted: tf.Variable
+    ) -> Callable[[keras.metrics.Metric], Nest]:
         @functools.wraps(original)
-        def result(metric: Metric) -> Nest:
+        def result(metric: keras.metrics.Metric) -> Nest:
             is_model_metric = any(metric is other for other in self._model.metrics)
             # Ranks may decide differently within a condition, and wait for each other for ever.
             if self._inside or not is_model_metric or not metric.variables or in_condition(scope):
@@ -124,7 +124,7 @@ class StepMetrics:
 
         return result
 
-    def _take_back(self, variables: Sequence[MetricVariable]) -> None:
+    def _take_back(self, variables: Sequence[keras.Variable]) -> None:
         """Undo the contribution of a placeholder row to some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
@@ -191,7 +191,7 @@ def _number(value: object) -> tf.Tensor | None:
 
 
 @contextlib.contextmanager
-def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
+def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterator[None]:
     """Assign metrics' variables their values over all ranks, temporarily."""
     local_values = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
@@ -201,7 +201,7 @@ def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterat
         variable.assign(value)
 
 
-def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
+def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]:
     """Return the values over all ranks, combined by each variable's aggregation.
 
     Args:
@@ -223,18 +223,18 @@ def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]
     ]
 
 
-def metric_variables(model: keras.Model) -> list[MetricVariable]:
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables in which the model's metrics keep their sums."""
     return variables_of(model.metrics)
 
 
-def variables_of(metrics: Iterable[Metric]) -> list[MetricVariable]:
+def variables_of(metrics: Iterable[keras.metrics.Metric]) -> list[keras.Variable]:
     """Return the variables of some metrics, each once."""
     variables = {id(v): v for metric in metrics for v in metric.variables}
     return list(variables.values())
 
 
-def merge_of(variable: MetricVariable) -> str:
+def merge_of(variable: keras.Variable) -> str:
     """Return how a metric's variable is merged over all processes.
 
     ``"sum"``, ``"mean"``, or ``"first"`` where one process's stands for all.
@@ -257,7 +257,9 @@ def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Ite
 
     def wrap(original: _Update) -> _Update:
         @functools.wraps(original)
-        def update_state(metric: Metric, values: Nest, sample_weight: Nest = None) -> object:
+        def update_state(
+            metric: keras.metrics.Metric, values: Nest, sample_weight: Nest = None
+        ) -> object:
             whole = tf.convert_to_tensor(values).shape.rank == 0
             if whole and sample_weight is None:
                 sample_weight = rows()

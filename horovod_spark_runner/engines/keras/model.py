@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -22,7 +22,6 @@ from ...checkpoint.model_state import Variable
 from ...errors import ModelError
 from ...storage.arrays import Arrays
 from ...storage.contents import Contents
-from ...training.progress import Logs
 from ...training.sample_rows import Call, repeat_rows
 from ...training.spec import ModelSource, OutputSpec
 
@@ -39,55 +38,6 @@ _Method = TypeVar("_Method", bound=Callable[..., object])
 # What Keras keeps for each thread: names it has given, seeds, the dtype policy.
 _TRACKERS = [name for name in vars(global_state) if name.endswith("_TRACKER")]
 Bind = Callable[[Mapping[str, np.ndarray]], Nest]
-
-
-class MetricVariable(Variable, Protocol):
-    """Variable that holds a metric's sum."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def aggregation(self) -> str: ...
-
-
-class Metric(Protocol):
-    """A metric, or the metrics that a model was compiled with."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def variables(self) -> Sequence[MetricVariable]: ...
-
-    def update_state(self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> object: ...
-
-    def reset_state(self) -> None: ...
-
-    def result(self) -> Nest: ...
-
-
-class CompiledMetrics(Metric, Protocol):
-    """The metrics that a model was compiled with; made with its first batch."""
-
-    @property
-    def metrics(self) -> Sequence[Metric]: ...
-
-    def result(self) -> Logs: ...
-
-
-class Loss(Protocol):
-    """A loss."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def reduction(self) -> str | None: ...
-
-    call: Callable[..., Nest]
-
-    def __call__(self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> tf.Tensor: ...
 
 
 def build_model(source: ModelSource) -> keras.Model:

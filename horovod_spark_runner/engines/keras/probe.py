@@ -31,7 +31,7 @@ from ...training.part_comparison import (
     vary_weights,
 )
 from .metrics import SUM, merge_of, metric_variables
-from .model import CompiledMetrics, Loss, Metric, Nest, replaced
+from .model import Nest, replaced
 from .optimizers import leaf_optimizers
 from .state import nothing_drawn, tracked_variables
 
@@ -203,7 +203,7 @@ def _layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False, recursive=True))
 
 
-def _losses_of(model: keras.Model) -> list[Loss]:
+def _losses_of(model: keras.Model) -> list[keras.losses.Loss]:
     flat = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ()
     return [output.loss for output in flat]
 
@@ -231,9 +231,9 @@ def _treat_rows_alone() -> Iterator[None]:
 
 
 def _try_metrics(
-    model: keras.Model, custom_metrics: Sequence[Metric], data: Nest, rows: int
+    model: keras.Model, custom_metrics: Sequence[keras.metrics.Metric], data: Nest, rows: int
 ) -> list[str]:
-    compiled: CompiledMetrics = model._compile_metrics
+    compiled: keras.metrics.Metric = model._compile_metrics
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
         return []
@@ -271,7 +271,7 @@ def _try_metrics(
     ]
 
 
-def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
+def check_sums(metric: keras.metrics.Metric, states: Sequence[State], advice: str) -> None:
     """Check that a metric's variables are sums over rows.
 
     Args:
@@ -313,7 +313,7 @@ def _is_custom_metric(metric: keras.metrics.Metric) -> bool:
     return custom_update or (function is not None and not _is_of_keras(function))
 
 
-def _is_custom_loss(loss: Loss) -> bool:
+def _is_custom_loss(loss: keras.losses.Loss) -> bool:
     function = getattr(loss, "fn", None)
     if function is None:
         return not _is_of_keras(type(loss).call)

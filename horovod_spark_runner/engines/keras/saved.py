@@ -19,7 +19,7 @@ import keyword
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,29 +140,17 @@ def keras_parts(
 ) -> KerasParts:
     """Return the parts of a stored model; see `Engine.parts`."""
     facts = facts_of(model)
-    state, eager = facts.state, facts.run_eagerly
-    reweighted = model.signature.reweighted
     if facts.graph and source is None:
         return KerasParts(packed=model.contents(PACKED_FILE), graph=facts.graph)
+    parts = KerasParts(state=facts.state, eager=facts.run_eagerly)
     if saved is not None and saved.loads in ("archive", "objects"):
         archive = model.contents(ARCHIVE_FILE)
         compiled_by = None
-        if source is not None and (saved.objects is not None or _compile_parts(archive)):
+        if source is not None and (saved.objects or custom_parts(read_compile_config(archive))):
             compiled_by = dumps(source)
-        return KerasParts(
-            archive=archive,
-            objects=saved.objects,
-            state=state,
-            eager=eager,
-            compiled_by=compiled_by,
-        )
+        return replace(parts, archive=archive, objects=saved.objects, compiled_by=compiled_by)
     if source is not None:
-        return KerasParts(
-            source=source,
-            weights=model.contents(WEIGHTS_FILE),
-            state=state,
-            eager=eager,
-        )
+        return replace(parts, source=source, weights=model.contents(WEIGHTS_FILE))
     directory = model.directory
     if not facts.archive:
         raise RunDirectoryError(
@@ -179,20 +167,13 @@ def keras_parts(
     objects = None
     if not facts.self_contained:
         objects = dumps(_needed_objects(directory, archive, custom_objects))
-    weights = model.contents(WEIGHTS_FILE) if reweighted else None
-    compiled_by = dumps(ModelSource(custom_objects=custom_objects)) if custom_objects else None
-    return KerasParts(
+    return replace(
+        parts,
         archive=archive,
         objects=objects,
-        weights=weights,
-        state=state,
-        eager=eager,
-        compiled_by=compiled_by,
+        weights=model.contents(WEIGHTS_FILE) if model.signature.reweighted else None,
+        compiled_by=dumps(ModelSource(custom_objects=custom_objects)) if custom_objects else None,
     )
-
-
-def _compile_parts(archive: Contents) -> list[CustomPart]:
-    return custom_parts(read_compile_config(archive))
 
 
 def _needed_objects(

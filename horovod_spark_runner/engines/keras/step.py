@@ -38,19 +38,6 @@ from .optimizers import find_optimizers
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
 _StepResult = tuple[Logs | None, tf.Tensor | None]
-# Optimizers that do nothing when they are built but to make variables.
-_PLAIN = (
-    keras.optimizers.Adadelta,
-    keras.optimizers.Adagrad,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras.optimizers.Adamax,
-    keras.optimizers.Ftrl,
-    keras.optimizers.Lamb,
-    keras.optimizers.Lion,
-    keras.optimizers.RMSprop,
-    keras.optimizers.SGD,
-)
 _Train = Callable[[Nest, tf.Tensor], _StepResult]
 
 
@@ -390,8 +377,6 @@ class Steps:
         test_data: one batch, as ``test_step`` takes it.
         eager: whether the model is not to be compiled.
         custom: whether the steps run code of the user, which may compile parts of itself.
-        once: whether what Keras makes in a first step may be made outside of it; see
-            `makes_only_variables`.
 
     Attributes:
         graph: of a training step; ``None`` where it is not compiled.
@@ -405,11 +390,10 @@ class Steps:
         *,
         eager: bool,
         custom: bool,
-        once: bool,
     ) -> None:
         self._exchange = exchange
         self._eager = eager
-        self._custom, self._once = custom, once and not custom
+        self._custom = custom
         self._kind = tf.nest.map_structure(_any_batch, data)
         self._test_kind = tf.nest.map_structure(_any_batch, test_data)
         self._no_requests = _control(NOTHING)
@@ -442,9 +426,7 @@ class Steps:
             if exchange.scope.nested:
                 return  # what was traced within the step is used again, for any part of a batch
         full = tf.function(exchange.equal_step, autograph=False)
-        # What the user's own steps do while they are traced, Keras does twice.
-        with _variables_made_outside() if self._once else contextlib.nullcontext():
-            traced = full.get_concrete_function(*kind)
+        traced = full.get_concrete_function(*kind)
         self._train_full, self.graph = traced, traced.graph
         if exchange.size == 1:
             self._train = self._train_full
@@ -480,56 +462,6 @@ class Steps:
         """Run a test step where this rank has ``fraction`` of the rows of all."""
         self._exchange.set_fraction(fraction)
         return self._test(data)
-
-
-def makes_only_variables(model: keras.Model) -> bool:
-    """Return whether Keras' first step only creates variables of constant initial values.
-
-    What an optimizer assigns to them when it is built, or a metric of the user's own when it is
-    called first, would be done in every step that is traced once: `ScheduleFreeAdamW` begins with
-    the weights.
-    """
-    compiled = getattr(model, "_compile_metrics", None)
-    metric_lists = (
-        [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    )
-    metrics = [m for m in keras.tree.flatten(metric_lists) if isinstance(m, keras.metrics.Metric)]
-    return type(model.optimizer) in _PLAIN and all(
-        type(metric).__module__.startswith("keras.") for metric in metrics
-    )
-
-
-@contextlib.contextmanager
-def _variables_made_outside() -> Iterator[None]:
-    """Lift the creation of variables by metrics and optimizers out of a traced function.
-
-    ``tf.function`` traces a function that creates a variable twice, which takes as long again.
-    """
-    wrap = functools.partial(_outside, kind=type(tf.Variable(0.0, trainable=False)))
-    with contextlib.ExitStack() as stack:
-        for base in (keras.metrics.Metric, keras.optimizers.Optimizer):
-            owner = next(cls for cls in base.__mro__ if "add_variable" in vars(cls))
-            stack.enter_context(replaced(owner, "add_variable", wrap))
-        yield
-
-
-def _outside(
-    original: Callable[..., keras.Variable], *, kind: type[tf.Variable]
-) -> Callable[..., keras.Variable]:
-    def create(_: object, **settings: object) -> tf.Variable:
-        return kind(**settings)  # the next creator is the function's, which takes note of it
-
-    @functools.wraps(original)
-    def add_variable(
-        owner: object, shape: object, initializer: object = "zeros", *rest: object, **named: object
-    ) -> keras.Variable:
-        # A function of the user's own may compute with tensors of the step.
-        if not isinstance(initializer, str | keras.initializers.Initializer):
-            return original(owner, shape, initializer, *rest, **named)
-        with tf.init_scope(), tf.variable_creator_scope(create):
-            return original(owner, shape, initializer, *rest, **named)
-
-    return add_variable
 
 
 def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -34,7 +34,6 @@ from .export import SavedModelBuilder, make_builder
 from .loading import load_initial_weights
 from .metrics import epoch_logs, merge_of, metric_variables
 from .model import (
-    MetricVariable,
     build_model,
     check_losses,
     check_trainable,
@@ -61,7 +60,7 @@ from .state import (
     nothing_drawn,
     separate_generators,
 )
-from .step import GradientExchange, Steps, makes_only_variables
+from .step import GradientExchange, Steps
 
 
 class KerasTrainee(Trainee):
@@ -197,7 +196,7 @@ class KerasTrainee(Trainee):
     def generators(self) -> dict[str, Variable]:
         return generators()
 
-    def metric_variables(self) -> list[MetricVariable]:
+    def metric_variables(self) -> list[keras.Variable]:
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:
@@ -263,16 +262,18 @@ class BuiltModel:
         self.batches = BatchBinding(self.model, spec)
         filler = self.batches.filler
         example = tf.nest.map_structure(as_tensor, self.batches.inputs(filler))
-        self.batches.bind_labels(self.batches.outputs_of(example))
+        outputs = self.batches.outputs_of(example)
+        self.batches.bind_labels(outputs)
         self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         data, test_data = self.batches.training_data(filler), self.batches.data(filler)
         custom = has_custom_steps(self.model)
-        once = makes_only_variables(self.model)
-        self.steps = Steps(self.exchange, data, test_data, eager=eager, custom=custom, once=once)
         optimizer = self.model.optimizer
-        if eager and optimizer is not None and not optimizer.built:
+        if (eager or not custom) and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
+        if not (eager or custom):
+            _build_compiled(self.model, data, outputs)
+        self.steps = Steps(self.exchange, data, test_data, eager=eager, custom=custom)
         self.optimizers = find_optimizers(self.model, self.exchange.optimizers)
         check_optimizers(self.optimizers)
         if self.steps.graph is not None:
@@ -284,6 +285,25 @@ class BuiltModel:
         # DiLoCo makes an outer step on one rank, too.
         if world.Get_size() > 1 or isinstance(spec.config.sync, DiLoCo):
             check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
+
+
+def _build_compiled(model: keras.Model, data: Nest, outputs: Nest | None) -> None:
+    """Make the metrics and losses that a model is compiled with.
+
+    TensorFlow traces a step that makes variables twice, which takes as long again.
+
+    Args:
+        model: the model.
+        data: a row, as ``train_step`` takes it.
+        outputs: what the model's call gives.
+    """
+    _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+    if labels is None or outputs is None:
+        return
+    labels = tf.nest.map_structure(lambda y: tf.TensorSpec((None, *y.shape[1:]), y.dtype), labels)
+    for compiled in (model._compile_metrics, model._compile_loss):
+        if compiled is not None and not compiled.built:
+            compiled.build(labels, outputs)
 
 
 def check_between_meetings(
