@@ -255,7 +255,7 @@ def stateful() -> Any:
         (stateful, "stateful"),
         (
             lambda: compiled(keras.Sequential([keras.Input(batch_shape=(8, 3)), layers.Dense(1)])),
-            r"\b8 rows.*batch_size.*\b4",
+            r"\b8 rows.*batch_shape",
         ),
     ],
 )

@@ -37,9 +37,8 @@ from .model import (
     Nest,
     call_model,
     calling,
-    check_stateless,
+    check_any_batch,
     finalize_layers,
-    fixed_batch,
     fresh_keras_state,
     keras_state,
     output_leaves,
@@ -147,7 +146,6 @@ def _save(
         weights=tuple(weight.path for weight in model.weights),
         transforms=inputs.transforms,
         problem=problem,
-        batch_size=fixed_batch(model),
         own=facts.to_fields(),
         targets=inputs.targets,
     )
@@ -367,7 +365,7 @@ def adopt_model(
             "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
             f"{type(model).__name__}"
         )
-    check_stateless(model, "Spark's rows have no order, and are spread over tasks")
+    check_any_batch(model, "Spark's rows have no order, and are spread over tasks")
     structure = input_structure(model)
     if structure is None:
         raise ModelError(

@@ -34,6 +34,7 @@ from .export import SavedModelBuilder, make_builder
 from .loading import load_initial_weights
 from .metrics import epoch_logs, merge_of, metric_variables
 from .model import (
+    Nest,
     build_model,
     check_losses,
     check_trainable,
@@ -249,9 +250,7 @@ class BuiltModel:
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser, *, share_logs: bool
     ) -> None:
         self.model = build_model(spec.model)
-        parts = [spec.train] if spec.validation is None else [spec.train, spec.validation]
-        rows = [part.rows for part in parts]
-        check_trainable(self.model, spec.fit.batch_size, rows, world.Get_size())
+        check_trainable(self.model)
         check_optimizers(find_optimizers(self.model))
         # No collective can run inside what XLA compiles, as Keras has it do by itself on a GPU.
         self.model.jit_compile = False
