@@ -35,10 +35,10 @@ from .loading import Graph, load_archive, load_unpacked, pack_saved_model, spari
 from .model import (
     Bind,
     Nest,
+    all_layers,
     call_model,
     calling,
     check_any_batch,
-    finalize_layers,
     fresh_keras_state,
     keras_state,
     output_leaves,
@@ -216,7 +216,7 @@ def probe_loading(
     Returns:
         How it loads, and what was in the way of loading it by itself.
     """
-    finalize_layers(model)
+    finalizeall_layers(model)
     with unchanged(model):
         expected = call_model(model, inputs)
     try:
@@ -325,7 +325,7 @@ def _name_lambdas(model: keras.Model) -> bool:
     Keras writes a lambda as its code, which fails where it refers to a module or has no source.
     """
     named = False
-    for layer in _layers(model):
+    for layer in all_layers(model):
         for field, value in list(vars(layer).items()):
             if inspect.isfunction(value) and value.__name__ == "<lambda>":
                 value.__name__ = f"lambda_{field.strip('_')}_of_{layer.name}"
@@ -335,15 +335,11 @@ def _name_lambdas(model: keras.Model) -> bool:
 
 def _find_lambda(model: keras.Model, part: CustomPart) -> object:
     """Return the lambda that a layer was given; nothing if several layers have that name."""
-    layers = [layer for layer in _layers(model) if layer.name == part.layer]
+    layers = [layer for layer in all_layers(model) if layer.name == part.layer]
     if len(layers) != 1:
         return None
     attributes = (part.field, f"_{part.field}")
     return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
-
-
-def _layers(model: keras.Model) -> list[keras.Layer]:
-    return list(model._flatten_layers(include_self=True, recursive=True))
 
 
 def adopt_model(

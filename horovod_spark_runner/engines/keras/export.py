@@ -66,59 +66,42 @@ _OPSET = 18
 _SIZES = (1, 17)
 
 
-def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
-    """Return a column of classes, of doubles as Spark's are.
+def export_saved_model(
+    recipe: Recipe,
+    columns: Sequence[str],
+    outputs: Sequence[str],
+    target: Location,
+    classes: Sequence[ClassColumn] = (),
+) -> None:
+    """Write the model of a recipe; see `Engine.export`."""
+    with _serving(recipe, recipe.columns, columns, outputs) as builder:
+        replace(builder, classes=classes).write(target)
 
-    What cannot be probabilities or scores of classes is an error of the call.
+
+def make_builder(
+    spec: TrainingSpec, model: keras.Model, inputs: Nest, name: _NameOutputs
+) -> SavedModelBuilder:
+    """Return the builder of a training's SavedModel.
 
     Args:
-        column: what is made.
-        spec: the output it is made of.
-        output_value: the value of that output.
+        spec: the training.
+        model: its model.
+        inputs: rows that it takes.
+        name: names the outputs.
     """
-    rows = tf.shape(output_value)[0]
-    values = tf.cast(
-        tf.reshape(output_value, [rows, spec.shape[0] if spec.shape else 1]), tf.float64
+    with unchanged(model):
+        outputs = output_specs(model, inputs)
+    names = spec.inputs.columns
+    return SavedModelBuilder(
+        model,
+        InputBinding(model, spec.inputs, spec.train),
+        [spec.train.column(one) for one in names],
+        names,
+        outputs,
+        name([output.name for output in outputs]),
+        [one for one in names if one in spec.config.data.transforms],
+        eager=bool(model.run_eagerly),
     )
-    make = _of_two if values.shape[1] == 1 else _of_several
-    classes = make(column, spec, values)
-    if column.holds == CLASS:
-        return tf.cast(tf.argmax(classes, axis=1), tf.float64)
-    return classes
-
-
-def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
-    """Return the values of both classes from an output that describes class 1."""
-    if not column.scores:
-        value = _checked(column, spec, value, (value >= 0) & (value <= 1))
-        return tf.concat([1.0 - value, value], axis=1)
-    value = _checked(column, spec, value, tf.math.logical_not(tf.math.is_nan(value)))
-    if column.holds == PROBABILITY:
-        share = 1.0 / (1.0 + tf.exp(-value))
-        return tf.concat([1.0 - share, share], axis=1)
-    return tf.concat([-value, value], axis=1)
-
-
-def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
-    """Return an output's value of each class."""
-    if not column.scores:
-        tolerance = TOLERANCE[spec.dtype]
-        low = tf.reduce_min(values, axis=1) >= -tolerance
-        near = tf.abs(tf.reduce_sum(values, axis=1) - 1.0) <= tolerance
-        return _checked(column, spec, values, low & near)
-    values = _checked(column, spec, values, tf.math.logical_not(tf.math.is_nan(values)))
-    if column.holds != PROBABILITY:
-        return values
-    powers = tf.exp(values - tf.reduce_max(values, axis=1, keepdims=True))
-    return powers / tf.reduce_sum(powers, axis=1, keepdims=True)
-
-
-def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
-    """Return ``values``; the call fails where some are not right."""
-    what = "has scores that are no numbers" if column.scores else "is no probabilities"
-    message = f"output {spec.name!r} of the model {what}:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
-        return tf.identity(values)
 
 
 @dataclass(frozen=True)
@@ -196,21 +179,20 @@ class SavedModelBuilder:
         """
         archive = keras.export.ExportArchive()
         archive.track(self.model.loaded if isinstance(self.model, Graph) else self.model)
-        for name, function in self.trace().items():
-            archive.add_endpoint(name, function)
+        archive.add_endpoint(SERVING, self.trace())
         try:
             archive.write_out(place, verbose=False)
         except (AssertionError, TypeError, ValueError, tf.errors.OpError) as error:
             raise self._cannot(error) from error
 
-    def trace(self) -> dict[str, Any]:
-        """Return the functions of its signatures by name, traced.
+    def trace(self) -> Any:
+        """Return the function of its signature, traced.
 
         Raises:
             ModelError: TensorFlow cannot make a graph of the model.
         """
         try:
-            return {SERVING: self._traced()}
+            return self._traced()
         except Exception as error:  # the user's own call may fail in any way
             raise self._cannot(error) from error
 
@@ -247,16 +229,6 @@ class SavedModelBuilder:
         return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{reason}")
 
 
-def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
-    """Return ``values`` of a graph, which fails where an input does not hold them."""
-    low, high = bounds
-    have = values.dtype  # which may not reach the bounds
-    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
-    message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
-        return tf.identity(values)
-
-
 def _check_no_python(graph: Any) -> None:
     """Check that a graph calls no function of Python's, which only this process has.
 
@@ -273,73 +245,51 @@ def _check_no_python(graph: Any) -> None:
             )
 
 
-def export_saved_model(
-    recipe: Recipe,
-    columns: Sequence[str],
-    outputs: Sequence[str],
-    target: Location,
-    classes: Sequence[ClassColumn] = (),
-) -> None:
-    """Write the model of a recipe; see `Engine.export`."""
-    with _serving(recipe, recipe.columns, columns, outputs) as builder:
-        replace(builder, classes=classes).write(target)
+def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
+    """Return a column of classes, of doubles as Spark's are.
 
-
-@contextlib.contextmanager
-def _serving(
-    recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
-) -> Iterator[SavedModelBuilder]:
-    """Yield the builder of a SavedModel, in the Keras state of the training.
+    What cannot be probabilities or scores of classes is an error of the call.
 
     Args:
-        recipe: the model.
-        columns: its feature columns, as they are to be taken.
-        names: what they are called outside.
-        outputs: what its outputs are called outside.
-
-    Raises:
-        ModelError: a SavedModel cannot hold the model.
+        column: what is made.
+        spec: the output it is made of.
+        output_value: the value of that output.
     """
-    state = recipe.parts.state
-    with using_keras_state(keras_state()), fresh_keras_state():
-        model, bind = make_model(recipe)
-        with using_keras_state(state):
-            yield SavedModelBuilder(
-                model,
-                bind,
-                columns,
-                names,
-                recipe.outputs,
-                outputs,
-                tuple(recipe.transforms),
-                eager=recipe.parts.eager,
-            )
-
-
-def make_builder(
-    spec: TrainingSpec, model: keras.Model, inputs: Nest, name: _NameOutputs
-) -> SavedModelBuilder:
-    """Return the builder of a training's SavedModel.
-
-    Args:
-        spec: the training.
-        model: its model.
-        inputs: rows that it takes.
-        name: names the outputs.
-    """
-    with unchanged(model):
-        outputs = output_specs(model, inputs)
-    names = spec.inputs.columns
-    return SavedModelBuilder(
-        model,
-        InputBinding(model, spec.inputs, spec.train),
-        [spec.train.column(one) for one in names],
-        names,
-        outputs,
-        name([output.name for output in outputs]),
-        [one for one in names if one in spec.config.data.transforms],
-        eager=bool(model.run_eagerly),
+    rows = tf.shape(output_value)[0]
+    values = tf.cast(
+        tf.reshape(output_value, [rows, spec.shape[0] if spec.shape else 1]), tf.float64
     )
+    make = _of_two if values.shape[1] == 1 else _of_several
+    classes = make(column, spec, values)
+    if column.holds == CLASS:
+        return tf.cast(tf.argmax(classes, axis=1), tf.float64)
+    return classes
+
+
+def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
+    """Return the values of both classes from an output that describes class 1."""
+    if not column.scores:
+        value = _checked(column, spec, value, (value >= 0) & (value <= 1))
+        return tf.concat([1.0 - value, value], axis=1)
+    value = _checked(column, spec, value, tf.math.logical_not(tf.math.is_nan(value)))
+    if column.holds == PROBABILITY:
+        share = 1.0 / (1.0 + tf.exp(-value))
+        return tf.concat([1.0 - share, share], axis=1)
+    return tf.concat([-value, value], axis=1)
+
+
+def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
+    """Return an output's value of each class."""
+    if not column.scores:
+        tolerance = TOLERANCE[spec.dtype]
+        low = tf.reduce_min(values, axis=1) >= -tolerance
+        near = tf.abs(tf.reduce_sum(values, axis=1) - 1.0) <= tolerance
+        return _checked(column, spec, values, low & near)
+    values = _checked(column, spec, values, tf.math.logical_not(tf.math.is_nan(values)))
+    if column.holds != PROBABILITY:
+        return values
+    powers = tf.exp(values - tf.reduce_max(values, axis=1, keepdims=True))
+    return powers / tf.reduce_sum(powers, axis=1, keepdims=True)
 
 
 def export_onnx(
@@ -364,7 +314,7 @@ def export_onnx(
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
         called = dict(zip((*names, *output_names), (*columns, *outputs), strict=True))
         model = _converted(builder, called, inputs)
-        predict = builder.trace()[SERVING]
+        predict = builder.trace()
         sample = recipe.sample_rows().inputs
         rows = dict(zip(names, (sample[column.name] for column in recipe.columns), strict=True))
         try:
@@ -376,19 +326,6 @@ def export_onnx(
         contents = bytes(model.SerializeToString())
         _check_outputs(builder, called, predict, rows, contents)
     target.write_bytes(contents)
-
-
-def _check_size(model: Any) -> None:
-    held = model.loaded if hasattr(model, "loaded") else model
-    size = sum(
-        int(np.prod(one.shape)) * np.dtype(str(keras.backend.standardize_dtype(one.dtype))).itemsize
-        for one in getattr(held, "variables", ())
-    )
-    if size >= MOST_BYTES:
-        raise ModelError(
-            "an ONNX file of one piece holds less than 2 GiB, and the model's weights are "
-            f"{size:,} bytes; export a 'saved_model'"
-        )
 
 
 def _converted(
@@ -547,6 +484,19 @@ def _set_shapes(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str
                 dimension.dim_value = size
 
 
+def _check_size(model: Any) -> None:
+    held = model.loaded if hasattr(model, "loaded") else model
+    size = sum(
+        int(np.prod(one.shape)) * np.dtype(str(keras.backend.standardize_dtype(one.dtype))).itemsize
+        for one in getattr(held, "variables", ())
+    )
+    if size >= MOST_BYTES:
+        raise ModelError(
+            "an ONNX file of one piece holds less than 2 GiB, and the model's weights are "
+            f"{size:,} bytes; export a 'saved_model'"
+        )
+
+
 def _check_outputs(
     builder: SavedModelBuilder,
     called: Mapping[str, str],
@@ -638,3 +588,55 @@ def _write_unpacked(recipe: Recipe, model: object, bind: InputBinding, folder: P
         raise ModelError(
             f"a .keras file cannot hold this model: what Keras loads from it differs ({problem})"
         )
+
+
+def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
+    """Return ``values``; the call fails where some are not right."""
+    what = "has scores that are no numbers" if column.scores else "is no probabilities"
+    return _assert_all(right, f"output {spec.name!r} of the model {what}:", values)
+
+
+def _assert_all(right: Any, message: str, values: Any) -> Any:
+    """Return ``values`` of a graph, whose call fails with a message unless all are right."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
+        return tf.identity(values)
+
+
+def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
+    """Return ``values`` of a graph, which fails where an input does not hold them."""
+    low, high = bounds
+    have = values.dtype  # which may not reach the bounds
+    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
+    message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
+    return _assert_all(right, message, values)
+
+
+@contextlib.contextmanager
+def _serving(
+    recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
+) -> Iterator[SavedModelBuilder]:
+    """Yield the builder of a SavedModel, in the Keras state of the training.
+
+    Args:
+        recipe: the model.
+        columns: its feature columns, as they are to be taken.
+        names: what they are called outside.
+        outputs: what its outputs are called outside.
+
+    Raises:
+        ModelError: a SavedModel cannot hold the model.
+    """
+    state = recipe.parts.state
+    with using_keras_state(keras_state()), fresh_keras_state():
+        model, bind = make_model(recipe)
+        with using_keras_state(state):
+            yield SavedModelBuilder(
+                model,
+                bind,
+                columns,
+                names,
+                recipe.outputs,
+                outputs,
+                tuple(recipe.transforms),
+                eager=recipe.parts.eager,
+            )

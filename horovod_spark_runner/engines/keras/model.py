@@ -111,7 +111,7 @@ def check_any_batch(model: keras.Model, why: str) -> None:
     Raises:
         ModelError: it does not.
     """
-    for layer in model._flatten_layers(include_self=False, recursive=True):
+    for layer in all_layers(model)[1:]:
         if getattr(layer, "stateful", False) is True:
             raise ModelError(
                 f"layer {layer.name!r} is stateful: it carries its state from one batch to the "
@@ -148,6 +148,12 @@ def has_custom_steps(model: keras.Model) -> bool:
     )
 
 
+def all_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return a model and all its layers, those inside of layers, too."""
+    # Keras has no public way to reach them.
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
 def finalize_layers(model: keras.Model) -> bool:
     """Recompute the constants that layers derive from their weights; call it after setting weights.
 
@@ -161,7 +167,7 @@ def finalize_layers(model: keras.Model) -> bool:
         Whether there are such layers.
     """
     finalized = False
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         finalize = getattr(layer, "finalize_state", None)
         # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
         # loaded model has no longer: finalising them again would empty them.

@@ -9,6 +9,7 @@ import keras
 from ...config.compression import Compression, Moving, Residual
 from ...errors import ModelError
 from ...sync.threshold import notice_late_momentum
+from .model import all_layers
 
 
 def find_optimizers(
@@ -26,7 +27,7 @@ def find_optimizers(
     optimizers: list[keras.optimizers.Optimizer] = []
     _collect(model.optimizer, optimizers, set())
     seen: set[int] = set()
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         _collect(vars(layer), optimizers, seen)
     _collect(list(applied), optimizers, seen)
     inner = {id(part) for optimizer in optimizers for part in _inner_optimizers(optimizer)}

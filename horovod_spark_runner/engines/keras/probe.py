@@ -31,7 +31,7 @@ from ...training.part_comparison import (
     vary_weights,
 )
 from .metrics import SUM, merge_of, metric_variables
-from .model import Nest, replaced
+from .model import Nest, all_layers, replaced
 from .optimizers import leaf_optimizers
 from .state import nothing_drawn, tracked_variables
 
@@ -99,7 +99,7 @@ def _preserve_state(
     saved = [(v, np.array(v)) for key, v in variables.items() if key not in slots]
     numbers = [
         (vars(layer), {k: v for k, v in vars(layer).items() if _may_count(k, v)})
-        for layer in model._flatten_layers(include_self=True, recursive=True)
+        for layer in all_layers(model)
     ]
     trained = {id(v) for v in model.trainable_weights}
     with nothing_drawn():
@@ -156,7 +156,7 @@ def _try_step(model: keras.Model, exchange: GradientExchange, data: Nest, rows: 
         return values
 
     low = bool(tf.config.list_logical_devices("GPU"))
-    low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in _layers_of(model))
+    low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in all_layers(model)[1:])
     differences = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
     subjects = {
         _ADDED: f"loss {{name}} that a layer adds (add_loss) of model {model.name!r}",
@@ -186,7 +186,7 @@ def loss_title(model: keras.Model) -> str:
 
 def _is_to_be_tried(model: keras.Model) -> bool:
     """Return whether a training step runs custom code, or compares rows."""
-    operations = [*_layers_of(model), *getattr(model, "operations", ())]
+    operations = [*all_layers(model)[1:], *getattr(model, "operations", ())]
     return (
         not _is_of_keras(type(model))
         or any(_is_custom(each) for each in operations)
@@ -197,10 +197,6 @@ def _is_to_be_tried(model: keras.Model) -> bool:
 def _is_custom(operation: object) -> bool:
     is_layer = isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.Lambda)
     return not is_layer or not _is_of_keras(type(operation))
-
-
-def _layers_of(model: keras.Model) -> list[keras.Layer]:
-    return list(model._flatten_layers(include_self=False, recursive=True))
 
 
 def _losses_of(model: keras.Model) -> list[keras.losses.Loss]:

@@ -43,6 +43,7 @@ from ...errors import ModelError
 from ...training.progress import Json
 from .exchange import is_runner_variable
 from .metrics import metric_variables, variables_of
+from .model import all_layers
 from .optimizers import find_optimizers, leaf_optimizers
 from .saved import LAMBDA
 
@@ -224,7 +225,7 @@ def tracked_variables(
     yield from generators().values()
     # A model whose `metrics` are others, and one within it, may have these as well, which nothing
     # is computed from. What `compile` makes is no attribute that Keras tracks.
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         yield from variables_of(layer._metrics)
         made = [getattr(layer, name, None) for name in ("_loss_tracker", "_compile_metrics")]
         made += getattr(getattr(layer, "_compile_loss", None), "metrics", ())
@@ -238,7 +239,7 @@ def _handle(variable: keras.Variable | tf.Variable) -> int:
 
 def _user_name(model: keras.Model, variable: tf.Variable) -> str:
     """Return how the user knows a variable."""
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         for key, value in vars(layer).items():
             held = value.state if isinstance(value, tf.random.Generator) else value
             is_variable = isinstance(held, (tf.Variable, keras.Variable))
@@ -261,9 +262,8 @@ def describe_model(model: keras.Model) -> dict[str, Json]:
             f"layer {index} ({type(layer).__name__})" if index else "the model": _describe_layer(
                 layer
             )
-            # Keras has no public way to reach layers inside layers. A class of one's own around
-            # the same layers is the same model to its weights.
-            for index, layer in enumerate(model._flatten_layers(include_self=True, recursive=True))
+            # A custom class around the same layers is the same model to its weights.
+            for index, layer in enumerate(all_layers(model))
         },
         "optimizers": [_describe_optimizer(optimizer) for optimizer in find_optimizers(model)],
         "loss": _plain(compiled.get("loss", getattr(model, "loss", None))),

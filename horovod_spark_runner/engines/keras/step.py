@@ -33,7 +33,7 @@ from .exchange import (
 )
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
-from .model import Nest, classes_with, has_custom_steps, replaced
+from .model import Nest, all_layers, classes_with, has_custom_steps, replaced
 from .optimizers import find_optimizers
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
@@ -354,8 +354,7 @@ def _changing_statistics(model: keras.Model) -> list[keras.Variable]:
     Those of frozen layers do not change and need not be sent.
     """
     statistics: dict[int, keras.Variable] = {}
-    # Keras has no public way to reach layers inside layers.
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         if layer.trainable:
             for variable in layer._non_trainable_variables:
                 if tf.as_dtype(variable.dtype).is_floating:

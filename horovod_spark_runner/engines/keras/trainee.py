@@ -35,6 +35,7 @@ from .loading import load_initial_weights
 from .metrics import epoch_logs, merge_of, metric_variables
 from .model import (
     Nest,
+    all_layers,
     build_model,
     check_losses,
     check_trainable,
@@ -335,7 +336,7 @@ def _of_every_step(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
 ) -> Iterator[str]:
     """Yield the parts of a model that must be equal on all ranks in every step."""
-    for layer in model._flatten_layers(include_self=False, recursive=True):
+    for layer in all_layers(model)[1:]:
         if getattr(layer, "synchronized", False):
             yield f"layer {layer.name!r} with synchronized=True"
     for optimizer in optimizers:
