@@ -216,7 +216,7 @@ def probe_loading(
     Returns:
         How it loads, and what was in the way of loading it by itself.
     """
-    finalizeall_layers(model)
+    finalize_layers(model)
     with unchanged(model):
         expected = call_model(model, inputs)
     try:
