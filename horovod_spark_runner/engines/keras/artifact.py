@@ -39,6 +39,7 @@ from .model import (
     call_model,
     calling,
     check_any_batch,
+    finalize_layers,
     fresh_keras_state,
     keras_state,
     output_leaves,

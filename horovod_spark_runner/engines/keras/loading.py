@@ -219,19 +219,22 @@ def set_weights(
     if not model.built or len(model.weights) != len(trained):
         with using_keras_state(recipe.parts.state):
             build_by_call(model, sample_inputs(model, bind, recipe.sample_rows().inputs))
-    built = [tuple(weight.shape) for weight in model.weights]
-    if list(trained) != built:
-        index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
-        difference = (
-            f"{len(built)} weights, the trained one has {len(trained)}"
-            if index is None
-            else f"weight {index} of shape {built[index]}, the trained one has {trained[index]}"
-        )
+    if difference := _first_difference(model, trained):
         made = "model_fn builds" if recipe.parts.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {difference}")
     for weight, value in zip(model.weights, values, strict=True):
         weight.assign(value)
     finalize_layers(model)
+
+
+def _first_difference(model: keras.Model, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return how a model's weights differ from others of these shapes; ``""`` if they do not."""
+    for index, (weight, shape) in enumerate(zip(model.weights, shapes, strict=False)):
+        if tuple(weight.shape) != shape:
+            ours = f"weight {index} is {weight.path!r} of shape {tuple(weight.shape)}"
+            return f"{ours}, there it has shape {shape}"
+    same = len(model.weights) == len(shapes)
+    return "" if same else f"the model has {len(model.weights)} weights, there are {len(shapes)}"
 
 
 def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
@@ -584,23 +587,14 @@ def _mark(value: np.ndarray) -> np.ndarray:
 
 
 def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
-    weights = list(model.weights)
-    for index, (variable, weight) in enumerate(zip(weights, sources, strict=False)):
-        if tuple(variable.shape) != weight.shape:
-            raise ModelError(
-                f"initial_weights={origin!r} do not fit the model: weight {index} is "
-                f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
-                f"{weight.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
-            )
-    if len(weights) != len(sources):
+    if difference := _first_difference(model, [weight.shape for weight in sources]):
         raise ModelError(
-            f"initial_weights={origin!r} do not fit the model: they are {len(sources)} arrays, the "
-            f"model has {len(weights)} weights; InitialWeights(…, skip_mismatch=True) "
-            "takes over those that fit"
+            f"initial_weights={origin!r} do not fit the model: {difference}; "
+            "InitialWeights(…, skip_mismatch=True) takes over those that fit"
         )
-    for variable, weight in zip(weights, sources, strict=True):
+    for variable, weight in zip(model.weights, sources, strict=True):
         variable.assign(weight.read())
-    return set(range(len(weights)))
+    return set(range(len(sources)))
 
 
 def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:

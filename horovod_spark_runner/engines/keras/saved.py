@@ -185,7 +185,7 @@ def _needed_objects(
         RunDirectoryError: some are missing.
     """
     try:
-        parts = custom_parts(_read_config(archive))
+        parts = custom_parts({**_read_config(archive), "compile_config": None})
     except (ValueError, json.JSONDecodeError) as error:
         raise RunDirectoryError(f"{directory.model} cannot be read: {error}") from error
     objects = dict(custom_objects)
@@ -236,15 +236,11 @@ class CustomPart:
 
 
 def _read_config(archive: Contents) -> dict[str, Any]:
-    """Return the archive's description of the model, without how it was compiled.
+    """Return the archive's description of the model.
 
     Raises:
         ValueError: it is no ``.keras`` archive.
     """
-    return {**_config_of(archive), "compile_config": None}
-
-
-def _config_of(archive: Contents) -> dict[str, Any]:
     config = load_json(read_entry(archive.open(), CONFIG_FILE, KIND))
     if not isinstance(config, dict):
         raise ValueError(f"not {KIND}: {CONFIG_FILE} holds no description")
@@ -257,7 +253,7 @@ def read_compile_config(archive: Contents) -> dict[str, Any]:
     Raises:
         ValueError: it is no ``.keras`` archive.
     """
-    config = _config_of(archive).get("compile_config") or {}
+    config = _read_config(archive).get("compile_config") or {}
     names = ("loss", "loss_weights", "metrics", "weighted_metrics")
     return {name: config[name] for name in names if name in config}
 
@@ -269,7 +265,7 @@ def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
 
 
 def read_unpacked_config(folder: Path) -> dict[str, Any]:
-    """Return `_read_config` of an archive that is unpacked in ``folder``."""
+    """Return what describes the model in an unpacked archive, without how it was compiled."""
     config: dict[str, Any] = load_json((folder / CONFIG_FILE).read_text())
     return {**config, "compile_config": None}
 
