@@ -17,7 +17,7 @@ from ...errors import DataError, ModelError
 from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
-from .losses import LabelCheck
+from .losses import LabelCheck, outside
 from .model import Nest, build_model, call_outputs, fresh_keras_state
 
 _Columns = Mapping[str, np.ndarray]
@@ -555,14 +555,13 @@ def _check_within(values: np.ndarray, bounds: tuple[int, int], column: str, take
         DataError: it cannot.
     """
     low, high = bounds
-    if not values.size or (values.min() >= low and values.max() <= high):
-        return
-    wrong = values[(values < low) | (values > high)]
-    raise DataError(
-        f"column {column!r} holds {int(wrong[0])}, which the model's input {taken} cannot hold: "
-        f"it takes {low:,} to {high:,}. Mend the rows, or build the model with a wider "
-        "keras.Input(…, dtype=…)"
-    )
+    wrong = outside(values, low, high)
+    if wrong.size:
+        raise DataError(
+            f"column {column!r} holds {int(wrong[0])}, which the model's input {taken} cannot "
+            f"hold: it takes {low:,} to {high:,}. Mend the rows, or build the model with a wider "
+            "keras.Input(…, dtype=…)"
+        )
 
 
 def names_of(source: ModelSource) -> ModelNames:

@@ -144,8 +144,6 @@ class LabelCheck:
             f"the label columns {names} hold" if many else f"the label column {names} holds"
         )
         self._weighted = weighted
-        # Once Keras knows the losses, which it makes at their first use.
-        self._check: Callable[[np.ndarray], None] | None = None
 
     def __call__(self, labels: Nest) -> None:
         """Check labels, arrays in the structure the losses take.
@@ -157,28 +155,17 @@ class LabelCheck:
         losses = getattr(self._model._compile_loss, "_flat_losses", None)
         if losses is None or not len(losses) == len(values) == len(self._outputs) == 1:
             return
-        if self._check is None:
-            self._check = self._check_of(losses[0].loss)
-        self._check(values[0])
-
-    def _check_of(self, loss: keras.losses.Loss) -> Callable[[np.ndarray], None]:
-        """Return a check of labels, which does nothing for a custom loss."""
-        function, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
-        shape = _shape_of(self._outputs[0])
+        loss, shape = losses[0].loss, _shape_of(self._outputs[0])
         if not _is_of_keras(loss):
-            return lambda values: None
+            return
+        function, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
         if function is keras.losses.sparse_categorical_crossentropy:
-            classes = None if shape is None else shape[arguments.get("axis", -1)]
-            ignored = arguments.get("ignore_class")
             prefix = f"loss {loss.name!r} takes numbers of classes, but {self._subject}"
-            return lambda values: _check_classes(prefix, values, classes, ignored)
-        alone = shape is not None and len(shape) == 2 and shape[1] == 1
-        if function in _OF_TWO and alone and not self._weighted:
-            range_prefix = (
-                f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._subject}"
-            )
-            return lambda values: _check_of_two(range_prefix, values)
-        return lambda values: None
+            classes = None if shape is None else shape[arguments.get("axis", -1)]
+            _check_classes(prefix, values[0], classes, arguments.get("ignore_class"))
+        elif function in _OF_TWO and shape and shape[1:] == (1,) and not self._weighted:
+            prefix = f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._subject}"
+            _check_of_two(prefix, values[0])
 
 
 def _is_of_keras(loss: keras.losses.Loss) -> bool:
@@ -205,25 +192,30 @@ def _check_classes(
                 "the classes (pyspark.ml.feature.StringIndexer), or compile the model with a "
                 "loss for real numbers, such as 'mse'"
             )
-    if classes is None or not values.size:
+    if classes is None:
         return
-    if values.min() < 0 or values.max() >= classes:
-        wrong = values[(values < 0) | (values >= classes)]
-        wrong = wrong[wrong != ignored] if ignored is not None else wrong
-        if wrong.size:
-            raise ModelError(
-                f"{prefix} {wrong.flat[0]:g}, and the output has {classes} classes, 0 to "
-                f"{classes - 1}; index them from 0 (pyspark.ml.feature.StringIndexer), or give "
-                "the output as many numbers as there are classes"
-            )
+    wrong = outside(values, 0, classes - 1)
+    wrong = wrong if ignored is None else wrong[wrong != ignored]
+    if wrong.size:
+        raise ModelError(
+            f"{prefix} {wrong[0]:g}, and the output has {classes} classes, 0 to {classes - 1}; "
+            "index them from 0 (pyspark.ml.feature.StringIndexer), or give the output as many "
+            "numbers as there are classes"
+        )
 
 
 def _check_of_two(prefix: str, values: np.ndarray) -> None:
-    low, high = -_ROUNDING, 1 + _ROUNDING
-    if values.size and (values.min() < low or values.max() > high):
-        wrong: Any = values[(values < low) | (values > high)].flat[0]
+    wrong: Any = outside(values, -_ROUNDING, 1 + _ROUNDING)
+    if wrong.size:
         raise ModelError(
-            f"{prefix} {wrong:.8g}, for which it has no lowest value; turn the two classes into 0 "
-            "and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
+            f"{prefix} {wrong[0]:.8g}, for which it has no lowest value; turn the two classes into "
+            "0 and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
             "or real numbers ('mse')"
         )
+
+
+def outside(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return the values below or above bounds, one after the other."""
+    if not values.size or (values.min() >= low and values.max() <= high):
+        return values.reshape(-1)[:0]
+    return values[(values < low) | (values > high)]
