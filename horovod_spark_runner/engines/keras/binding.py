@@ -25,7 +25,7 @@ _STRING = "string"
 # In what Keras says of a layer that was given several.
 _ONE_INPUT = "expects 1 input(s)"
 # Bytes; kernels end the process if memory of any other alignment is passed to them.
-_ALIGNMENT = 64
+ALIGNMENT = 64
 # Batches that wait for the step.
 _PREFETCH_BATCHES = 8
 # A column, or several for a dictionary.
@@ -604,7 +604,7 @@ def as_tensor(values: np.ndarray) -> tf.Tensor:
         values.dtype.kind in "fiub"
         and flags.c_contiguous
         and flags.writeable
-        and values.__array_interface__["data"][0] % _ALIGNMENT == 0
+        and values.__array_interface__["data"][0] % ALIGNMENT == 0
     ):
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     return tf.convert_to_tensor(values)

@@ -46,7 +46,7 @@ from ...training.trained_model import (
     Recipe,
 )
 from ...training.warm_start import ARRAYS
-from .binding import InputBinding
+from .binding import ALIGNMENT, InputBinding, as_tensor
 from .model import (
     Nest,
     build_by_call,
@@ -73,10 +73,6 @@ from .state import value_of
 _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
 # Numbers from which a weight counts as large.
 _LARGE = 4 * 1024 * 1024
-# Numbers that are copied at once.
-_COPIED = 4 * 1024 * 1024
-# Bytes at multiples of which TensorFlow wants tensors to begin.
-_ALIGNMENT = 64
 # Kinds of numbers whose memory NumPy can hand over.
 _SHARED_KINDS = "fiu"
 # Only for the thread that saves or loads: others may use Keras meanwhile.
@@ -396,7 +392,9 @@ def _watch() -> None:
     def assign(self: keras.Variable, value: Any) -> Any:
         if not (_sparing.get() and isinstance(value, np.memmap) and _fits_variable(self, value)):
             return fill(self, value)
-        tensor = _copy_to_tensor(value)
+        copy = _aligned(value.shape, value.dtype)
+        copy[...] = value
+        tensor = as_tensor(copy)
         self.value.assign(tensor)
         return tensor
 
@@ -424,29 +422,15 @@ def _zeros(shape: Sequence[int], dtype: str | None = None) -> tf.Tensor:
     kind = tf.as_dtype(dtype or keras.config.floatx()).as_numpy_dtype
     if np.dtype(kind).kind not in _SHARED_KINDS:
         return tf.zeros(shape, kind)
-    return _shared(_aligned(tuple(shape), np.dtype(kind)))
-
-
-def _copy_to_tensor(value: np.ndarray) -> tf.Tensor:
-    copy = _aligned(value.shape, value.dtype)
-    into, source = copy.reshape(-1), value.reshape(-1)
-    for begin in range(0, value.size, _COPIED):
-        into[begin : begin + _COPIED] = source[begin : begin + _COPIED]
-    return _shared(copy)
+    return as_tensor(_aligned(tuple(shape), np.dtype(kind)))
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return zeros where TensorFlow wants numbers to begin; memory is taken as it is written."""
     size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % _ALIGNMENT
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
     return raw[begin : begin + size].view(dtype).reshape(shape)
-
-
-def _shared(array: np.ndarray) -> tf.Tensor:
-    """Return a tensor in the memory of an array that is not used otherwise."""
-    with tf.device("cpu:0"):
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _fits_variable(variable: keras.Variable, value: np.ndarray) -> bool:
