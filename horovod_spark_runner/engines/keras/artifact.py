@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ...captured import code_of
 from ...checkpoint.run_directory import RunDirectory
@@ -64,9 +65,6 @@ from .saved import (
 )
 from .state import value_of
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
 logger = logging.getLogger(__name__)
@@ -108,7 +106,7 @@ def save_model(
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
-            f"{error}. Once the storage takes files again, the same call goes on from the newest "
+            f"{error}. Once the storage takes files again, the same call resumes from the newest "
             "checkpoint, and writes it"
         ) from error
 
@@ -215,7 +213,7 @@ def probe_loading(
         inputs: rows that it takes.
 
     Returns:
-        How it loads, and what was in the way of loading it by itself.
+        The way it loads, and the reason why it does not load by itself.
     """
     finalize_layers(model)
     with unchanged(model):
@@ -292,7 +290,7 @@ def _find_objects(
         custom_objects: objects by name that the model itself was made with.
     """
     registered = keras.saving.get_custom_objects()
-    # Of several that have one name, none is known to be the one that is meant.
+    # Several of one name are ambiguous.
     living = {name: ones[0] for name, ones in code_of(model).items() if len(ones) == 1}
     objects: dict[str, object] = {}
     for part in parts:

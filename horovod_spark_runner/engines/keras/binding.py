@@ -149,7 +149,7 @@ def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarra
     """Return the weight of each row's class. Pure.
 
     Args:
-        labels: whole numbers, or one-hot rows.
+        labels: integers, or one-hot rows.
         weights: by class; 1 for those not in it.
     """
     of_rows = classes_of(labels)
@@ -527,7 +527,7 @@ def _bounds_of(column_dtype: str, input_dtype: str) -> tuple[int, int] | None:
         input_dtype: dtype of the input it feeds.
 
     Returns:
-        The bounds; ``None`` if one of the types is not of whole numbers, or all numbers fit.
+        The bounds; ``None`` if one of the types is no integer type, or all numbers fit.
     """
     if not (_is_whole(column_dtype) and _is_whole(input_dtype)):
         return None

@@ -273,7 +273,9 @@ class CallbackStates:
                 try:
                     self._set(name, key, value, value_arrays)
                 except KeyError:  # a large array, and rank 0 had none
-                    logger.warning("callback %s: attribute %s begins anew", name, key)
+                    logger.warning(
+                        "callback %s: attribute %s starts with its initial value", name, key
+                    )
 
     def _put_back(self, name: str, changed: set[str]) -> None:
         """Reset savable attributes that are not in ``changed`` to their initial values."""

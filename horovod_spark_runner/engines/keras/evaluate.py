@@ -108,7 +108,7 @@ class KerasEvaluator:
 
     Args:
         recipe: how the model is made.
-        question: what is asked of it.
+        question: the evaluation that is requested.
 
     Raises:
         ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
@@ -187,7 +187,7 @@ class KerasEvaluator:
         except Exception as error:  # a metric's or the user's own code may fail in any way
             text = on_one_line(error)
             raise InvalidInputError(
-                f"model {self._model.name!r} cannot be evaluated by what was asked for: "
+                f"model {self._model.name!r} cannot be evaluated by the requested metrics: "
                 f"{type(error).__name__}: {text}"
             ) from error
 
@@ -384,7 +384,7 @@ def _check_no_custom_metrics(model: keras.Model) -> None:
     for name in ("test_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ModelError(
-                f"what {name} of model {model.name!r} gives, which is its own, is known to "
+                f"{name} of model {model.name!r} is custom, and its results are known to "
                 "trainings only; ask for metrics, metrics=['accuracy', …]"
             )
 

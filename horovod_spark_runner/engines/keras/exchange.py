@@ -82,7 +82,7 @@ class Part:
         """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
         if self._fraction is None:
             return tensor
-        # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
+        # 0 · NaN is 0 here: a rank without rows does not count, whatever its filler row gives.
         return tf.math.multiply_no_nan(tensor, tf.cast(self._fraction, tensor.dtype))
 
     def total(self, summed: tf.Tensor) -> tf.Tensor:

@@ -205,7 +205,7 @@ def set_weights(
     Args:
         model: the model.
         trained: the shapes of the trained one's weights.
-        values: their values; each is asked for when the one before is in its place.
+        values: their values; each is read when the one before is assigned.
         recipe: how the trained one is made again.
         bind: what makes the model's inputs of columns.
 

@@ -190,7 +190,7 @@ def _check_classes(
             raise ModelError(
                 f"{prefix} fractions such as {wrong.flat[0]:g}, which Keras would cut off; index "
                 "the classes (pyspark.ml.feature.StringIndexer), or compile the model with a "
-                "loss for real numbers, such as 'mse'"
+                "loss for floats, such as 'mse'"
             )
     if classes is None:
         return
@@ -210,7 +210,7 @@ def _check_of_two(prefix: str, values: np.ndarray) -> None:
         raise ModelError(
             f"{prefix} {wrong[0]:.8g}, for which it has no lowest value; turn the two classes into "
             "0 and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
-            "or real numbers ('mse')"
+            "or floats ('mse')"
         )
 
 

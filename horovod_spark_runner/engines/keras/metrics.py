@@ -169,7 +169,7 @@ def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str,
         tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
         for name in metric_names
     ]
-    # What a rank without rows logged is that of the row that stands in.
+    # A rank without rows has logged the results of its filler row.
     flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
     summed = sum_over_ranks([*terms, *flags], "logs")
     means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
@@ -180,7 +180,7 @@ def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str,
 
 
 def _number(value: object) -> tf.Tensor | None:
-    """Return a logged value as a tensor of real numbers; ``None`` if it is something else."""
+    """Return a logged value as a float tensor; ``None`` if it is something else."""
     try:
         number = tf.convert_to_tensor(value)
     except (TypeError, ValueError):

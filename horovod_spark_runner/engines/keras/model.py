@@ -1,4 +1,4 @@
-"""A Keras model in a process: its types, Keras' settings, building, outputs by name, calls.
+"""A Keras model in a process: settings of Keras, building, calls, outputs by name.
 
 Keras' settings are process-wide; they are kept separate between the models in one process.
 """
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -24,9 +24,6 @@ from ...storage.arrays import Arrays
 from ...storage.contents import Contents
 from ...training.sample_rows import Call, repeat_rows
 from ...training.spec import ModelSource, OutputSpec
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 # Tensors or arrays, alone or in tuples, lists and dictionaries within each other: what a model
 # takes and gives. Only `keras.tree` and `tf.nest` look inside.

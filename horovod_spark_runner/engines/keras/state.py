@@ -3,9 +3,9 @@
 A description is JSON without automatic names ("dense_3"), which differ from one call of a function
 to the next; `compare_models` compares two of them.
 
-A ``tf.Variable``, a ``tf.random.Generator`` or a metric that no model holds is neither handed out
-by rank 0 nor averaged, compared or kept in checkpoints; `check_tracked` refuses it where a step
-changes it. What a step only reads is a constant to it. TensorFlow's stateful ops
+A ``tf.Variable``, a ``tf.random.Generator`` or a metric that no model holds is neither broadcast by
+rank 0 nor averaged, compared or kept in checkpoints; `check_tracked` refuses it where a step
+changes it. A variable that a step only reads is a constant to it. TensorFlow's stateful ops
 (``tf.random.normal`` inside a compiled step) keep a counter in their kernel that nothing can read:
 use ``keras.random`` or ``tf.random.Generator`` in code whose runs are to be resumed exactly.
 """
@@ -17,7 +17,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,9 +46,6 @@ from .metrics import metric_variables, variables_of
 from .model import all_layers
 from .optimizers import find_optimizers, leaf_optimizers
 from .saved import LAMBDA
-
-if TYPE_CHECKING:
-    import keras
 
 # Longer values (a vocabulary, an array) are recorded by their digest.
 _LONGEST = 300

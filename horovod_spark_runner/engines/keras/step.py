@@ -1,10 +1,9 @@
 """Training and validation steps of this rank, as a part of the world's, compiled by TensorFlow.
 
-The ``apply`` of Keras's optimizers, while a step runs, first hands the gradients to the
-synchroniser (allreduce adds those of all ranks up), inside the compiled step, and then goes on as
-before: clipping, loss scaling, gradient accumulation and moving averages see the reduced gradients,
-as in a single process. It does so for every optimizer that the step uses, wherever the model keeps
-it.
+While a step runs, the ``apply`` of Keras's optimizers first hands the gradients to the synchroniser
+(allreduce adds those of all ranks up), inside the compiled step, and then continues as before:
+clipping, loss scaling, gradient accumulation and moving averages see the reduced gradients, as in a
+single process. It does so for every optimizer that the step uses, wherever the model keeps it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class GradientExchange:
 
     Args:
         model: a compiled model.
-        synchroniser: what becomes of gradients.
+        synchroniser: reduces gradients.
         share_logs: whether the logs of each step are to be those of all ranks.
     """
 
@@ -325,7 +324,7 @@ class _Statistics:
     Args:
         model: the model, before a step.
         part: this rank's part of the step.
-        synchroniser: what becomes of the changes.
+        synchroniser: reduces the changes.
     """
 
     def __init__(self, model: keras.Model, part: Part, synchroniser: Synchroniser) -> None:
@@ -444,7 +443,7 @@ class Steps:
             requests: what this rank asks of all; see `Agreement`.
 
         Returns:
-            The step's logs, and how many ranks asked for each; ``None`` where ranks do not meet in
+            The step's logs, and how many ranks made each request; ``None`` where ranks do not meet in
             every step.
         """
         control = _control(requests) if any(requests) else self._no_requests

@@ -71,7 +71,7 @@ class KerasTrainee(Trainee):
     Args:
         spec: the training.
         world: communicator of all ranks.
-        synchroniser: what becomes of gradients.
+        synchroniser: reduces gradients.
 
     Raises:
         ModelError: the model cannot be trained here, or not on these columns.
@@ -240,7 +240,7 @@ class BuiltModel:
     Args:
         spec: the training.
         world: communicator of all ranks.
-        synchroniser: what becomes of gradients.
+        synchroniser: reduces gradients.
         share_logs: whether the steps' logs are to be those of all ranks.
 
     Raises:
@@ -317,7 +317,7 @@ def check_between_meetings(
     Args:
         model: the model.
         optimizers: its optimizers.
-        sync: the way of synchronising.
+        sync: the synchroniser.
         options: its settings.
 
     Raises:
