@@ -260,7 +260,7 @@ def _try_metrics(
         )
     return [
         f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
-        "every rank computes it from its own rows, and the mean of that is reported, which is another "
+        "every rank computes it from its own rows, and their mean, which is reported, is another "
         "number than that of the global batch"
         for metric, (_, one), (_, other) in zip(custom_metrics, in_turn, at_once, strict=True)
         if not _are_close_results(one, other)

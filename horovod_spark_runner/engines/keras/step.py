@@ -443,8 +443,8 @@ class Steps:
             requests: what this rank asks of all; see `Agreement`.
 
         Returns:
-            The step's logs, and how many ranks made each request; ``None`` where ranks do not meet in
-            every step.
+            The step's logs, and how many ranks made each request; ``None`` where ranks do not meet
+            in every step.
         """
         control = _control(requests) if any(requests) else self._no_requests
         if self._train_full is None:
