@@ -202,6 +202,14 @@ class InputBinding:
         return self._pack([slot.of_tensors(tensors) for slot in self._slots])
 
 
+def _as_given(values: dict[Any, Any], named: bool) -> Nest:
+    """Return values in the form in which columns are given: by name, alone, or as a tuple."""
+    if named:
+        return values
+    plain = tuple(values.values())
+    return plain[0] if len(plain) == 1 else plain
+
+
 def match_inputs(
     model: keras.Model, binding: Binding
 ) -> list[tuple[keras.KerasTensor, tuple[str, ...]]]:
@@ -583,14 +591,6 @@ def _tensor_names(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], 
     count = len(keras.tree.flatten(structure))
     whole = [tuple(names) for names in choices if len(names) == count == len(set(names))]
     return tuple(dict.fromkeys(whole))
-
-
-def _as_given(values: dict[Any, Any], named: bool) -> Nest:
-    """Return values in the form in which columns are given: by name, alone, or as a tuple."""
-    if named:
-        return values
-    plain = tuple(values.values())
-    return plain[0] if len(plain) == 1 else plain
 
 
 def as_tensor(values: np.ndarray) -> tf.Tensor:

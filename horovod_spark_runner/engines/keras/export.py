@@ -78,6 +78,37 @@ def export_saved_model(
         replace(builder, classes=classes).write(target)
 
 
+@contextlib.contextmanager
+def _serving(
+    recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
+) -> Iterator[SavedModelBuilder]:
+    """Yield the builder of a SavedModel, in the Keras state of the training.
+
+    Args:
+        recipe: the model.
+        columns: its feature columns, as they are to be taken.
+        names: what they are called outside.
+        outputs: what its outputs are called outside.
+
+    Raises:
+        ModelError: a SavedModel cannot hold the model.
+    """
+    state = recipe.parts.state
+    with using_keras_state(keras_state()), fresh_keras_state():
+        model, bind = make_model(recipe)
+        with using_keras_state(state):
+            yield SavedModelBuilder(
+                model,
+                bind,
+                columns,
+                names,
+                recipe.outputs,
+                outputs,
+                tuple(recipe.transforms),
+                eager=recipe.parts.eager,
+            )
+
+
 def make_builder(
     spec: TrainingSpec, model: keras.Model, inputs: Nest, name: _NameOutputs
 ) -> SavedModelBuilder:
@@ -245,6 +276,15 @@ def _check_no_python(graph: Any) -> None:
             )
 
 
+def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
+    """Return ``values`` of a graph, which fails where an input does not hold them."""
+    low, high = bounds
+    have = values.dtype  # which may not reach the bounds
+    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
+    message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
+    return _assert_all(right, message, values)
+
+
 def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
     """Return a column of classes, of doubles as Spark's are.
 
@@ -290,6 +330,18 @@ def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
         return values
     powers = tf.exp(values - tf.reduce_max(values, axis=1, keepdims=True))
     return powers / tf.reduce_sum(powers, axis=1, keepdims=True)
+
+
+def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
+    """Return ``values``; the call fails where some are not right."""
+    what = "has scores that are no numbers" if column.scores else "is no probabilities"
+    return _assert_all(right, f"output {spec.name!r} of the model {what}:", values)
+
+
+def _assert_all(right: Any, message: str, values: Any) -> Any:
+    """Return ``values`` of a graph, whose call fails with a message unless all are right."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
+        return tf.identity(values)
 
 
 def export_onnx(
@@ -588,55 +640,3 @@ def _write_unpacked(recipe: Recipe, model: object, bind: InputBinding, folder: P
         raise ModelError(
             f"a .keras file cannot hold this model: what Keras loads from it differs ({problem})"
         )
-
-
-def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
-    """Return ``values``; the call fails where some are not right."""
-    what = "has scores that are no numbers" if column.scores else "is no probabilities"
-    return _assert_all(right, f"output {spec.name!r} of the model {what}:", values)
-
-
-def _assert_all(right: Any, message: str, values: Any) -> Any:
-    """Return ``values`` of a graph, whose call fails with a message unless all are right."""
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
-        return tf.identity(values)
-
-
-def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
-    """Return ``values`` of a graph, which fails where an input does not hold them."""
-    low, high = bounds
-    have = values.dtype  # which may not reach the bounds
-    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
-    message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
-    return _assert_all(right, message, values)
-
-
-@contextlib.contextmanager
-def _serving(
-    recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
-) -> Iterator[SavedModelBuilder]:
-    """Yield the builder of a SavedModel, in the Keras state of the training.
-
-    Args:
-        recipe: the model.
-        columns: its feature columns, as they are to be taken.
-        names: what they are called outside.
-        outputs: what its outputs are called outside.
-
-    Raises:
-        ModelError: a SavedModel cannot hold the model.
-    """
-    state = recipe.parts.state
-    with using_keras_state(keras_state()), fresh_keras_state():
-        model, bind = make_model(recipe)
-        with using_keras_state(state):
-            yield SavedModelBuilder(
-                model,
-                bind,
-                columns,
-                names,
-                recipe.outputs,
-                outputs,
-                tuple(recipe.transforms),
-                eager=recipe.parts.eager,
-            )
