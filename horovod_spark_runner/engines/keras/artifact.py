@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import keras
@@ -202,7 +201,7 @@ def outputs_of(
 
 
 def probe_loading(
-    archive: Path, model: keras.Model, custom_objects: Mapping[str, Any], inputs: Nest
+    archive: Path, model: keras.Model, custom_objects: Mapping[str, object], inputs: Nest
 ) -> tuple[SavedModel, str]:
     """Load an archive and find the least that reproduces the model from it.
 
@@ -237,7 +236,7 @@ def probe_loading(
         return SavedModel("source"), problem
 
 
-def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> keras.Model:
+def _load_in_new_state(archive: Path, objects: Mapping[str, object] | None) -> keras.Model:
     """Return the archive's model as another process would load it, on the CPU."""
     state = keras_state()
     with (
@@ -249,7 +248,7 @@ def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> kera
         return load_unpacked(archive, objects)
 
 
-def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: Any) -> None:
+def _check_same(loaded: keras.Model, model: keras.Model, inputs: Nest, expected: Nest) -> None:
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
     for theirs in loaded.weights:

@@ -77,7 +77,7 @@ class BatchBinding:
             columns = spec.outputs.columns
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
-    def outputs_of(self, example: Nest) -> Any | None:
+    def outputs_of(self, example: Nest) -> Nest | None:
         """Return the model's outputs for an example, or ``None`` if it has no call.
 
         Raises:
@@ -96,7 +96,7 @@ class BatchBinding:
                 ) from error
             raise
 
-    def data(self, arrays: Arrays) -> Any:
+    def data(self, arrays: Arrays) -> Nest:
         """Return the data for the model's ``test_step``.
 
         Raises:
@@ -105,7 +105,7 @@ class BatchBinding:
         # One of its own may make other labels of them.
         return self._data(arrays, check=type(self._model).test_step is keras.Model.test_step)
 
-    def _data(self, arrays: Arrays, *, check: bool) -> Any:
+    def _data(self, arrays: Arrays, *, check: bool) -> Nest:
         x, y = self.inputs(arrays), self._labels(arrays)
         if check and self._check_labels is not None:
             self._check_labels(y)
@@ -175,10 +175,11 @@ class InputBinding:
 
     def __init__(self, model: keras.Model, binding: Binding, manifest: Manifest) -> None:
         self._slots = [_Slot(slot, manifest) for slot in binding.slots]
+        self._pack: Callable[[Sequence[Any]], Nest]
         structure = input_structure(model)
         if structure is None:
             named = binding.names is not None
-            names = binding.names or range(len(self._slots))
+            names: Sequence[str | int] = binding.names or range(len(self._slots))
             self._pack = lambda values: _as_given(dict(zip(names, values, strict=True)), named)
             return
         tensors = keras.tree.flatten(structure)
@@ -193,16 +194,16 @@ class InputBinding:
         """The numbers that inputs hold, by columns that could hold others."""
         return {name: slot.bounds for slot in self._slots if slot.bounds for name in slot.names}
 
-    def __call__(self, arrays: _Columns) -> Any:
+    def __call__(self, arrays: _Columns) -> Nest:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
-    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+    def of_tensors(self, tensors: Mapping[str, tf.Tensor]) -> Nest:
         """Return the model's input in a graph, of tensors in place of arrays."""
         return self._pack([slot.of_tensors(tensors) for slot in self._slots])
 
 
-def _as_given(values: dict[Any, Any], named: bool) -> Nest:
+def _as_given(values: dict[str | int, object], named: bool) -> Nest:
     """Return values in the form in which columns are given: by name, alone, or as a tuple."""
     if named:
         return values
@@ -288,7 +289,7 @@ def _both(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
 
 def bind_outputs(
     model: keras.Model, binding: Binding, manifest: Manifest, outputs: Nest | None
-) -> Callable[[_Columns], Any]:
+) -> Callable[[_Columns], Nest]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
     Args:
@@ -313,7 +314,7 @@ def bind_outputs(
     leaves = [] if outputs is None else keras.tree.flatten(outputs)
     unequal = len(slots) != len(leaves)
     if outputs is None or (binding.names is None and unequal and _compares_itself(model)):
-        names = binding.names or range(len(slots))
+        names: Sequence[str | int] = binding.names or range(len(slots))
         labelled = {name: slot for name, slot in zip(names, slots, strict=True) if slot is not None}
         named = binding.names is not None
         return lambda arrays: _as_given({n: s(arrays) for n, s in labelled.items()}, named)
@@ -458,7 +459,7 @@ class _Slot:
             return values
         return values.reshape(-1, *self._shape)
 
-    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+    def of_tensors(self, tensors: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Return the same inputs as `__call__`, computed from tensors."""
         parts = [tensors[name] for name in self._names]
         values = parts[0]

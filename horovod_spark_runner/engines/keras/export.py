@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import keras
@@ -60,6 +60,8 @@ from .saved import SERVING, KerasParts, check_exportable, check_transforms, pack
 
 # Operations that call back into the process they were made in.
 _OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+# The function of a signature.
+_Predict: TypeAlias = tf.types.experimental.PolymorphicFunction
 _NameOutputs = Callable[[Sequence[str]], Sequence[str]]
 _OPSET = 18
 # A batch of one, and one of many.
@@ -216,7 +218,7 @@ class SavedModelBuilder:
         except (AssertionError, TypeError, ValueError, tf.errors.OpError) as error:
             raise self._cannot(error) from error
 
-    def trace(self) -> Any:
+    def trace(self) -> _Predict:
         """Return the function of its signature, traced.
 
         Raises:
@@ -227,10 +229,10 @@ class SavedModelBuilder:
         except Exception as error:  # the user's own call may fail in any way
             raise self._cannot(error) from error
 
-    def _traced(self) -> Any:
+    def _traced(self) -> _Predict:
         outside = dict(zip((c.name for c in self.columns), self.names, strict=True))
 
-        def serve(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def serve(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             values = {name: inputs[called] for name, called in outside.items()}
             if self.checked:
                 for name, bounds in self.bind.bounds.items():
@@ -276,7 +278,7 @@ def _check_no_python(graph: Any) -> None:
             )
 
 
-def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
+def _within(values: tf.Tensor, bounds: tuple[int, int], column: str) -> tf.Tensor:
     """Return ``values`` of a graph, which fails where an input does not hold them."""
     low, high = bounds
     have = values.dtype  # which may not reach the bounds
@@ -285,7 +287,7 @@ def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
     return _assert_all(right, message, values)
 
 
-def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> Any:
+def _class_values(column: ClassColumn, spec: OutputSpec, output_value: tf.Tensor) -> tf.Tensor:
     """Return a column of classes, of doubles as Spark's are.
 
     What cannot be probabilities or scores of classes is an error of the call.
@@ -306,7 +308,7 @@ def _class_values(column: ClassColumn, spec: OutputSpec, output_value: Any) -> A
     return classes
 
 
-def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
+def _of_two(column: ClassColumn, spec: OutputSpec, value: tf.Tensor) -> tf.Tensor:
     """Return the values of both classes from an output that describes class 1."""
     if not column.scores:
         value = _checked(column, spec, value, (value >= 0) & (value <= 1))
@@ -318,7 +320,7 @@ def _of_two(column: ClassColumn, spec: OutputSpec, value: Any) -> Any:
     return tf.concat([-value, value], axis=1)
 
 
-def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
+def _of_several(column: ClassColumn, spec: OutputSpec, values: tf.Tensor) -> tf.Tensor:
     """Return an output's value of each class."""
     if not column.scores:
         tolerance = TOLERANCE[spec.dtype]
@@ -332,13 +334,15 @@ def _of_several(column: ClassColumn, spec: OutputSpec, values: Any) -> Any:
     return powers / tf.reduce_sum(powers, axis=1, keepdims=True)
 
 
-def _checked(column: ClassColumn, spec: OutputSpec, values: Any, right: Any) -> Any:
+def _checked(
+    column: ClassColumn, spec: OutputSpec, values: tf.Tensor, right: tf.Tensor
+) -> tf.Tensor:
     """Return ``values``; the call fails where some are not right."""
     what = "has scores that are no numbers" if column.scores else "is no probabilities"
     return _assert_all(right, f"output {spec.name!r} of the model {what}:", values)
 
 
-def _assert_all(right: Any, message: str, values: Any) -> Any:
+def _assert_all(right: tf.Tensor, message: str, values: tf.Tensor) -> tf.Tensor:
     """Return ``values`` of a graph, whose call fails with a message unless all are right."""
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [message, values])]):
         return tf.identity(values)
@@ -536,7 +540,7 @@ def _set_shapes(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str
                 dimension.dim_value = size
 
 
-def _check_size(model: Any) -> None:
+def _check_size(model: keras.Model | Graph) -> None:
     held = model.loaded if hasattr(model, "loaded") else model
     size = sum(
         int(np.prod(one.shape)) * np.dtype(str(keras.backend.standardize_dtype(one.dtype))).itemsize
@@ -552,7 +556,7 @@ def _check_size(model: Any) -> None:
 def _check_outputs(
     builder: SavedModelBuilder,
     called: Mapping[str, str],
-    predict: Any,
+    predict: _Predict,
     rows: Arrays,
     contents: bytes,
 ) -> None:
@@ -579,13 +583,13 @@ def _check_outputs(
             ) from error
 
 
-def _call_keras(predict: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _call_keras(predict: _Predict, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return Keras' outputs for columns."""
     made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in columns.items()})
     return {name: to_numpy(value) for name, value in made.items()}
 
 
-def _for_tensorflow(values: np.ndarray) -> Any:
+def _for_tensorflow(values: np.ndarray) -> object:
     return values.tolist() if values.dtype == object else values
 
 

@@ -233,7 +233,7 @@ def _first_difference(model: keras.Model, shapes: Sequence[tuple[int, ...]]) -> 
     return "" if same else f"the model has {len(model.weights)} weights, there are {len(shapes)}"
 
 
-def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
+def load_archive(archive: Contents, objects: Mapping[str, object] | None) -> keras.Model:
     """Return the model in a ``.keras`` file, not compiled.
 
     Args:
@@ -246,7 +246,7 @@ def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.
         return load_unpacked(place, objects)
 
 
-def load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
+def load_unpacked(folder: Path, objects: Mapping[str, object] | None) -> keras.Model:
     if objects is not None:
         name_lambdas_in(folder)
     custom_objects = _revivable(objects or {})

@@ -175,7 +175,7 @@ def _is_of_keras(loss: keras.losses.Loss) -> bool:
     return not overrides_call and kind.call.__module__.startswith("keras.")
 
 
-def _shape_of(output: Any) -> tuple[int | None, ...] | None:
+def _shape_of(output: object) -> tuple[int | None, ...] | None:
     """Return the shape of an output; ``None`` if it is not known."""
     shape = getattr(output, "shape", None)
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
@@ -205,7 +205,7 @@ def _check_classes(
 
 
 def _check_of_two(prefix: str, values: np.ndarray) -> None:
-    wrong: Any = outside(values, -_ROUNDING, 1 + _ROUNDING)
+    wrong = outside(values, -_ROUNDING, 1 + _ROUNDING)
     if wrong.size:
         raise ModelError(
             f"{prefix} {wrong[0]:.8g}, for which it has no lowest value; turn the two classes into "

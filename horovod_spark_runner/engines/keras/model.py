@@ -307,7 +307,7 @@ def pick(value: Nest, path: Keys) -> tf.Tensor:
     return inside
 
 
-def to_numpy(value: Any) -> np.ndarray:
+def to_numpy(value: tf.Tensor) -> np.ndarray:
     """Return an output as an array of numbers or strings."""
     array = np.array(value)
     if array.dtype != object:

@@ -136,7 +136,7 @@ def keras_parts(
     model: StoredModel,
     source: ModelSource | None,
     saved: SavedModel | None,
-    custom_objects: Mapping[str, Any],
+    custom_objects: Mapping[str, object],
 ) -> KerasParts:
     """Return the parts of a stored model; see `Engine.parts`."""
     facts = facts_of(model)
@@ -177,7 +177,7 @@ def keras_parts(
 
 
 def _needed_objects(
-    directory: RunDirectory, archive: Contents, custom_objects: Mapping[str, Any]
+    directory: RunDirectory, archive: Contents, custom_objects: Mapping[str, object]
 ) -> dict[str, Any]:
     """Return the custom objects under all names by which the archive calls them.
 
