@@ -58,6 +58,7 @@ from .model import (
     keras_state,
     output_specs,
     pick,
+    replaced,
     sample_inputs,
     using_keras_state,
 )
@@ -529,24 +530,30 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
     """Load a file as Keras does and return the indices of the weights that were in it."""
-    weights = list(model.weights)
+    indices = {id(weight): index for index, weight in enumerate(model.weights)}
     # Such files may hold an optimizer, with its learning rate, and states of random layers.
     optimizers = find_optimizers(model) if model.compiled else []
     others = [v for optimizer in optimizers for v in optimizer.variables]
-    weight_ids = {id(weight) for weight in weights}
-    others += [v for v in model.variables if id(v) not in weight_ids]
+    others += [v for v in model.variables if id(v) not in indices]
     saved_values = [np.array(variable) for variable in others]
-    before: list[np.ndarray] = []
-    if start.skip_mismatch:
-        # Keras does not tell what it took: what still holds its mark afterwards was not.
-        before = [np.array(weight) for weight in weights]
-        for weight, value in zip(weights, before, strict=True):
-            weight.assign(_mark(value))
+    taken: set[int] = set()
+
+    def noting(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def assign(variable: keras.Variable, value: object) -> object:
+            result = original(variable, value)
+            if id(variable) in indices:
+                taken.add(indices[id(variable)])
+            return result
+
+        return assign
+
     try:
-        with warnings.catch_warnings():
+        # Keras does not tell what it takes where some may be missing.
+        with warnings.catch_warnings(), replaced(keras.Variable, "assign", noting):
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             if start.skip_mismatch:
-                warnings.simplefilter("ignore")  # a line of our own tells what was left out
+                warnings.simplefilter("ignore")  # what was left out is reported in one line
             model.load_weights(path, skip_mismatch=start.skip_mismatch)
     except Exception as error:  # Keras raises many types for files that do not fit
         raise ModelError(
@@ -554,20 +561,7 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
         ) from error
     for variable, value in zip(others, saved_values, strict=True):
         variable.assign(value)
-    taken = set(range(len(weights)))
-    if start.skip_mismatch:
-        for index, (weight, value) in enumerate(zip(weights, before, strict=True)):
-            if np.array(weight).tobytes() == _mark(value).tobytes():
-                taken.remove(index)
-                weight.assign(value)
     return taken
-
-
-def _mark(value: np.ndarray) -> np.ndarray:
-    """Return an array that no file of weights holds; of booleans, the value itself."""
-    if value.dtype.kind in "iu":
-        return np.full_like(value, np.iinfo(value.dtype).max)
-    return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
 
 
 def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
