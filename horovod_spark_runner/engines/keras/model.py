@@ -429,7 +429,7 @@ def classes_with(base: type, method: str) -> list[type]:
 def replaced(
     owner: type | ModuleType, name: str, wrap: Callable[[_Method], _Method]
 ) -> Iterator[None]:
-    """Replace function ``name`` of a module, or class or base, by ``wrap(function)`` for a while."""
+    """Replace function ``name`` of a module, class or base by ``wrap(function)`` for a while."""
     if isinstance(owner, type):
         owner = next(cls for cls in owner.__mro__ if name in vars(cls))
     original = vars(owner)[name]
