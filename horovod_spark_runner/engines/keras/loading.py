@@ -39,7 +39,7 @@ from ...storage.arrays import ArraysFile
 from ...storage.checksums import read_verified_file
 from ...storage.contents import PART_BYTES, Contents, spool, unpack
 from ...storage.filesystem import Location
-from ...training.engine import GRAPH_FILE, KERAS_FILE
+from ...training.engine import GRAPH_FILE, KERAS_FILE, SAVED_MODEL
 from ...training.spec import WarmStart
 from ...training.trained_model import (
     Model,
@@ -322,7 +322,7 @@ class Graph:
     """One signature of a SavedModel, called as a Keras model is.
 
     Args:
-        packed: what `pack` returned.
+        packed: what `pack_saved_model` returned.
         signature: the signature's name.
 
     Attributes:
@@ -480,6 +480,7 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
+    weights: list[_Weight] = []
     with tempfile.TemporaryDirectory() as folder:
         if start.kind == ARRAYS:
             weights = _weights_of_run(start)
@@ -488,9 +489,8 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 contents_of(data).write_to(path)
-            weights = (
-                [] if start.kind == KERAS_FILE else _weights_of_saved_model(folder, start.origin)
-            )
+        if start.kind == SAVED_MODEL:
+            weights = _weights_of_saved_model(folder, start.origin)
         if start.kind == KERAS_FILE:
             taken = _load_keras_file(model, path, start)
         elif start.skip_mismatch:
@@ -515,8 +515,6 @@ def _weights_of_run(start: WarmStart) -> list[_Weight]:
 
 
 def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
-    import tensorflow as tf
-
     variables = getattr(tf.saved_model.load(folder), "variables", ())
     # The states of random layers stand among the weights; they are no weights.
     weights = [v for v in variables if "seed_generator_state" not in v.name]

@@ -47,7 +47,8 @@ CONFIG_FILE = "config.json"
 # What an archive is, for messages.
 KIND = "a Keras archive"
 LAMBDA = "__lambda__"
-Steps = tuple[str | int, ...]
+# Keys and indices that lead to a value in JSON.
+_Keys = tuple[str | int, ...]
 _COLUMNS_FILE = "columns.json"
 FORMAT = 1
 # The signature that every exported SavedModel has.
@@ -302,7 +303,7 @@ def name_lambdas_in(folder: Path) -> None:
         place.write_text(json.dumps(config))
 
 
-def _walk(value: object, path: Steps, layer: str) -> Iterator[tuple[Steps, CustomPart]]:
+def _walk(value: object, path: _Keys, layer: str) -> Iterator[tuple[_Keys, CustomPart]]:
     if isinstance(value, Mapping):
         kind, inner = value.get("class_name"), value.get("config")
         if isinstance(kind, str) and "config" in value:
@@ -326,7 +327,7 @@ def _name_in(config: object) -> str:
     return str(config.get("name") or "") if isinstance(config, Mapping) else ""
 
 
-def _custom(value: Mapping[str, Any], kind: str, path: Steps, layer: str) -> CustomPart | None:
+def _custom(value: Mapping[str, Any], kind: str, path: _Keys, layer: str) -> CustomPart | None:
     module, registered = value.get("module"), value.get("registered_name")
     field = str(path[-1]) if path and isinstance(path[-1], str) else ""
     if kind == LAMBDA:
@@ -339,7 +340,7 @@ def _custom(value: Mapping[str, Any], kind: str, path: Steps, layer: str) -> Cus
     return CustomPart(kind, str(registered), layer or _name_in(value["config"]), field)
 
 
-def _lambda_key(path: Steps) -> str:
+def _lambda_key(path: _Keys) -> str:
     return "lambda at " + "/".join(map(str, path))
 
 
