@@ -157,7 +157,7 @@ def _write_weights(model: keras.Model, sink: Sink) -> None:
 
 
 def save_unpacked(model: keras.Model, folder: Path) -> None:
-    """Write the files of a model's archive into a new folder, from which `pack_archive` makes it."""
+    """Write the files of a model's archive into a new folder, for `pack_archive`."""
     with sparing_memory():
         model.save(folder, zipped=False)
 

@@ -348,10 +348,9 @@ class KerasEvaluator:
             if close(value, again[name]) and not close(value, parts[name]):
                 title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"{title} of model {self._model.name!r} is no mean over the rows "
-                    "of a batch: its value depends on which rows are in a batch together, so that "
-                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or ask "
-                    "for other metrics by name, metrics=[…]"
+                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch, so "
+                    "that it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
+                    "request other metrics by name, metrics=[…]"
                 )
 
     def take_sums(self) -> list[np.ndarray]:

@@ -389,10 +389,9 @@ def check_exportable(names: Sequence[str], transformed: Collection[str]) -> None
     for name in names:
         if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
             raise ModelError(
-                f"a SavedModel cannot take feature column {name!r}: TensorFlow makes it the name "
-                "of a Python argument, of ASCII letters, digits and underscores after a letter, "
-                "and no word of Python's. Call it otherwise, in the rows that are trained on, or "
-                "only there: TFTransformer.setFeatureCols([…]), then export"
+                f"a SavedModel cannot take feature column {name!r}: it becomes a Python argument, of "
+                "ASCII letters, digits and underscores, and no keyword. Rename the column, or call "
+                "it otherwise in the export: TFTransformer.setFeatureCols([…])"
             )
 
 

@@ -197,10 +197,9 @@ def check_tracked(
     names = sorted(_user_name(model, variable) for variable in others)
     raise ModelError(
         f"the training step of model {model.name!r} changes {', '.join(names)}, which Keras does "
-        "not know as a part of the model: ranks would part in it unseen, and a resumed run would "
-        "begin it anew. Make variables by self.add_weight(…, trainable=False), draw random numbers "
-        "by keras.random with a keras.random.SeedGenerator that is an attribute of the model or a "
-        "layer, and keep metrics in such attributes, too"
+        "not track: it would diverge between ranks, and a resumed run would lose it. Make variables "
+        "by self.add_weight(…, trainable=False), and keep metrics and keras.random.SeedGenerator "
+        "objects, for random numbers by keras.random, in attributes of the model or a layer"
     )
 
 
