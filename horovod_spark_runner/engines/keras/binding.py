@@ -138,8 +138,8 @@ def _check_weights_of_steps(weight: Column, outputs: Nest | None) -> None:
         output_shape = tuple(output.shape[1:])
         if len(output_shape) < 2 or output_shape[0] not in (None, *steps):
             raise ModelError(
-                f"sample_weight_col {weight.name!r} holds {steps[0]} weights per row, one for each step "
-                f"of a sequence, but the model gives an output of shape {output_shape} per row; "
+                f"sample_weight_col {weight.name!r} holds {steps[0]} weights per row, one for each "
+                f"step, but the model gives an output of shape {output_shape} per row; "
                 "give one weight per row, or one for each step of the output"
             )
 

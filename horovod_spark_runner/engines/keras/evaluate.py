@@ -348,8 +348,8 @@ class KerasEvaluator:
             if close(value, again[name]) and not close(value, parts[name]):
                 title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch, so "
-                    "that it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
+                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch: "
+                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
                     "request other metrics by name, metrics=[…]"
                 )
 

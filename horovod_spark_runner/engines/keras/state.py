@@ -197,8 +197,8 @@ def check_tracked(
     names = sorted(_user_name(model, variable) for variable in others)
     raise ModelError(
         f"the training step of model {model.name!r} changes {', '.join(names)}, which Keras does "
-        "not track: it would diverge between ranks, and a resumed run would lose it. Make variables "
-        "by self.add_weight(…, trainable=False), and keep metrics and keras.random.SeedGenerator "
+        "not track: they would diverge, and be lost in a resumed run. Make variables by "
+        "self.add_weight(…, trainable=False), and keep metrics and keras.random.SeedGenerator "
         "objects, for random numbers by keras.random, in attributes of the model or a layer"
     )
 
