@@ -77,7 +77,7 @@ class BatchBinding:
             columns = spec.outputs.columns
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
-    def outputs_of(self, example: Nest) -> Nest | None:
+    def outputs_of(self, example: Nest) -> Any | None:
         """Return the model's outputs for an example, or ``None`` if it has no call.
 
         Raises:
@@ -96,7 +96,7 @@ class BatchBinding:
                 ) from error
             raise
 
-    def data(self, arrays: Arrays) -> Nest:
+    def data(self, arrays: Arrays) -> Any:
         """Return the data for the model's ``test_step``.
 
         Raises:
@@ -105,7 +105,7 @@ class BatchBinding:
         # One of its own may make other labels of them.
         return self._data(arrays, check=type(self._model).test_step is keras.Model.test_step)
 
-    def _data(self, arrays: Arrays, *, check: bool) -> Nest:
+    def _data(self, arrays: Arrays, *, check: bool) -> Any:
         x, y = self.inputs(arrays), self._labels(arrays)
         if check and self._check_labels is not None:
             self._check_labels(y)
@@ -193,7 +193,7 @@ class InputBinding:
         """The numbers that inputs hold, by columns that could hold others."""
         return {name: slot.bounds for slot in self._slots if slot.bounds for name in slot.names}
 
-    def __call__(self, arrays: _Columns) -> Nest:
+    def __call__(self, arrays: _Columns) -> Any:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
@@ -288,7 +288,7 @@ def _both(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
 
 def bind_outputs(
     model: keras.Model, binding: Binding, manifest: Manifest, outputs: Nest | None
-) -> Callable[[_Columns], Nest]:
+) -> Callable[[_Columns], Any]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
     Args:
@@ -324,7 +324,7 @@ def bind_outputs(
     shape = keras.tree.lists_to_tuples(keras.tree.map_structure(lambda _: 0, outputs))
     blank = [np.zeros((1,), np.float32)] * len(leaves)
 
-    def labels(arrays: _Columns) -> Nest:
+    def labels(arrays: _Columns) -> Any:
         rows = len(next(iter(arrays.values())))
         values = [
             # Nothing is compared with it; Keras wants as many labels as outputs.
