@@ -16,7 +16,7 @@ from keras import layers
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.keras.model import keras_state, output_specs, using_keras_state
-from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, facts_of
+from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, KerasFacts
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.model.load import check_callable, read_finished_run, read_trained_model
 from horovod_spark_runner.model.shipping import load_model
@@ -156,7 +156,7 @@ def test_keras_own_layers_need_no_code(name: str, tmp_path: Path) -> None:
     model = compiled(SELF_CONTAINED[name]())
     saved = save_run(tmp_path, model, [X])
     assert saved.loads == "archive"
-    assert facts_of(read_model(RunDirectory(str(tmp_path)))).self_contained
+    assert read_model(RunDirectory(str(tmp_path))).facts(KerasFacts).self_contained
     recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
     expected = model.predict(VALUES, verbose=0)
     expected = expected if isinstance(expected, list) else [expected]

@@ -123,7 +123,7 @@ class BatchBinding:
         if self._spec.fit.class_weight is None:
             return data
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        weight = class_weights(np.asarray(keras.tree.flatten(y)[0]), self._spec.fit.class_weight)
+        weight = _class_weights(np.asarray(keras.tree.flatten(y)[0]), self._spec.fit.class_weight)
         return (x, y, tf.convert_to_tensor(weight))
 
 
@@ -144,7 +144,7 @@ def _check_weights_of_steps(weight: Column, outputs: Nest | None) -> None:
             )
 
 
-def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
+def _class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
     """Return the weight of each row's class. Pure.
 
     Args:

@@ -576,7 +576,7 @@ def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[
 def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
     variables = list(model.weights)
     taken = set()
-    for index, source in match_paths(
+    for index, source in _match_paths(
         [v.path for v in variables], [w.path for w in weights]
     ).items():
         if tuple(variables[index].shape) == weights[source].shape:
@@ -585,7 +585,7 @@ def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
     return taken
 
 
-def match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+def _match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
     """Map the index of each model path to the index of the same path of the file. Pure.
 
     If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,

@@ -99,11 +99,6 @@ class KerasFacts:
         return asdict(self)
 
 
-def facts_of(model: StoredModel) -> KerasFacts:
-    """Return a stored model's Keras-specific fields, with defaults for missing ones."""
-    return model.facts(KerasFacts)
-
-
 @dataclass(frozen=True)
 class KerasParts:
     """Parts that a Keras model is rebuilt from.
@@ -140,7 +135,7 @@ def keras_parts(
     custom_objects: Mapping[str, object],
 ) -> KerasParts:
     """Return the parts of a stored model; see `Engine.parts`."""
-    facts = facts_of(model)
+    facts = model.facts(KerasFacts)
     if facts.graph and source is None:
         return KerasParts(packed=model.contents(PACKED_FILE), graph=facts.graph)
     parts = KerasParts(state=facts.state, eager=facts.run_eagerly)

@@ -284,7 +284,7 @@ class BuiltModel:
             check_losses(self.model)
         # DiLoCo makes an outer step on one rank, too.
         if world.Get_size() > 1 or isinstance(spec.config.sync, DiLoCo):
-            check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
+            _check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
 
 
 def _build_compiled(model: keras.Model, data: Nest, outputs: Nest | None) -> None:
@@ -306,7 +306,7 @@ def _build_compiled(model: keras.Model, data: Nest, outputs: Nest | None) -> Non
             compiled.build(labels, outputs)
 
 
-def check_between_meetings(
+def _check_between_meetings(
     model: keras.Model,
     optimizers: Sequence[keras.optimizers.Optimizer],
     sync: Synchroniser,
