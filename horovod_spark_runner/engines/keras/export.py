@@ -409,6 +409,7 @@ def _converted(
                     return_initialized_tables=True,
                     return_tensors_to_rename=True,
                 )
+                names = {tensor: called[name] for tensor, name in names.items()}
                 model = _onnx_of(graph, taken, outputs, tables, names)
         except Exception as error:  # whatever tf2onnx comes across
             raise _onnx_refusal(builder, f"tf2onnx says {type(error).__name__}: {error}") from error
@@ -420,9 +421,8 @@ def _converted(
     if unknown:
         raise _onnx_refusal(builder, f"tf2onnx knows no form of {', '.join(sorted(unknown))}")
     input_names = {value.name for value in model.graph.input}
-    if input_names != {column.name for column in builder.inputs}:
+    if input_names != {column.name for column in inputs}:
         raise _onnx_refusal(builder, f"tf2onnx leaves the inputs {sorted(input_names)} open")
-    _rename_values(model.graph, called)
     _set_shapes(model.graph, builder, called)
     added = [called[name] for name in builder.added]
     outside = dict(
@@ -496,30 +496,6 @@ def _silent() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-def _rename_values(graph: Any, called: Mapping[str, str]) -> None:
-    """Rename a graph's inputs and outputs; other nodes of those names get new ones.
-
-    Args:
-        graph: the ``onnx.GraphProto``.
-        called: the new names by the old ones.
-    """
-    taken = set(called.values())
-
-    def name(old: str) -> str:
-        if old in called:
-            return called[old]
-        return f"inner {old}" if old in taken else old
-
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = name(value.name)
-    for node in graph.node:
-        node.input[:] = [name(one) for one in node.input]
-        node.output[:] = [name(one) for one in node.output]
-        for attribute in node.attribute:  # what branches and loops see of it
-            for inner in (attribute.g, *attribute.graphs):
-                _rename_values(inner, called)
 
 
 def _set_shapes(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str]) -> None:
