@@ -356,18 +356,14 @@ def _of_every_step(
         yield f"steps_per_execution={model.steps_per_execution}"
 
 
-class _KerasTracer:
-    """Horovod's timeline, and TensorFlow's profiler."""
+class _KerasTracer(Timeline):
+    """Horovod's timeline, and TensorFlow's profiler; see `Tracer`."""
+
+    start_timeline, stop_timeline = Timeline.start, Timeline.stop
 
     def __init__(self) -> None:
-        self._timeline = Timeline(hvd)
+        super().__init__(hvd)
         self._place = ""
-
-    def start_timeline(self, file: Path) -> None:
-        self._timeline.start(file)
-
-    def stop_timeline(self) -> None:
-        self._timeline.stop()
 
     def start_profile(self) -> None:
         self._place = tempfile.mkdtemp(prefix="tf-profile-")
