@@ -18,7 +18,7 @@ from ...data.manifest import Manifest
 from ...errors import InvalidInputError, ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...storage.contents import Contents
-from ...training.progress import flat, plain
+from ...training.progress import Logs, flat, plain
 from ...training.sample_rows import repeat_rows
 from ...training.spec import ModelSource
 from ...training.trained_model import Recipe
@@ -251,16 +251,20 @@ class KerasEvaluator:
         return reduce
 
     @property
+    def _requested_metrics(self) -> list[keras.metrics.Metric]:
+        return [] if self._requested is None else list(self._requested.metrics)
+
+    @property
     def _metrics(self) -> list[keras.metrics.Metric]:
-        metrics = [] if self._requested is None else list(self._requested.metrics)
+        metrics = self._requested_metrics
         for metric in self._model.metrics if self._compiled else ():
             metrics.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
         return metrics
 
-    def _results(self) -> dict[str, object]:
-        """Return the results of the model's own metrics."""
-        results: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
-        return results
+    def _results(self) -> list[Logs]:
+        """Return the results of the model's own metrics, and those of the requested ones."""
+        results = [self._model.get_metrics_result()] if self._compiled else []
+        return [*results, self._requested.result()] if self._requested is not None else results
 
     def _check_names(self) -> None:
         """Check that no two metrics have one name.
@@ -268,8 +272,7 @@ class KerasEvaluator:
         Raises:
             InvalidInputError: two have.
         """
-        names = list(flat(self._results()))
-        names += [] if self._requested is None else list(flat(self._requested.result()))
+        names = [name for results in self._results() for name in flat(results)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInputError(
@@ -292,7 +295,7 @@ class KerasEvaluator:
     def _reset(self) -> None:
         if self._compiled:
             self._model.reset_metrics()
-        for metric in () if self._requested is None else self._requested.metrics:
+        for metric in self._requested_metrics:
             metric.reset_state()
 
     def _data(self, features: Arrays, labels: Arrays) -> Nest:
@@ -328,14 +331,8 @@ class KerasEvaluator:
             self._assign(self._initial)
             for part in parts:
                 self._step(rows_of(data, part))
-            requested = (
-                {}
-                if self._requested is None
-                else {m.name: m.result() for m in self._requested.metrics}
-            )
-            results = {**self._results(), **requested}
-            values = {name: np.asarray(value) for name, value in plain(results).items()}
-            return [values_of(m.variables) for m in self._metrics], values
+            results = {name: np.asarray(value) for name, value in self._plain_results().items()}
+            return [values_of(m.variables) for m in self._metrics], results
 
         with unchanged(self._model, self._variables):
             (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
@@ -362,11 +359,12 @@ class KerasEvaluator:
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         with using_keras_state(self._state):
             self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
-            results = plain(self._results())
-            if self._requested is not None:
-                results.update(plain(self._requested.result()))
+            results = self._plain_results()
             self._assign(self._initial)
         return results
+
+    def _plain_results(self) -> dict[str, LogValue]:
+        return {name: value for part in self._results() for name, value in plain(part).items()}
 
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self._variables, values, strict=True):
