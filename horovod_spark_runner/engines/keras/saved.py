@@ -384,9 +384,9 @@ def check_exportable(names: Sequence[str], transformed: Collection[str]) -> None
     for name in names:
         if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
             raise ModelError(
-                f"a SavedModel cannot take feature column {name!r}: it becomes a Python argument, "
-                "of ASCII letters, digits and underscores, and no keyword. Rename the column, or "
-                "call it otherwise in the export: TFTransformer.setFeatureCols([…])"
+                f"a SavedModel cannot take feature column {name!r}: TensorFlow makes it a Python "
+                "argument, of ASCII letters, digits and underscores, and no keyword. Rename the "
+                "column, or call it otherwise in the export: TFTransformer.setFeatureCols([…])"
             )
 
 
