@@ -66,9 +66,7 @@ ALLOWED = {
     # Loaded on ranks and, but for those of a module that is listed, in Spark's Python workers.
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},
     "engines.keras.engine": LIGHT,
-    "engines.keras.exported": LIGHT,
     "engines.keras.saved": LIGHT,
-    "engines.keras.source": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},
     "engines.torch.callbacks": LIGHT,
     "engines.torch.engine": LIGHT,
@@ -247,7 +245,7 @@ def all_imports(path: Path) -> set[str]:
         ),
         # Spark's Python workers are no ranks, and may have neither Horovod nor MPI.
         (
-            "import horovod_spark_runner.engines.keras.evaluator, "
+            "import horovod_spark_runner.engines.keras.evaluate, "
             "horovod_spark_runner.engines.torch.evaluator",
             ["mpi4py", "horovod"],
         ),
