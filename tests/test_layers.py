@@ -72,10 +72,8 @@ ALLOWED = {
     "engines.keras.saved": LIGHT,
     "engines.keras.source": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},
-    "engines.torch.callbacks": LIGHT,
     "engines.torch.engine": LIGHT,
-    "engines.torch.saved": LIGHT,
-    "engines.torch.source": LIGHT,
+    "engines.torch.torch_callback": LIGHT,
     "engines.torch.torch_model": LIGHT,
     "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
@@ -251,7 +249,7 @@ def all_imports(path: Path) -> set[str]:
         # Spark's Python workers are no ranks, and may have neither Horovod nor MPI.
         (
             "import horovod_spark_runner.engines.keras.evaluator, "
-            "horovod_spark_runner.engines.torch.evaluator",
+            "horovod_spark_runner.engines.torch.evaluate",
             ["mpi4py", "horovod"],
         ),
     ],

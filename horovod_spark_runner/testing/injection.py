@@ -55,7 +55,7 @@ class _Callbacks:
 
     def __call__(self) -> list[Any]:
         if self.framework == "torch":
-            from ..engines.torch.hooks import made_callbacks
+            from ..engines.torch.callbacks import made_callbacks
             from .torch_injector import TorchFaultInjector
 
             return [*made_callbacks(self.given), TorchFaultInjector(self.faults)]

@@ -11,7 +11,7 @@ from torch import nn
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.artifact import save_module
-from horovod_spark_runner.engines.torch.feeding import input_feed
+from horovod_spark_runner.engines.torch.binding import input_feed
 from horovod_spark_runner.training.trained_model import ModelInputs
 
 from ..runs import spec_of

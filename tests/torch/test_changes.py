@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from horovod_spark_runner import TorchModel
-from horovod_spark_runner.engines.torch.changes import compare, describe
-from horovod_spark_runner.engines.torch.optimizers import make_optimizers
-from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
+from horovod_spark_runner.engines.torch.optimizers import (
+    Schedulers,
+    make_optimizers,
+    planned_schedulers,
+)
+from horovod_spark_runner.engines.torch.state import compare, describe
 
 
 def described(loss: Any = "MSELoss", rate: float = 0.1, **given: Any) -> Any:

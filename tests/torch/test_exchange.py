@@ -14,8 +14,7 @@ from mpi4py import MPI
 from torch import nn
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK, TorchModel
-from horovod_spark_runner.engines.torch.collectives import TensorCollectives
-from horovod_spark_runner.engines.torch.exchange import GradientExchange
+from horovod_spark_runner.engines.torch.exchange import GradientExchange, TensorCollectives
 from horovod_spark_runner.engines.torch.step import Steps
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.sync.wire import MpiWire

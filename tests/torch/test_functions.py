@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import ModelError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.torch.batches import Batches
+from horovod_spark_runner.engines.torch.binding import Batches
 from horovod_spark_runner.engines.torch.losses import Losses
 from horovod_spark_runner.engines.torch.metrics import Metrics, Sums
 from horovod_spark_runner.training.spec import Binding

@@ -26,10 +26,12 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.engines.torch.lightning.adapter import TrainerFacts
-from horovod_spark_runner.engines.torch.lightning.optimizers import configure_optimizers
-from horovod_spark_runner.engines.torch.lightning.recognise import check_module
-from horovod_spark_runner.engines.torch.source import model_source
+from horovod_spark_runner.engines.torch.engine import model_source
+from horovod_spark_runner.engines.torch.lightning.adapter import (
+    TrainerFacts,
+    check_module,
+    configure_optimizers,
+)
 from horovod_spark_runner.frameworks import TORCH
 from horovod_spark_runner.testing import Fault, Faults
 from horovod_spark_runner.training.engine import engine_of

@@ -34,22 +34,22 @@ from horovod_spark_runner.checkpoint.model_state import broadcast
 from horovod_spark_runner.checkpoint.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
-from horovod_spark_runner.engines.torch.build import check_module
-from horovod_spark_runner.engines.torch.feeding import input_feed
-from horovod_spark_runner.engines.torch.hooks import made_callbacks
-from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.engines.torch.losses import Losses
+from horovod_spark_runner.engines.torch.binding import input_feed
+from horovod_spark_runner.engines.torch.callbacks import made_callbacks
+from horovod_spark_runner.engines.torch.engine import check_callback_argument, model_source
+from horovod_spark_runner.engines.torch.loading import load_initial_weights
+from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
+from horovod_spark_runner.engines.torch.model import check_module
 from horovod_spark_runner.engines.torch.optimizers import (
+    Schedulers,
     check_complex,
     check_gradients,
     make_optimizers,
+    planned_schedulers,
     settings_of,
 )
-from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
-from horovod_spark_runner.engines.torch.source import check_callback_argument, model_source
-from horovod_spark_runner.engines.torch.targets import CLASSES, ELEMENTS
+from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, set_tensor
 from horovod_spark_runner.engines.torch.trainee import TorchTrainee
-from horovod_spark_runner.engines.torch.variables import TorchVariables, as_array, set_tensor
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.sync.rounds import RoundsSynchroniser

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from horovod_spark_runner import ModelError, TorchTransformer
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.torch.feeding import Feed
-from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.engines.torch.outputs import leaves
+from horovod_spark_runner.engines.torch.binding import Feed
+from horovod_spark_runner.engines.torch.loading import load_initial_weights
+from horovod_spark_runner.engines.torch.model import leaves
 from horovod_spark_runner.engines.torch.program import dump_program, load_program, make_program
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 from horovod_spark_runner.storage.contents import Contents

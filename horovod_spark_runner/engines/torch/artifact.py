@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...checkpoint.run_directory import RunDirectory
 from ...config.importable import import_name
-from ...errors import CheckpointError, ModelError, on_one_line
+from ...data.manifest import Column
+from ...errors import CheckpointError, ModelError, brief, on_one_line
 from ...frameworks import TORCH
+from ...serialize import dumps
 from ...storage.arrays import Arrays, dump_arrays
-from ...training.sample_rows import SAMPLE_FILE, check_close, repeat_rows
-from ...training.spec import OutputSpec
+from ...storage.filesystem import Location
+from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close, few_rows, repeat_rows
+from ...training.spec import FEATURES, Binding, OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .feeding import Feed
-from .loading import (
-    BY_CHANCE,
-    CPU,
-    ROWS,
-    Predicting,
-    device_of,
-    to_numpy,
-    unsteady,
+from .binding import Feed, input_feed
+from .engine import (
+    FILES,
+    PROGRAM,
+    PROGRAM_FILE,
+    SCRIPT,
+    SCRIPT_FILE,
+    ModuleWithExample,
+    SavedModule,
+    TorchFacts,
 )
-from .outputs import leaves, output_specs
-from .program import dump_program, load_program, make_program, silent
-from .saved import FILES, PROGRAM_FILE, TorchFacts
-from .variables import as_array, weights_of
+from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, load_script, to_numpy, unsteady
+from .model import check_module, input_names, leaves, output_specs
+from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
+from .state import as_array, weights_of
 
 # Rows that a program is tried with: other numbers of them than it is made with.
 _OTHERS = (1, 5)
-
 logger = logging.getLogger(__name__)
 
 
@@ -172,3 +179,260 @@ def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.n
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {on_one_line(error, 300)}"
+
+
+# Types that Spark has as well.
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
+# Rows and calls that show whether a program drops some of what it computes.
+_MANY, _CALLS = 8, 6
+
+
+def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str) -> SavedModule:
+    """Write an externally trained model to ``directory``; see `Engine.adopt`.
+
+    Args:
+        directory: a directory without a model.
+        model: a `ModuleWithExample`, or the path or URL of a program.
+        inputs: the columns of its inputs; ``None`` for the names by convention.
+        kind: `PROGRAM`, `SCRIPT`, or ``""`` for a module.
+
+    Raises:
+        ModelError: it cannot be predicted with.
+    """
+    if kind == PROGRAM:
+        return _adopt_program(directory, model, inputs)
+    if kind == SCRIPT:
+        return _adopt_script(directory, model, inputs)
+    return _adopt_module(directory, model, inputs)
+
+
+def _adopt_module(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
+) -> SavedModule:
+    """Write a module to ``directory``.
+
+    Raises:
+        ModelError: it is no module, is not called as ``example`` says, or cannot be sent to
+            Spark's workers.
+    """
+    module = source.module
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"from_module takes a torch.nn.Module, got {brief(module)}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            "from_module takes a module of Python's, and this is TorchScript; save it, "
+            "torch.jit.save(module, path), and give the file to from_torchscript(path)"
+        )
+    check_module(module)
+    feed, takes = _fed(module, source.example, inputs)
+    _try(Predicting(module.eval(), feed, device_of(module)), takes)
+    try:
+        # Workers need not have the GPU that it may be on.
+        there = device_of(module).type == "cpu"
+        pickled = dumps(module if there else copy.deepcopy(module).cpu())
+    except Exception as error:  # whatever keeps its parts from being pickled
+        raise ModelError(
+            f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
+        ) from error
+    if why := save_module(directory, module, takes, feed):
+        logger.warning("%s", why)
+    return SavedModule(module=pickled)
+
+
+def _adopt_script(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
+) -> SavedModule:
+    """Write a file of TorchScript to ``directory``.
+
+    Raises:
+        ModelError: there is none, or it is not called as ``example`` says.
+    """
+    place = Location(source.module)
+    data = _contents(place)
+    try:
+        module = load_script(data)
+    except Exception as error:  # PyTorch's own has no public base
+        reason = on_one_line(error, 300)
+        raise ModelError(f"{place} cannot be read as TorchScript: {reason}") from error
+    feed, takes = _fed(module, source.example, inputs)
+    called = Predicting(module, feed, CPU)
+    outputs, rows = _try(called, takes)
+    _check_steady(called, rows, "torch.jit.script or torch.jit.trace")
+    writer = ModelWriter(directory)
+    writer.write(SCRIPT_FILE, data)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
+    facts = TorchFacts(torch=torch.__version__, names=feed.names, script=True)
+    signature = Signature(takes.inputs, takes.columns, outputs, engine=TORCH, own=facts.to_fields())
+    writer.finish(signature)
+    return SavedModule()
+
+
+def _adopt_program(
+    directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
+) -> SavedModule:
+    """Write a program of torch.export to ``directory``.
+
+    Raises:
+        ModelError: there is none, it holds more than a graph and tensors, or columns do not fit.
+    """
+    place = Location(path)
+    data = _contents(place)
+    program = load_program(data, str(place))
+    taken, fixed = taken_by(program), fixed_rows(program)
+    binding, names = _bound(inputs, [one.name for one in taken], "the program")
+    by_name = {one.name: one for one in taken}
+    kinds = [(by_name[name].shape, by_name[name].dtype) for name in names]
+    columns = _columns(binding, names, kinds)
+    feed = Feed(binding.slots, tuple(names))
+    called = Predicting(program, feed, CPU)
+    outputs, rows = _try(called, ModelInputs(binding, columns, ()), fixed)
+    _check_steady(called, rows, "torch.export.export", fixed or _MANY)
+    writer = ModelWriter(directory)
+    writer.write(PROGRAM_FILE, data)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
+    facts = TorchFacts(torch=torch.__version__, names=feed.names, program=True)
+    signature = Signature(
+        binding, columns, outputs, engine=TORCH, batch_size=fixed, own=facts.to_fields()
+    )
+    writer.finish(signature)
+    return SavedModule()
+
+
+def _contents(place: Location) -> bytes:
+    if not place.exists() or place.is_folder:
+        raise ModelError(f"model file {place} does not exist")
+    return place.read_bytes()
+
+
+def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed, ModelInputs]:
+    """Return the feed of a module that is called like ``example``, and its inputs."""
+    by_name = isinstance(example, Mapping)
+    values = list(example.values()) if isinstance(example, Mapping) else example
+    values = list(values) if by_name or isinstance(values, tuple) else [values]
+    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in values]
+    kinds = [_kind(tensor) for tensor in tensors]
+    if by_name:
+        names = list(example)
+    elif isinstance(module, torch.jit.ScriptModule):
+        names = [f"input{number}" for number in range(len(kinds))]
+    else:
+        names = [*input_names(module)][: len(kinds)]
+        names += [f"input{number}" for number in range(len(names), len(kinds))]
+    if not by_name and inputs is not None and inputs.names is None:
+        if len(inputs.slots) != len(kinds):
+            raise ModelError(
+                f"feature_cols gives {inputs.describe()}, but the example has {len(kinds)} inputs"
+            )
+        binding, order = inputs, names
+    else:
+        binding, order = _bound(inputs, names, "the example")
+    columns = _columns(binding, order, [kinds[names.index(name)] for name in order])
+    sample = _rows_of(binding, columns, [tensors[names.index(name)] for name in order])
+    takes = ModelInputs(binding, columns, (), sample=sample)
+    if isinstance(module, torch.jit.ScriptModule):
+        return Feed(binding.slots, tuple(order) if by_name else None), takes
+    columns_by_name = {column.name: column for column in columns}
+    return input_feed(module, binding, columns_by_name), takes
+
+
+def _rows_of(
+    binding: Binding, columns: Sequence[Column], tensors: Sequence[Tensor]
+) -> Arrays | None:
+    """Return the rows of an example by column; ``None`` if there are none."""
+    arrays: dict[str, np.ndarray] = {}
+    for slot, tensor in zip(binding.slots, tensors, strict=True):
+        values = tensor.detach().cpu().numpy()
+        for number, name in enumerate(slot):
+            arrays.setdefault(name, values if len(slot) == 1 else values[:, number])
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) > 1 or counts == {0}:
+        return None
+    return few_rows({column.name: arrays[column.name] for column in columns})
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return shape and type of one row of an example."""
+    if not tensor.ndim:
+        raise ModelError(
+            "example must hold what the module is called with, tensors or arrays with rows in the "
+            f"first dimension; got {brief(tensor)}"
+        )
+    return tuple(tensor.shape[1:]), tensor.dtype
+
+
+def _bound(inputs: Binding | None, names: Sequence[str], what: str) -> tuple[Binding, list[str]]:
+    """Return the columns of all inputs, and the inputs in their order."""
+    if inputs is None:
+        binding = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+        return binding, list(names)
+    if inputs.names is None and len(inputs.slots) == len(names) == 1:
+        return inputs, list(names)
+    if sorted(inputs.names or ()) != sorted(names):
+        raise ModelError(
+            f"{what} takes {', '.join(map(repr, names))}; say which column feeds each, "
+            f"feature_cols={{{names[0]!r}: …}}"
+        )
+    return inputs, list(inputs.names or ())
+
+
+def _columns(
+    binding: Binding,
+    names: Sequence[str],
+    kinds: Sequence[tuple[tuple[int, ...], torch.dtype]],
+) -> tuple[Column, ...]:
+    """Return the columns that fit inputs of these shapes and types."""
+    columns: dict[str, Column] = {}
+    for input_name, slot, (shape, kind) in zip(names, binding.slots, kinds, strict=True):
+        dtype = str(kind).removeprefix("torch.")
+        if dtype not in _PLAIN:
+            raise ModelError(
+                f"input {input_name!r} takes {dtype}, which Spark has no column of; let forward "
+                f"take one of {', '.join(_PLAIN)}, and cast it"
+            )
+        if len(slot) > 1 and shape != (len(slot),):
+            raise ModelError(
+                f"input {input_name!r} takes rows of shape {shape}, which are not {len(slot)} "
+                f"columns of a number each: {', '.join(slot)}"
+            )
+        for name in slot:
+            column = Column(name, dtype, () if len(slot) > 1 else shape)
+            if columns.setdefault(name, column) != column:
+                raise ModelError(
+                    f"column {name!r} feeds several inputs that take different values: "
+                    f"{columns[name].describe()} and {column.describe()}"
+                )
+    return tuple(columns[name] for name in binding.columns)
+
+
+def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = _MANY) -> None:
+    """Check that a program's prediction for a row depends on that row alone.
+
+    Raises:
+        ModelError: it does not, as it was captured in training mode.
+    """
+    if why := unsteady(called, repeat_rows(rows, count), _CALLS):
+        raise ModelError(
+            f"the program {why}, as a module does in training mode (dropout, batch normalisation "
+            "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
+            f"cuts rows into batches: call module.eval() before {captured}, and write the file anew"
+        )
+
+
+def _try(called: Predicting, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
+    """Call a module; return its outputs, and the rows it was called with.
+
+    Raises:
+        ModelError: it cannot be called with such rows.
+    """
+    count = fixed or ROWS
+    try:
+        rows = takes.choose_rows(functools.partial(called.outputs, count=fixed))
+        return output_specs(called.module, called.of(repeat_rows(rows, count)), count), rows
+    except ModelError:
+        raise
+    except Exception as error:  # the user's own forward may fail in any way
+        described = ", ".join(column.describe() for column in takes.columns)
+        raise ModelError(
+            f"{type(called.module).__name__} cannot be called with {described}: "
+            f"{type(error).__name__}: {on_one_line(error)}"
+        ) from error

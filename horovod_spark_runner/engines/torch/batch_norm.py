@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import ModelError
 from ...training.sample_rows import repeat_rows
 from ...training.spec import TrainingSpec
-from .batches import Batches
-from .collectives import TensorCollectives
+from .binding import Batches
+from .exchange import TensorCollectives
 
 # Within such a context, this rank waits for the others.
 Waiting = Callable[[], AbstractContextManager[None]]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError
-from .variables import parameters_of
+from .optimizers import parameters_of
 
 
 class TorchStep:

@@ -1,30 +1,30 @@
-"""The engine of PyTorch modules. Loads no framework until it is used."""
+"""The engine of PyTorch modules: model sources, recipes of saved models. Loads no framework."""
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.run_directory import RunDirectory
+from ...errors import InvalidInputError, ModelError, RunDirectoryError, brief
+from ...frameworks import TORCH
 from ...quiet import quiet_imports
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
 from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
 from ...training.onnx import ClassColumn, check_no_classes
-from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
-from ...training.trained_model import Model, Recipe, StoredModel
+from ...training.sample_rows import SAMPLE_FILE
+from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, check_model_fn
+from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .saved import SavedModule, TorchParts, held_files, torch_parts
-from .source import (
-    check_callback_argument,
-    check_exportable,
-    model_source,
-    portable_metrics,
-)
+from .torch_model import TorchModel, is_lightning
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch import nn
 
     from .trainee import TorchTrainee
 
@@ -53,25 +53,25 @@ class _TorchEngine:
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
-            from .build import names_of
+            from .model import names_of
         return names_of(source)
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
-        from .rank import begin
+        from .trainee import begin
 
         begin(seed)
 
     def collectives(self) -> Collectives:
-        from .collectives import TensorCollectives
+        from .exchange import TensorCollectives
 
         return TensorCollectives()
 
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .build import build
-        from .lightning.recognise import is_lightning
         from .lightning.trainee import LightningTrainee
+        from .model import build
+        from .torch_model import is_lightning
         from .trainee import TorchTrainee
 
         model, module = build(spec.model)
@@ -87,7 +87,7 @@ class _TorchEngine:
         signature: str = "",
     ) -> SavedModule:
         with quiet_imports():
-            from .adopt import adopt
+            from .artifact import adopt
         return adopt(directory, model, inputs, signature)
 
     def parts(
@@ -140,8 +140,251 @@ class _TorchEngine:
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
-            from .evaluator import TorchEvaluator
+            from .evaluate import TorchEvaluator
         return TorchEvaluator(recipe, question)
 
 
 ENGINE: Engine = _TorchEngine()
+
+
+@dataclass(frozen=True)
+class _ModelFunction:
+    """A function that returns a fixed model."""
+
+    model: TorchModel
+
+    def __call__(self) -> TorchModel:
+        return self.model
+
+
+def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Args:
+        model: a function without required arguments that returns a `TorchModel` or a
+            ``LightningModule``, or one of these itself.
+        custom_objects: must not be given.
+
+    Raises:
+        ModelError: it is neither.
+        InvalidInputError: ``custom_objects`` is given.
+    """
+    if custom_objects:
+        raise InvalidInputError(
+            "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
+        )
+    if isinstance(model, TorchModel):
+        return ModelSource(function=_ModelFunction(model), engine=TORCH)
+    if is_lightning(model) and not isinstance(model, type):
+        return ModelSource(
+            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
+        )
+    if _is_of_torch(model, "torch.nn.modules.module.Module"):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
+            "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
+        )
+    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
+        raise ModelError(
+            "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
+            f"{brief(model)}"
+        )
+    check_model_fn(model)
+    return ModelSource(function=model, engine=TORCH)
+
+
+def check_callback_argument(callbacks: object) -> None:
+    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
+
+    Raises:
+        InvalidInputError: it holds something else than callbacks of PyTorch trainings.
+    """
+    from .torch_callback import TorchCallback, check_hooks
+
+    if isinstance(callbacks, TorchCallback):
+        callbacks = [callbacks]
+    if callable(callbacks):
+        return
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise InvalidInputError(
+            "callbacks must be a list of TorchCallback, or a function that returns one, got "
+            f"{brief(callbacks)}"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, TorchCallback):
+            raise InvalidInputError(
+                f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
+                "one of a PyTorch module"
+            )
+        check_hooks(callback)
+
+
+def _is_of_torch(value: object, name: str) -> bool:
+    """Return whether ``value`` is an instance of PyTorch's class of that name."""
+    # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
+    return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
+
+
+def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
+    """Check as much of an export as shows without the module; see `Engine.check_export`."""
+    for name in names:
+        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ModelError(
+                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
+                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
+                "there: TorchTransformer.setFeatureCols([…]), then export"
+            )
+    for name in transformed:
+        raise ModelError(
+            f"a program cannot take feature column {name!r}: the model was trained with a "
+            "transform of it, which is a function of Python's; transform the rows before, in a "
+            "column of their own, or put it into the module's forward"
+        )
+
+
+def portable_metrics(metrics: object) -> object:
+    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(metrics, Mapping):
+        return {str(name): _checked(one) for name, one in metrics.items()}
+    if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+        return [_checked(one) for one in metrics]
+    return [_checked(metrics)]
+
+
+def _checked(metric: object) -> object:
+    if isinstance(metric, str) or (callable(metric) and not isinstance(metric, type)):
+        return metric
+    hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
+    raise InvalidInputError(
+        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
+        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+    )
+
+
+# The module as a program of torch.export, or TorchScript, which needs no code of the user's.
+PROGRAM_FILE = "module.pt2"
+SCRIPT_FILE = "script.pt"
+# What a model that was trained elsewhere is, if it is no module.
+PROGRAM, SCRIPT = "program", "script"
+FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """Rank 0's description of a written model, besides its files.
+
+    Attributes:
+        module: the pickled module, of one that was trained elsewhere. It travels in memory only:
+            nothing that is read from storage is unpickled.
+    """
+
+    module: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class ModuleWithExample:
+    """A module that was trained elsewhere.
+
+    Attributes:
+        module: the module, or the path or URL of its TorchScript.
+        example: rows it can be called with: an array or tensor, or a tuple or dictionary of them.
+    """
+
+    module: Any
+    example: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """PyTorch-specific fields of a signature.
+
+    Attributes:
+        torch: version of PyTorch.
+        module: class of the module, ``"package.module:Class"``.
+        names: parameters of ``forward`` that the inputs are for; ``None`` if given by position.
+        program: whether there is a program of torch.export, which gives the same.
+        script: whether there is TorchScript, which then is all there is.
+    """
+
+    torch: str = ""
+    module: str = ""
+    names: tuple[str, ...] | None = None
+    program: bool = False
+    script: bool = False
+
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def facts_of(model: StoredModel) -> TorchFacts:
+    """Return a stored model's PyTorch-specific fields, with defaults for missing ones."""
+    return model.facts(TorchFacts)
+
+
+@dataclass(frozen=True)
+class TorchParts:
+    """Parts that a PyTorch model is rebuilt from: one of ``source``, ``module``, ``program``,
+    ``script``.
+
+    Attributes:
+        source: builds the module.
+        weights: contents of the weights file; ``None`` if the rest holds the weights.
+        paths: names of the weights in ``state_dict()``, in the file's order.
+        names: parameters of ``forward`` that the inputs are for; ``None`` to give them by position.
+        module: the pickled module, see `SavedModule`; ``program`` is then for storage only.
+        program: contents of a file of torch.export.
+        script: contents of a file of TorchScript.
+    """
+
+    source: ModelSource | None = None
+    weights: bytes | None = field(default=None, repr=False)
+    paths: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
+    module: bytes | None = field(default=None, repr=False)
+    program: bytes | None = field(default=None, repr=False)
+    script: bytes | None = field(default=None, repr=False)
+
+
+def torch_parts(
+    model: StoredModel, source: ModelSource | None, saved: SavedModule | None
+) -> TorchParts:
+    """Return the parts of a stored model; see `Engine.parts`.
+
+    Raises:
+        RunDirectoryError: a file is damaged, or the function that builds the module is needed.
+    """
+    facts, reweighted = facts_of(model), model.signature.reweighted
+    called = TorchParts(
+        paths=model.signature.weights,
+        names=facts.names,
+    )
+    program = model.read(PROGRAM_FILE) if facts.program else None
+    if source is not None and source.function is not None:
+        if WEIGHTS_FILE not in model.sums:
+            raise RunDirectoryError(
+                f"{model.directory.location} holds a PyTorch program and no weights for what "
+                "model_fn builds; leave model_fn out"
+            )
+        return replace(called, source=source, weights=model.read(WEIGHTS_FILE))
+    if saved is not None and saved.module is not None:
+        weights = None if facts.program else model.read(WEIGHTS_FILE)
+        return replace(called, module=saved.module, program=program, weights=weights)
+    if facts.script:
+        return replace(called, script=model.read(SCRIPT_FILE))
+    if program is not None:
+        weights = model.read(WEIGHTS_FILE) if reweighted else None
+        return replace(called, program=program, weights=weights)
+    why = f", because {model.signature.problem}" if model.signature.problem else ""
+    raise RunDirectoryError(
+        f"{model.directory.location} holds the weights of a PyTorch module and no program of it"
+        f"{why}; code is not kept in storage. Give the function that builds it: "
+        + with_model_fn(TORCH)
+    )
+
+
+def held_files(parts: TorchParts) -> Mapping[str, bytes]:
+    """Return the files that suffice to make the model again: none of one that a function builds."""
+    files = {SCRIPT_FILE: parts.script, PROGRAM_FILE: parts.program, WEIGHTS_FILE: parts.weights}
+    if parts.source is not None:
+        return {}
+    return {name: data for name, data in files.items() if data is not None}

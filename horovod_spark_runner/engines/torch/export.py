@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +15,21 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import DataError, ModelError, on_one_line
+from ...errors import DataError, EnvironmentProblem, ModelError, on_one_line
+from ...quiet import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.engine import ONNX
-from ...training.onnx import OnnxSession
+from ...training.onnx import MOST_BYTES, OnnxSession, import_onnxruntime, write_facts
+from ...training.onnx import ROWS as ONNX_ROWS
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
-from .feeding import Feed, joined
+from .binding import Feed, joined
+from .engine import check_exportable
 from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
-from .onnx_file import need_onnx, onnx_contents
-from .outputs import pick
+from .model import pick
 from .program import Program, dump_program, load_program, make_program, silent
-from .source import check_exportable
 
 # Rows that an export is compared on.
 _SIZES = (1, 17)
@@ -203,3 +206,84 @@ def _compare(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "
                 f"module gives: {on_one_line(error)}"
             ) from error
+
+
+def need_onnx() -> None:
+    """Check that the packages that write and run ONNX files are installed.
+
+    Raises:
+        EnvironmentProblem: it is not.
+    """
+    import_onnxruntime()
+    try:
+        with quiet_imports(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import onnx
+            import onnxscript
+
+            assert onnx, onnxscript
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "ONNX files of PyTorch modules need onnx, onnxscript and onnxruntime, of which one is "
+            f"not installed: pip install 'horovod_spark_runner[onnx]' ({error})"
+        ) from error
+
+
+def onnx_contents(
+    program: ExportedProgram,
+    recipe: Recipe,
+    inputs: Sequence[Column],
+    added: list[str],
+) -> bytes:
+    """Return the contents of an ONNX file of a program.
+
+    Args:
+        program: takes the columns, and gives the outputs.
+        recipe: the model.
+        inputs: the columns, by their names in the file.
+        added: the names of the outputs in the file.
+
+    Raises:
+        ModelError: the format cannot hold the program.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    if size >= MOST_BYTES:
+        raise ModelError(
+            "an ONNX file of one piece holds less than 2 GiB, and the module's weights are "
+            f"{size:,} bytes; export it as 'torch_export'"
+        )
+    try:
+        with silent():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[column.name for column in inputs],
+                output_names=added,
+            )
+        assert made is not None
+        model = made.model_proto
+        if recipe.batch_size is None:
+            _name_rows(model.graph)
+        # As `_ColumnModule` gives them.
+        specs = [
+            replace(one, dtype="float32") if one.dtype == "bfloat16" else one
+            for one in recipe.outputs
+        ]
+        write_facts(model, inputs, specs, added, {})
+        return bytes(model.SerializeToString())
+    except Exception as error:  # whatever PyTorch's exporter comes across
+        reason = on_one_line(error)
+        raise ModelError(
+            f"an ONNX file cannot hold the module: {type(error).__name__}: {reason}. A program "
+            "(format='torch_export') may"
+        ) from error
+
+
+def _name_rows(graph: Any) -> None:
+    """Mark the first dimension of a graph's inputs and outputs as the rows."""
+    for value in (*graph.input, *graph.output):
+        first = value.type.tensor_type.shape.dim
+        if first:
+            first[0].Clear()
+            first[0].dim_param = ONNX_ROWS

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
-from .metric_states import is_torchmetrics
-from .variables import as_array, parameters_of, saved_buffers, set_tensor
+from .metrics import is_torchmetrics
+from .optimizers import parameters_of
+from .state import as_array, saved_buffers, set_tensor
 
 # What PyTorch itself keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module()))

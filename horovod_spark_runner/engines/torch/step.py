@@ -16,18 +16,16 @@ from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
 from ...training.part_comparison import Values
 from .batch_norm import synchronise_norms
-from .batches import Batches, TorchBatch
+from .binding import Batches, TorchBatch, plain_label
 from .custom_step import CustomStepGradients, TorchStep, clip
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
-from .modes import Modes
-from .outputs import leaves, one_number
+from .model import Modes, leaves, one_number
+from .optimizers import parameters_of
 from .probe import Recorder, forgetting
-from .statistics import Statistics
-from .targets import plain_label
+from .state import Statistics
 from .torch_model import TorchModel
-from .variables import parameters_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

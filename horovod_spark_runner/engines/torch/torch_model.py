@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from ...config.validators import check_choice
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
-from .lightning.recognise import is_lightning
+from ...training.detect_engine import LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from .custom_step import TorchStep
+
 
 # A class of torch.nn by its name, a module of one, or a function of outputs and labels.
 Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
@@ -150,3 +151,9 @@ class TorchModel:
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             if not number or not limit > 0:
                 raise InvalidInputError(f"{name} must be a positive number, got {brief(limit)}")
+
+
+def is_lightning(value: object) -> bool:
+    """Return whether ``value`` is a ``LightningModule``, or a class of some."""
+    cls = value if isinstance(value, type) else type(value)
+    return any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__)

@@ -1,12 +1,17 @@
-"""A PyTorch module as the training loop knows it."""
+"""A PyTorch module as the training loop knows it, and its rank's process."""
 
 from __future__ import annotations
 
 import functools
+import os
+import random
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 from mpi4py import MPI
@@ -20,7 +25,7 @@ from ...checkpoint.run_directory import RunDirectory
 from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
 from ...data.read.reader import Batch
-from ...errors import ModelError
+from ...errors import EnvironmentProblem, ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
 from ...training.part_comparison import (
@@ -35,34 +40,33 @@ from ...training.part_comparison import (
 )
 from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.traces import Timeline
 from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
 from .artifact import outputs_of, save_module
 from .batch_norm import check_lone_rows, release_norms
-from .batches import Batches
-from .changes import compare, describe
-from .feeding import Feed
-from .hooks import TorchHooks, made_callbacks
-from .initial_weights import load_initial_weights
-from .lightning.recognise import is_lightning
+from .binding import Batches, Feed
+from .callbacks import TorchHooks, made_callbacks
+from .engine import SavedModule
+from .loading import load_initial_weights
 from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
     LearningRates,
+    Planned,
+    Schedulers,
     check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
+    planned_schedulers,
     restore_settings,
     settings_of,
 )
 from .probe import preserve_random, values_of_step
-from .rank import TorchTracer, rank_device
-from .saved import SavedModule
-from .schedulers import Planned, Schedulers, planned_schedulers
+from .state import ByteVariable, TorchVariables, compare, describe, trained_in
 from .step import Steps
-from .torch_model import TorchModel
-from .variables import ByteVariable, TorchVariables, trained_in
+from .torch_model import TorchModel, is_lightning
 
 
 class TorchTrainee(Trainee):
@@ -368,3 +372,62 @@ class _Later(Mapping[str, object]):
 
     def __len__(self) -> int:
         return len(self._compute())
+
+
+def begin(seed: int) -> None:
+    """Join Horovod, seed all generators and take this rank's cores.
+
+    Raises:
+        EnvironmentProblem: Horovod was built without PyTorch.
+    """
+    try:
+        hvd.init()
+    except (AttributeError, ImportError) as error:
+        raise EnvironmentProblem(
+            f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
+            "horovod-spark-runner install-horovod"
+        ) from error
+    # What a copy of a process has found out of its cores is not this rank's, which may be bound.
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
+    _seed_generators(seed)
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed Python's generator, NumPy's and PyTorch's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rank_device() -> torch.device:
+    """Return the GPU that Spark assigned to this rank, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class TorchTracer:
+    """Horovod's timeline, and PyTorch's profiler."""
+
+    def __init__(self) -> None:
+        self._timeline = Timeline(hvd)
+        self._profiler: torch.profiler.profile | None = None
+
+    def start_timeline(self, file: Path) -> None:
+        self._timeline.start(file)
+
+    def stop_timeline(self) -> None:
+        self._timeline.stop()
+
+    def start_profile(self) -> None:
+        self._profiler = torch.profiler.profile(record_shapes=True)
+        self._profiler.start()
+
+    def stop_profile(self, folder: Path, name: str) -> None:
+        assert self._profiler is not None
+        self._profiler.stop()
+        folder.mkdir(parents=True, exist_ok=True)
+        # As TensorBoard's plugin wants it to be called.
+        file = folder / f"{socket.gethostname()}.{name}.pt.trace.json"
+        self._profiler.export_chrome_trace(str(file))
+        self._profiler = None

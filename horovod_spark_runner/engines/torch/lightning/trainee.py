@@ -16,16 +16,15 @@ from ....training.epochs import Step
 from ....training.part_comparison import Values
 from ....training.progress import Logs
 from ....training.spec import TrainingSpec
-from ..build import check_module
-from ..hooks import TorchHooks
+from ..callbacks import TorchHooks
+from ..engine import SavedModule
 from ..losses import LOSS
+from ..model import check_module
+from ..optimizers import Planned
 from ..probe import Recorder, forgetting
-from ..saved import SavedModule
-from ..schedulers import Planned
 from ..step import Steps
 from ..trainee import TorchTrainee
-from .adapter import TRAINING, VALIDATION, LightningAdapter
-from .optimizers import configure_optimizers
+from .adapter import TRAINING, VALIDATION, LightningAdapter, configure_optimizers
 
 # Among the sums, where a module may log a "loss" of its own.
 _STEP_LOSS = "loss of training_step"

@@ -10,25 +10,18 @@ import torch
 from torch import Tensor
 
 from ...checkpoint.files import LogValue
-from ...errors import (
-    HorovodSparkError,
-    InvalidInputError,
-    ModelError,
-    on_one_line,
-)
+from ...errors import HorovodSparkError, InvalidInputError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...storage.arrays import Arrays
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
-from .build import build
-from .feeding import Feed, check_columns, to_tensor
-from .lightning.recognise import is_lightning
+from .binding import Feed, check_columns, target_of, to_tensor
 from .loading import make_predicting, task_device, to_numpy, unsteady
-from .losses import SUM, Losses, target_of
+from .losses import SUM, Losses
 from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
-from .outputs import leaves
-from .torch_model import TorchModel
+from .model import build, leaves
+from .torch_model import TorchModel, is_lightning
 
 # How far rounding may be off, relative to the value.
 _TOLERANCE = 1e-4
