@@ -34,8 +34,8 @@ from horovod_spark_runner.checkpoint.model_state import broadcast
 from horovod_spark_runner.checkpoint.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
-from horovod_spark_runner.engines.torch.binding import input_feed
-from horovod_spark_runner.engines.torch.callbacks import made_callbacks
+from horovod_spark_runner.engines.torch.binding import match_inputs
+from horovod_spark_runner.engines.torch.callbacks import check_callbacks
 from horovod_spark_runner.engines.torch.engine import check_callback_argument, model_source
 from horovod_spark_runner.engines.torch.loading import load_initial_weights
 from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
@@ -126,9 +126,9 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
             with pytest.raises(InvalidInputError, match=told.format(name)):
                 check_callback_argument(given)
             with pytest.raises(InvalidInputError, match=told.format(name)):
-                made_callbacks(given)
+                check_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):
-            made_callbacks(lambda: [callback])  # noqa: B023
+            check_callbacks(lambda: [callback])  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ COLUMNS = {
 def test_columns_that_do_not_feed_a_module(binding: Binding, message: str) -> None:
     known = {**COLUMNS, "width": Column("width", "int32")}
     with pytest.raises(ModelError, match=message):
-        input_feed(TwoHeads(), binding, known)
+        match_inputs(TwoHeads(), binding, known)
 
 
 def test_columns_called_as_parameters_feed_them_in_any_order() -> None:
-    feed = input_feed(TwoHeads(), Binding(("group", "image")), COLUMNS)
+    feed = match_inputs(TwoHeads(), Binding(("group", "image")), COLUMNS)
     assert feed.names == ("group", "image")
     arrays = {"image": np.ones((2, 64), np.float32), "group": np.zeros(2, np.int32)}
     values = feed.values(arrays, torch.device("cpu"))

@@ -25,7 +25,7 @@ from ...storage.filesystem import Location
 from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close, few_rows, repeat_rows
 from ...training.spec import FEATURES, Binding, OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .binding import Feed, input_feed
+from .binding import InputBinding, match_inputs
 from .engine import (
     FILES,
     PROGRAM,
@@ -33,11 +33,11 @@ from .engine import (
     SCRIPT,
     SCRIPT_FILE,
     ModuleWithExample,
-    SavedModule,
+    SavedModel,
     TorchFacts,
 )
 from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, load_script, to_numpy, unsteady
-from .model import check_module, input_names, leaves, output_specs
+from .model import check_module, input_names, output_leaves, output_specs
 from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
 from .state import as_array, weights_of
 
@@ -46,7 +46,9 @@ _OTHERS = (1, 5)
 logger = logging.getLogger(__name__)
 
 
-def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
+def save_model(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> str:
     """Write a trained module: its weights, its signature, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
@@ -76,8 +78,10 @@ def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs,
         ) from error
 
 
-def outputs_of(module: nn.Module, inputs: ModelInputs, feed: Feed) -> tuple[OutputSpec, ...] | None:
-    """Return a module's outputs, if it can be called; see `save_module`."""
+def outputs_of(
+    module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> tuple[OutputSpec, ...] | None:
+    """Return a module's outputs, if it can be called; see `save_model`."""
     with _evaluating(module):
         return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
 
@@ -94,7 +98,9 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
+def _save(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> str:
     device = device_of(module)
     called = Predicting(module, feed, device)
     files = ModelWriter(directory)
@@ -170,7 +176,7 @@ def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.n
         ModelError: they give outputs in other places.
         AssertionError: they give other numbers.
     """
-    ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
+    ours, theirs = list(output_leaves(called.of(arrays))), list(output_leaves(other.of(arrays)))
     if [path for path, _ in ours] != [path for path, _ in theirs]:
         raise ModelError("its outputs are in other places")
     for (_, value), (_, other_value) in zip(ours, theirs, strict=True):
@@ -187,7 +193,9 @@ _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
 _MANY, _CALLS = 8, 6
 
 
-def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str) -> SavedModule:
+def adopt_model(
+    directory: RunDirectory, model: Any, inputs: Binding | None, kind: str
+) -> SavedModel:
     """Write an externally trained model to ``directory``; see `Engine.adopt`.
 
     Args:
@@ -208,7 +216,7 @@ def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str
 
 def _adopt_module(
     directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
-) -> SavedModule:
+) -> SavedModel:
     """Write a module to ``directory``.
 
     Raises:
@@ -234,14 +242,14 @@ def _adopt_module(
         raise ModelError(
             f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
         ) from error
-    if why := save_module(directory, module, takes, feed):
+    if why := save_model(directory, module, takes, feed):
         logger.warning("%s", why)
-    return SavedModule(module=pickled)
+    return SavedModel(module=pickled)
 
 
 def _adopt_script(
     directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
-) -> SavedModule:
+) -> SavedModel:
     """Write a file of TorchScript to ``directory``.
 
     Raises:
@@ -264,12 +272,12 @@ def _adopt_script(
     facts = TorchFacts(torch=torch.__version__, names=feed.names, script=True)
     signature = Signature(takes.inputs, takes.columns, outputs, engine=TORCH, own=facts.to_fields())
     writer.finish(signature)
-    return SavedModule()
+    return SavedModel()
 
 
 def _adopt_program(
     directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
-) -> SavedModule:
+) -> SavedModel:
     """Write a program of torch.export to ``directory``.
 
     Raises:
@@ -283,7 +291,7 @@ def _adopt_program(
     by_name = {one.name: one for one in taken}
     kinds = [(by_name[name].shape, by_name[name].dtype) for name in names]
     columns = _columns(binding, names, kinds)
-    feed = Feed(binding.slots, tuple(names))
+    feed = InputBinding(binding.slots, tuple(names))
     called = Predicting(program, feed, CPU)
     outputs, rows = _try(called, ModelInputs(binding, columns, ()), fixed)
     _check_steady(called, rows, "torch.export.export", fixed or _MANY)
@@ -295,7 +303,7 @@ def _adopt_program(
         binding, columns, outputs, engine=TORCH, batch_size=fixed, own=facts.to_fields()
     )
     writer.finish(signature)
-    return SavedModule()
+    return SavedModel()
 
 
 def _contents(place: Location) -> bytes:
@@ -304,7 +312,9 @@ def _contents(place: Location) -> bytes:
     return place.read_bytes()
 
 
-def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed, ModelInputs]:
+def _fed(
+    module: nn.Module, example: Any, inputs: Binding | None
+) -> tuple[InputBinding, ModelInputs]:
     """Return the feed of a module that is called like ``example``, and its inputs."""
     by_name = isinstance(example, Mapping)
     values = list(example.values()) if isinstance(example, Mapping) else example
@@ -330,9 +340,9 @@ def _fed(module: nn.Module, example: Any, inputs: Binding | None) -> tuple[Feed,
     sample = _rows_of(binding, columns, [tensors[names.index(name)] for name in order])
     takes = ModelInputs(binding, columns, (), sample=sample)
     if isinstance(module, torch.jit.ScriptModule):
-        return Feed(binding.slots, tuple(order) if by_name else None), takes
+        return InputBinding(binding.slots, tuple(order) if by_name else None), takes
     columns_by_name = {column.name: column for column in columns}
-    return input_feed(module, binding, columns_by_name), takes
+    return match_inputs(module, binding, columns_by_name), takes
 
 
 def _rows_of(

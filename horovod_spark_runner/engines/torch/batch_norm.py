@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import ModelError
 from ...training.sample_rows import repeat_rows
 from ...training.spec import TrainingSpec
-from .binding import Batches
+from .binding import BatchBinding
 from .exchange import TensorCollectives
 
 # Within such a context, this rank waits for the others.
@@ -140,7 +140,7 @@ class _SumOfRanks(torch.autograd.Function):
 
 
 def check_lone_rows(
-    module: nn.Module, batches: Batches, spec: TrainingSpec, size: int, *, together: bool
+    module: nn.Module, batches: BatchBinding, spec: TrainingSpec, size: int, *, together: bool
 ) -> None:
     """Check that no step takes moments of one row only, where the module cannot be trained on it.
 

@@ -42,7 +42,7 @@ class TorchBatch:
     rows: int
 
 
-class Batches:
+class BatchBinding:
     """Connects the columns of a training with its module.
 
     Args:
@@ -72,8 +72,8 @@ class Batches:
                 "whole rows: give one number per row, or weigh steps in a loss function, to which "
                 "the column is given as a label"
             )
-        self.feed = input_feed(module, spec.inputs, columns)
-        self._labels = Feed(spec.outputs.slots)
+        self.feed = match_inputs(module, spec.inputs, columns)
+        self._labels = InputBinding(spec.outputs.slots)
         self.sample = spec.sample or made_up_rows(tuple(columns.values()))
 
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
@@ -138,7 +138,7 @@ class Batches:
         return weights
 
 
-# Batches are gathered for one step, so a tensor may share their memory, writable or not.
+# BatchBinding are gathered for one step, so a tensor may share their memory, writable or not.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
@@ -147,7 +147,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True)
-class Feed:
+class InputBinding:
     """Arguments of a module, by position or by name.
 
     Attributes:
@@ -186,7 +186,9 @@ def joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray
     return values.astype(np.float32) if wide else values
 
 
-def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column]) -> Feed:
+def match_inputs(
+    module: nn.Module, binding: Binding, columns: Mapping[str, Column]
+) -> InputBinding:
     """Return how columns feed a module.
 
     A dictionary names parameters of ``forward``. A list is given by position, or by name if each
@@ -211,7 +213,7 @@ def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column
         if unknown or missing:
             what = f"no parameter {unknown[0]!r}" if unknown else f"nothing feeds {missing[0]!r}"
             raise ModelError(f"{what}: {takes}, but feature_cols names {', '.join(names)}")
-        return Feed(binding.slots, tuple(names))
+        return InputBinding(binding.slots, tuple(names))
     most = len([p for p in parameters if p.kind in _POSITIONAL])
     by_word = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in required]
     least = len(required) - len(by_word)
@@ -221,7 +223,7 @@ def input_feed(module: nn.Module, binding: Binding, columns: Mapping[str, Column
             flat = [name for slot in binding.slots for name in slot]
             hint = f"; to join the columns into one input, feature_cols=[{flat}]"
         raise ModelError(f"{takes}, but {fed}{hint}")
-    return Feed(binding.slots)
+    return InputBinding(binding.slots)
 
 
 def check_columns(slots: Sequence[Sequence[str]], columns: Mapping[str, Column]) -> None:

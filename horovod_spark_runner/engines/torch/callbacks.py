@@ -16,7 +16,7 @@ from .model import Modes
 from .torch_callback import TorchCallback, check_hooks
 
 
-def made_callbacks(callbacks: Any) -> list[TorchCallback]:
+def check_callbacks(callbacks: Any) -> list[TorchCallback]:
     """Return the callbacks, of which a function may have been given.
 
     Raises:
@@ -32,7 +32,7 @@ def made_callbacks(callbacks: Any) -> list[TorchCallback]:
     return made
 
 
-class TorchHooks(Hooks):
+class Callbacks(Hooks):
     """PyTorch implementation of `Hooks`.
 
     Args:

@@ -70,11 +70,11 @@ class _TorchEngine:
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
         from .lightning.trainee import LightningTrainee
-        from .model import build
+        from .model import build_model
         from .torch_model import is_lightning
         from .trainee import TorchTrainee
 
-        model, module = build(spec.model)
+        model, module = build_model(spec.model)
         kind = LightningTrainee if is_lightning(module) else TorchTrainee
         return kind(spec, world, synchroniser, model, module)
 
@@ -85,10 +85,10 @@ class _TorchEngine:
         inputs: Binding | None,
         custom_objects: Mapping[str, object],
         signature: str = "",
-    ) -> SavedModule:
+    ) -> SavedModel:
         with quiet_imports():
-            from .artifact import adopt
-        return adopt(directory, model, inputs, signature)
+            from .artifact import adopt_model
+        return adopt_model(directory, model, inputs, signature)
 
     def parts(
         self,
@@ -106,8 +106,8 @@ class _TorchEngine:
 
     def model(self, recipe: Recipe) -> object:
         with quiet_imports():
-            from .loading import made_module
-        return made_module(recipe)
+            from .loading import made_model
+        return made_model(recipe)
 
     def held(self, parts: TorchParts) -> Mapping[str, bytes]:
         return held_files(parts)
@@ -270,7 +270,7 @@ FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 
 
 @dataclass(frozen=True)
-class SavedModule:
+class SavedModel:
     """Rank 0's description of a written model, besides its files.
 
     Attributes:
@@ -331,7 +331,7 @@ class TorchParts:
         weights: contents of the weights file; ``None`` if the rest holds the weights.
         paths: names of the weights in ``state_dict()``, in the file's order.
         names: parameters of ``forward`` that the inputs are for; ``None`` to give them by position.
-        module: the pickled module, see `SavedModule`; ``program`` is then for storage only.
+        module: the pickled module, see `SavedModel`; ``program`` is then for storage only.
         program: contents of a file of torch.export.
         script: contents of a file of TorchScript.
     """
@@ -346,7 +346,7 @@ class TorchParts:
 
 
 def torch_parts(
-    model: StoredModel, source: ModelSource | None, saved: SavedModule | None
+    model: StoredModel, source: ModelSource | None, saved: SavedModel | None
 ) -> TorchParts:
     """Return the parts of a stored model; see `Engine.parts`.
 

@@ -16,11 +16,11 @@ from ...storage.arrays import Arrays
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
-from .binding import Feed, check_columns, target_of, to_tensor
+from .binding import InputBinding, check_columns, target_of, to_tensor
 from .loading import make_predicting, task_device, to_numpy, unsteady
 from .losses import SUM, Losses
 from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
-from .model import build, leaves
+from .model import build_model, output_leaves
 from .torch_model import TorchModel, is_lightning
 
 # How far rounding may be off, relative to the value.
@@ -50,7 +50,7 @@ class TorchEvaluator:
         self._called = make_predicting(recipe, task_device())
         targets = question.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
-        self._labels = Feed(targets.outputs.slots)
+        self._labels = InputBinding(targets.outputs.slots)
         self._binding, self._weight = targets.outputs, targets.weight
         self._losses: Losses | None = None
         self._metrics: list[Metrics] = []
@@ -178,7 +178,7 @@ class TorchEvaluator:
             target = target_of(self._binding, labels, inputs)
             for metrics in self._metrics:
                 metrics.update(self._sums, outputs, target)
-            return to_numpy(next(leaves(outputs))[1])
+            return to_numpy(next(output_leaves(outputs))[1])
 
     def _check_parts(
         self, data: tuple[list[Tensor], list[Tensor], Tensor | None], features: Arrays
@@ -238,7 +238,7 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
             "without 'compiled', metrics=['accuracy', …]"
         )
     try:
-        return build(source)[0]
+        return build_model(source)[0]
     except ModelError:  # it gives a module alone
         if needed:
             raise

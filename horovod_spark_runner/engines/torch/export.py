@@ -25,7 +25,7 @@ from ...training.onnx import ROWS as ONNX_ROWS
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
-from .binding import Feed, joined
+from .binding import InputBinding, joined
 from .engine import check_exportable
 from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
 from .model import pick
@@ -147,7 +147,7 @@ def _program(
     module = _ColumnModule(called, recipe.columns, names, recipe.outputs, added)
     rows = recipe.batch_size
     batch = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
-    feed = Feed(tuple((name,) for name in batch), tuple(batch))
+    feed = InputBinding(tuple((name,) for name in batch), tuple(batch))
     values = [torch.from_numpy(array) for array in batch.values()]
     try:
         with silent():

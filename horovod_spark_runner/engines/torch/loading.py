@@ -27,9 +27,9 @@ from ...training.sample_rows import check_close, repeat_rows
 from ...training.spec import WarmStart
 from ...training.trained_model import Model, Recipe
 from ...training.warm_start import ARRAYS
-from .binding import Feed
+from .binding import InputBinding
 from .engine import TorchParts
-from .model import build_module, leaves, output_specs, pick
+from .model import build_module, output_leaves, output_specs, pick
 from .program import Program, ProgramFile, load_program
 from .state import as_array, set_tensor, weights_of
 
@@ -54,7 +54,7 @@ class Predicting:
     """
 
     module: nn.Module
-    feed: Feed
+    feed: InputBinding
     device: torch.device
 
     def __call__(self, values: Sequence[Tensor]) -> Any:
@@ -72,7 +72,7 @@ class Predicting:
     ) -> list[np.ndarray]:
         """Return `of` as arrays, for so many rows, by default at least two."""
         rows = repeat_rows(arrays, count or max(2, len(next(iter(arrays.values())))))
-        return [to_numpy(tensor) for _, tensor in leaves(self.of(rows))]
+        return [to_numpy(tensor) for _, tensor in output_leaves(self.of(rows))]
 
 
 def task_device() -> torch.device:
@@ -144,7 +144,7 @@ def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
         ModelError: what was built is not the model that was trained.
     """
     parts: TorchParts = recipe.parts
-    feed = Feed(recipe.inputs.slots, parts.names)
+    feed = InputBinding(recipe.inputs.slots, parts.names)
     module = _made(parts, device)
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
@@ -203,7 +203,7 @@ def load_script(data: bytes) -> nn.Module:
     return module.eval()
 
 
-def made_module(recipe: Recipe) -> nn.Module:
+def made_model(recipe: Recipe) -> nn.Module:
     """Return the module on the CPU, in evaluation mode; see `Engine.model`."""
     return make_predicting(recipe, CPU).module
 
@@ -302,7 +302,7 @@ def _preserve_generator() -> Iterator[None]:
 
 
 def _output_arrays(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return [to_numpy(tensor) for _, tensor in leaves(called.of(arrays))]
+    return [to_numpy(tensor) for _, tensor in output_leaves(called.of(arrays))]
 
 
 def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:

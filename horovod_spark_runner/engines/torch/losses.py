@@ -20,7 +20,7 @@ from ...errors import ModelError, brief
 from ...training.part_comparison import Values, compare_parts
 from ...training.spec import Binding
 from .binding import plain_label, target_of
-from .model import leaves, pick
+from .model import output_leaves, pick
 from .torch_model import Loss
 
 LOSS = "loss"
@@ -127,7 +127,7 @@ class Losses:
     def _output(self, outputs: Any, loss: _RankLoss) -> Any:
         if not loss.of_torch:
             return outputs
-        tensors = list(leaves(outputs))
+        tensors = list(output_leaves(outputs))
         if len(tensors) != 1:
             raise ModelError(
                 f"loss {loss.name!r} compares one output, but the module gives {len(tensors)}: "
@@ -136,7 +136,7 @@ class Losses:
         return tensors[0][1]
 
     def _named(self, outputs: Any, key: tuple[str, ...], index: int) -> Tensor:
-        tensors = list(leaves(outputs))
+        tensors = list(output_leaves(outputs))
         if isinstance(outputs, Mapping) and key:
             if key[0] not in outputs:
                 raise ModelError(
@@ -259,7 +259,7 @@ class _RankLoss:
 
     def _of_value(self, value: Any, output: Any, weights: Tensor | None) -> Term:
         """Return the term of a function's result: a mean over rows, or one value per row."""
-        rows = next(leaves(output))[1].shape[0]
+        rows = next(output_leaves(output))[1].shape[0]
         if not isinstance(value, Tensor):
             raise ModelError(
                 f"loss {self.name!r} must return a tensor, the mean over the rows or one value per "
@@ -436,7 +436,7 @@ class Pairing:
         """
         if not self._left or not isinstance(label, Tensor):
             return
-        tensors = [tensor for _, tensor in leaves(outputs)]
+        tensors = [tensor for _, tensor in output_leaves(outputs)]
         if len(tensors) != 1 or tensors[0].shape == label.shape or len(label) < 2:
             return
         output, rows = tensors[0], len(label)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, RunDirectoryError, brief
 from ...storage.arrays import Arrays, dump_arrays, load_arrays
 from .losses import LOSS, SUM, Pairing, Term
-from .model import leaves, one_number
+from .model import one_number, output_leaves
 from .state import ByteVariable, as_array
 from .torch_model import MetricLike
 
@@ -173,7 +173,7 @@ class Metrics:
         Raises:
             ModelError: a metric gave something else than it may.
         """
-        rows = next(leaves(outputs))[1].shape[0]
+        rows = next(output_leaves(outputs))[1].shape[0]
         for name, function in self._functions.items():
             value = function(outputs, target)
             if name in self._pairings:
@@ -285,7 +285,7 @@ BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
 
 
 def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
-    tensors = list(leaves(outputs))
+    tensors = list(output_leaves(outputs))
     if len(tensors) != 1 or not isinstance(target, Tensor):
         raise ModelError(
             f"metric {name!r} compares one output with one label; give a function of all outputs "

@@ -16,7 +16,7 @@ from ...training.spec import ModelNames, ModelSource, OutputSpec
 from .torch_model import TorchModel, is_lightning
 
 
-def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
+def build_model(source: ModelSource) -> tuple[TorchModel, nn.Module]:
     """Build a source's model; return it and its module.
 
     Raises:
@@ -91,7 +91,7 @@ def names_of(source: ModelSource) -> ModelNames:
     Raises:
         ModelError: ``source`` gives no model.
     """
-    model, module = build(source)
+    model, module = build_model(source)
     names = input_names(module)
     return ModelNames(inputs=(names,) if names else (), needs_labels=model.loss is not None)
 
@@ -106,7 +106,7 @@ _ACTIVATIONS: dict[type, str] = {
 }
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def output_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yield every tensor of a module's outputs, with the keys and indices of its path.
 
     Raises:
@@ -116,10 +116,10 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
         yield path, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from leaves(inner, (*path, key))
+            yield from output_leaves(inner, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
-            yield from leaves(inner, (*path, index))
+            yield from output_leaves(inner, (*path, index))
     elif value is not None:
         raise ModelError(
             "a module must return tensors, alone or in tuples, lists and dictionaries, but its "
@@ -161,7 +161,7 @@ def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec
         ModelError: an output has no value for each row.
     """
     specs = []
-    for path, tensor in leaves(outputs):
+    for path, tensor in output_leaves(outputs):
         if not tensor.shape or tensor.shape[0] != rows:
             raise ModelError(
                 f"output {_output_name(path)!r} has shape {tuple(tensor.shape)} for {rows} rows; "

@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from ...errors import ModelError, brief, on_one_line
 from ...quiet import quiet_imports
 from ...typed_json import load_json
-from .binding import Feed
+from .binding import InputBinding
 
 _CPU = torch.device("cpu")
 # PyTorch treats batches of no row and of one apart, and says so in a range that begins here.
@@ -247,7 +247,7 @@ def silent() -> Iterator[None]:
 
 
 def make_program(
-    module: nn.Module, feed: Feed, values: Sequence[Tensor], *, any_rows: bool = True
+    module: nn.Module, feed: InputBinding, values: Sequence[Tensor], *, any_rows: bool = True
 ) -> ExportedProgram:
     """Return a module as a program, on the CPU, as it predicts.
 

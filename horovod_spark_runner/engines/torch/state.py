@@ -376,7 +376,7 @@ _TRAINED_WITH = (*_SUMMED, "schedule", "autocast", "clip_norm", "clip_value")
 _PLAIN = (bool, int, float, str)
 
 
-def describe(
+def describe_model(
     model: TorchModel,
     module: nn.Module,
     optimizers: Mapping[str, Optimizer],
@@ -398,8 +398,10 @@ def describe(
     }
 
 
-def compare(then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool) -> ModelChanges:
-    """Compare two results of `describe`; see `Trainee.compare`."""
+def compare_models(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+) -> ModelChanges:
+    """Compare two results of `describe_model`; see `Trainee.compare`."""
     if not then:
         return ModelChanges(None, record=dict(now))
     before, after = then.get("optimizers", {}), now["optimizers"]

@@ -16,12 +16,12 @@ from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
 from ...training.part_comparison import Values
 from .batch_norm import synchronise_norms
-from .binding import Batches, TorchBatch, plain_label
+from .binding import BatchBinding, TorchBatch, plain_label
 from .custom_step import CustomStepGradients, TorchStep, clip
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
-from .model import Modes, leaves, one_number
+from .model import Modes, one_number, output_leaves
 from .optimizers import parameters_of
 from .probe import Recorder, forgetting
 from .state import Statistics
@@ -54,7 +54,7 @@ class Steps:
         model: TorchModel,
         module: nn.Module,
         optimizers: Mapping[str, Optimizer],
-        batches: Batches,
+        batches: BatchBinding,
         losses: Losses | None,
         metrics: Metrics,
         sums: Sums,
@@ -191,7 +191,7 @@ class Steps:
         batch = self._batches.of(step.batch.arrays, training=False)
         with self._autocast():
             outputs = self._batches.call(self._module, batch)
-        return torch.stack([tensor.sum() for _, tensor in leaves(outputs)]).sum() * 0.0
+        return torch.stack([tensor.sum() for _, tensor in output_leaves(outputs)]).sum() * 0.0
 
     def _no_terms(self) -> list[Term]:
         """Return the terms of no rows."""

@@ -43,11 +43,11 @@ from ...training.spec import OutputSpec, TrainingSpec, WarmStart
 from ...training.traces import Timeline
 from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
-from .artifact import outputs_of, save_module
+from .artifact import outputs_of, save_model
 from .batch_norm import check_lone_rows, release_norms
-from .binding import Batches, Feed
-from .callbacks import TorchHooks, made_callbacks
-from .engine import SavedModule
+from .binding import BatchBinding, InputBinding
+from .callbacks import Callbacks, check_callbacks
+from .engine import SavedModel
 from .loading import load_initial_weights
 from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
@@ -64,7 +64,7 @@ from .optimizers import (
     settings_of,
 )
 from .probe import preserve_random, values_of_step
-from .state import ByteVariable, TorchVariables, compare, describe, trained_in
+from .state import ByteVariable, TorchVariables, compare_models, describe_model, trained_in
 from .step import Steps
 from .torch_model import TorchModel, is_lightning
 
@@ -93,7 +93,7 @@ class TorchTrainee(Trainee):
         module: nn.Module,
     ) -> None:
         self._spec, self._world = spec, world
-        self._callbacks = made_callbacks(spec.config.callbacks)
+        self._callbacks = check_callbacks(spec.config.callbacks)
         self._model, self.module = model, module
         if not is_lightning(module):  # whose parts stay in the mode that they are in
             module.train()
@@ -112,7 +112,7 @@ class TorchTrainee(Trainee):
                 "with sync=AsyncServer(…) each rank makes as many as it comes to. Give "
                 "schedule='epoch', the run's own learning-rate schedule, or sync=Allreduce()"
             )
-        self._batches = Batches(self.module, spec, self._device)
+        self._batches = BatchBinding(self.module, spec, self._device)
         self.columns = self._batches.columns
         together = self._model.sync_batch_norm
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
@@ -200,18 +200,18 @@ class TorchTrainee(Trainee):
         return results
 
     def describe(self) -> dict[str, Any]:
-        return describe(self._model, self.module, self._optimizers, self._schedulers)
+        return describe_model(self._model, self.module, self._optimizers, self._schedulers)
 
     def compare(
         self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
     ) -> ModelChanges:
-        return compare(then, now, in_epoch=in_epoch)
+        return compare_models(then, now, in_epoch=in_epoch)
 
-    def save(self, directory: RunDirectory) -> SavedModule:
+    def save(self, directory: RunDirectory) -> SavedModel:
         release_norms(self.module)
-        if why := save_module(directory, self.module, *self._predicting):
+        if why := save_model(directory, self.module, *self._predicting):
             notify(why)
-        return SavedModule()
+        return SavedModel()
 
     def outputs(self) -> Sequence[OutputSpec] | None:
         before = self.variables.capture()
@@ -221,11 +221,11 @@ class TorchTrainee(Trainee):
         return specs
 
     @property
-    def _predicting(self) -> tuple[ModelInputs, Feed]:
+    def _predicting(self) -> tuple[ModelInputs, InputBinding]:
         """The module's inputs for prediction, and their feed."""
         return ModelInputs.of_training(self._spec), self._batches.feed
 
-    def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
+    def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
         return self._made_hooks(
             self._callbacks,
             self.module,
@@ -235,9 +235,9 @@ class TorchTrainee(Trainee):
             self._schedulers.after_epoch,
         )
 
-    def _made_hooks(self, *args: Any) -> TorchHooks:
-        """Return the `TorchHooks`, from its arguments."""
-        return TorchHooks(*args)
+    def _made_hooks(self, *args: Any) -> Callbacks:
+        """Return the `Callbacks`, from its arguments."""
+        return Callbacks(*args)
 
     def _capture(self) -> dict[str, Any]:
         return {

@@ -16,8 +16,8 @@ from ....training.epochs import Step
 from ....training.part_comparison import Values
 from ....training.progress import Logs
 from ....training.spec import TrainingSpec
-from ..callbacks import TorchHooks
-from ..engine import SavedModule
+from ..callbacks import Callbacks
+from ..engine import SavedModel
 from ..losses import LOSS
 from ..model import check_module
 from ..optimizers import Planned
@@ -82,8 +82,8 @@ class _LightningSteps(Steps):
         return {}
 
 
-class _LightningHooks(TorchHooks):
-    """Lightning implementation of `TorchHooks`; the module's own hooks come first.
+class _LightningHooks(Callbacks):
+    """Lightning implementation of `Callbacks`; the module's own hooks come first.
 
     Args:
         given: what those take.
@@ -188,7 +188,7 @@ class LightningTrainee(TorchTrainee):
             return {**means, **self._adapter.end(VALIDATION)}
         return means  # an epoch ends after its validation, and what is logged then follows
 
-    def _made_hooks(self, *args: Any) -> TorchHooks:
+    def _made_hooks(self, *args: Any) -> Callbacks:
         return _LightningHooks(*args, adapter=self._adapter, spec=self._spec)
 
     def metric_variables(self) -> list[Variable]:
@@ -201,6 +201,6 @@ class LightningTrainee(TorchTrainee):
     def _trained_by(self) -> str:
         return "the loss of training_step"
 
-    def save(self, directory: RunDirectory) -> SavedModule:
+    def save(self, directory: RunDirectory) -> SavedModel:
         self._adapter.detach()
         return super().save(directory)
