@@ -449,11 +449,11 @@ def test_the_module_forgets_what_it_was_tried_on() -> None:
 def test_a_rank_without_rows_calls_the_step_and_reports_nothing() -> None:
     one = trainee(Module)
     train(one, 0)
-    held = one._sums.numpy(), one.module.own.compute()
+    held = one._results.sums.numpy(), one.module.own.compute()
     idle = step(1).batch
     one._adapter.loss(list(map(torch.from_numpy, (idle.arrays["x"], idle.arrays["y"]))), 1, rows=0)
     assert one.module.part.calls == 2
-    np.testing.assert_array_equal(one._sums.numpy(), held[0])
+    np.testing.assert_array_equal(one._results.sums.numpy(), held[0])
     assert one.module.own.compute() == held[1]
     assert one.module.own._update_count == 1
 

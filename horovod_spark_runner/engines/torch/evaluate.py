@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...checkpoint.files import LogValue
 from ...errors import HorovodSparkError, InvalidInputError, ModelError, on_one_line
@@ -16,10 +14,10 @@ from ...storage.arrays import Arrays
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
-from .binding import InputBinding, check_columns, target_of, to_tensor
+from .binding import TorchBatch, check_columns, target_of, to_tensor, to_tensors
 from .loading import make_predicting, task_device, to_numpy, unsteady
 from .losses import SUM, Losses
-from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
+from .metrics import Metrics, Results, asks_accuracy
 from .model import build_model, output_leaves
 from .torch_model import TorchModel, is_lightning
 
@@ -50,16 +48,15 @@ class TorchEvaluator:
         self._called = make_predicting(recipe, task_device())
         targets = question.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
-        self._labels = InputBinding(targets.outputs.slots)
         self._binding, self._weight = targets.outputs, targets.weight
-        self._losses: Losses | None = None
-        self._metrics: list[Metrics] = []
-        accuracy = question.metrics is not None and _asks_accuracy(question.metrics)
+        losses, metrics = None, list[Metrics]()
+        accuracy = question.metrics is not None and asks_accuracy(question.metrics)
         model = None
         if question.compiled or accuracy:
             model = _trained_by(recipe, needed=question.compiled)
         if model is not None and question.compiled:
-            self._use_training_metrics(model)
+            losses, trained_with = self._training_results(model)
+            metrics.append(trained_with)
         if question.metrics is not None:
             if self._weight is not None:
                 raise InvalidInputError(
@@ -67,22 +64,20 @@ class TorchEvaluator:
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
             loss = None if model is None else model.loss  # which tells classes
-            self._metrics.append(_requested_metrics(question.metrics, self._called.device, loss))
-        names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
-        every = [*names, *(name for one in self._metrics for name in one.of_objects)]
+            metrics.append(_requested_metrics(question.metrics, self._called.device, loss))
+        self._results = Results(losses, metrics, torch.device("cpu"))
+        every = self._results.declared
         twice = sorted({name for name in every if every.count(name) > 1})
         if twice:
             raise InvalidInputError(
                 f"several metrics are called {', '.join(map(repr, twice))}; give them other names, "
                 "metrics={name: function}"
             )
-        self._sums = Sums(torch.device("cpu"))
-        self._sums.declare(names)
         self._untried = True
         self._try(recipe, question)
 
-    def _use_training_metrics(self, model: TorchModel) -> None:
-        """Evaluate by the training's loss and metrics."""
+    def _training_results(self, model: TorchModel) -> tuple[Losses | None, Metrics]:
+        """Return the training's losses and metrics."""
         if is_lightning(model.module):
             raise ModelError(
                 f"what {type(model.module).__name__}.validation_step logs is known to trainings "
@@ -93,21 +88,17 @@ class TorchEvaluator:
                 "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "
                 "some, metrics=[…]"
             )
+        losses, device = None, self._called.device
         if model.loss is not None:
-            losses = Losses(model.loss, self._binding)
-            self._losses = losses.to(self._called.device)
-        self._metrics.append(Metrics(model.metrics, self._called.device, model.loss))
-
-    @property
-    def _loss_names(self) -> list[str]:
-        return [] if self._losses is None else self._losses.names
+            losses = Losses(model.loss, self._binding).to(device)
+        return losses, Metrics(model.metrics, device, model.loss)
 
     def _try(self, recipe: Recipe, question: Question) -> None:
         """Evaluate two rows, with labels of zeros, by which shapes show."""
         features = repeat_rows(recipe.sample_rows().inputs, 2)
         labels = {column.name: column.blank().repeat(2, 0) for column in question.targets.columns}
         try:
-            self._add(*self._tensors(features, labels))
+            self._add(self._tensors(features, labels))
         except HorovodSparkError:
             raise
         except Exception as error:  # a metric's or the user's own code may fail in any way
@@ -115,99 +106,83 @@ class TorchEvaluator:
                 f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
                 f"{type(error).__name__}: {on_one_line(error)}"
             ) from error
-        self._begin_sums()
-
-    # -- what workers do -----------------------------------------------------------------------
+        self._results.reset()
 
     def begin(self) -> None:
         self._untried = True
-        self._begin_sums()
-
-    def _begin_sums(self) -> None:
-        self._sums.reset()
-        for metrics in self._metrics:
-            metrics.states.reset()
+        self._results.reset()
 
     def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
-        data = self._tensors(features, labels)
-        if self._untried and len(data[0][0]) > 1:
+        batch = self._tensors(features, labels)
+        if self._untried and batch.rows > 1:
             self._untried = False
-            self._check_parts(data, features)
-        return self._add(*data)
+            self._check_parts(batch, features)
+        return self._add(batch)
 
     def take_sums(self) -> list[np.ndarray]:
-        sums = [self._sums.numpy(), *(metrics.states.numpy() for metrics in self._metrics)]
-        self._begin_sums()
+        sums = [one.numpy() for one in self._results.variables]
+        self._results.reset()
         return sums
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
-        self._sums.assign(sums[0])
-        means = self._sums.results(required=self._sums.names)
-        values: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
-        for metrics, states in zip(self._metrics, sums[1:], strict=True):
-            values.update(metrics.computed([states]))
-        return values
+        return self._results.merge([[part] for part in sums])
 
-    def _tensors(
-        self, features: Arrays, labels: Arrays
-    ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    def _tensors(self, features: Arrays, labels: Arrays) -> TorchBatch:
         device = self._called.device
         # A module may change its inputs, with which it is compared.
         inputs = [value.clone() for value in self._called.feed.values(features, device)]
         weights = None
         if self._weight is not None:
             weights = to_tensor(labels[self._weight], device).reshape(-1)
-        return inputs, self._labels.values(labels, device), weights
+        return TorchBatch(
+            inputs, to_tensors(labels, self._binding.slots, device), weights, len(inputs[0])
+        )
 
-    def _add(
-        self, inputs: list[Tensor], labels: list[Tensor], weights: Tensor | None
-    ) -> np.ndarray:
-        """Add rows to the sums; return the first output."""
+    def _add(self, batch: TorchBatch) -> np.ndarray:
+        """Add rows to the results; return the first output."""
+        terms = []
         with torch.inference_mode():
-            outputs = self._called([value.clone() for value in inputs])
-            if self._losses is not None:
-                terms = self._losses.terms(outputs, labels, inputs, weights)
-                summed = [term.name for term in terms if term.kind == SUM]
-                if summed:
-                    raise ModelError(
-                        f"loss {summed[0]!r} is a sum over the rows of a batch: its value depends "
-                        "on how many are in one, so that it has no exact value over all rows; ask "
-                        "for metrics instead, metrics=[…] without 'compiled'"
-                    )
-                add_terms(self._sums, terms, 1.0)
-            target = target_of(self._binding, labels, inputs)
-            for metrics in self._metrics:
-                metrics.update(self._sums, outputs, target)
+            outputs = self._called([value.clone() for value in batch.inputs])
+            if self._results.losses is not None:
+                terms = self._results.losses.terms(
+                    outputs, batch.labels, batch.inputs, batch.weights
+                )
+            summed = [term.name for term in terms if term.kind == SUM]
+            if summed:
+                raise ModelError(
+                    f"loss {summed[0]!r} is a sum over the rows of a batch: its value depends on "
+                    "how many are in one, so that it has no exact value over all rows; ask for "
+                    "metrics instead, metrics=[…] without 'compiled'"
+                )
+            target = target_of(self._binding, batch.labels, batch.inputs)
+            self._results.add(outputs, target, terms, 1.0)
             return to_numpy(next(output_leaves(outputs))[1])
 
-    def _check_parts(
-        self, data: tuple[list[Tensor], list[Tensor], Tensor | None], features: Arrays
-    ) -> None:
+    def _check_parts(self, batch: TorchBatch, features: Arrays) -> None:
         """Check that no value depends on which rows are in a batch together.
 
         Raises:
             ModelError: one does; the message names it.
         """
-        every = list(range(len(data[0][0])))
+        every = list(range(batch.rows))
         if len(every) == 2:  # too few for parts of unequal size
             every *= 2
-        sums = self._sums.numpy()
-        states = [metrics.states.numpy() for metrics in self._metrics]
+        before = [one.numpy() for one in self._results.variables]
 
         def after(*parts: list[int]) -> dict[str, float]:
-            self._sums.reset()
+            self._results.sums.reset()
             for part in parts:
-                self._add(*_rows_of(data, part))
-            return self._sums.results()
+                self._add(_rows_of(batch, part))
+            return self._results.sums.results()
 
         cut = len(every) // 3
         whole, apart = after(every), after(every[:cut], every[cut:])
-        self._sums.assign(sums)
-        for metrics, state in zip(self._metrics, states, strict=True):
-            metrics.states.assign(state)
-        for name, value in whole.items():
-            other = apart.get(name, np.nan)
-            if np.isclose(value, other, rtol=_TOLERANCE, atol=1e-6, equal_nan=True):
+        for variable, value in zip(self._results.variables, before, strict=True):
+            variable.assign(value)
+        for name, mean in whole.items():
+            if np.isclose(
+                mean, apart.get(name, np.nan), rtol=_TOLERANCE, atol=1e-6, equal_nan=True
+            ):
                 continue
             if why := unsteady(self._called, features):
                 raise ModelError(
@@ -245,12 +220,6 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
         return None
 
 
-def _asks_accuracy(metrics: object) -> bool:
-    """Return whether accuracy is among metrics, in a list or a dictionary."""
-    listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
-    return any(isinstance(one, str) and one == ACCURACY for one in listed)
-
-
 def _requested_metrics(metrics: object, device: torch.device, loss: object) -> Metrics:
     try:
         return Metrics(metrics, device, loss)  # type: ignore[arg-type]
@@ -258,12 +227,10 @@ def _requested_metrics(metrics: object, device: torch.device, loss: object) -> M
         raise InvalidInputError(str(error)) from error
 
 
-def _rows_of(
-    data: tuple[list[Tensor], list[Tensor], Tensor | None], rows: list[int]
-) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    inputs, labels, weights = data
-    return (
-        [value[rows] for value in inputs],
-        [value[rows] for value in labels],
-        None if weights is None else weights[rows],
+def _rows_of(batch: TorchBatch, rows: list[int]) -> TorchBatch:
+    return TorchBatch(
+        [value[rows] for value in batch.inputs],
+        [value[rows] for value in batch.labels],
+        None if batch.weights is None else batch.weights[rows],
+        len(rows),
     )

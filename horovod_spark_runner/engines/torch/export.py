@@ -25,7 +25,7 @@ from ...training.onnx import ROWS as ONNX_ROWS
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
-from .binding import InputBinding, joined
+from .binding import InputBinding, join_columns
 from .engine import check_exportable
 from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
 from .model import pick
@@ -60,7 +60,7 @@ class _ColumnModule(nn.Module):
         self._names = {column.name: name for column, name in zip(columns, names, strict=True)}
         self._paths = [output.path for output in outputs]
         blank = {column.name: column.blank() for column in columns}
-        self._dtypes = [_to_dtype(joined(blank, slot)) for slot in called.feed.slots]
+        self._dtypes = [_to_dtype(join_columns(blank, slot)) for slot in called.feed.slots]
 
         def forward(**inputs: Tensor) -> dict[str, Tensor]:
             return self._of(inputs)

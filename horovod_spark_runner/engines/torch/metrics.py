@@ -1,4 +1,10 @@
-"""Metrics as sums, or states of torchmetrics, that can be merged over ranks, tasks and batches."""
+"""Losses and metrics of rows, as sums and states that can be merged over ranks, tasks and batches.
+
+States of torchmetrics' objects travel as records, each with the states of all metrics on one rank
+or in one task. Records stand one after the other in an array of bytes, so that joining such arrays
+loses nothing. They are merged where a result is computed, and where other ranks resume, by the
+reductions that the metrics were made with. torchmetrics itself is never imported here.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +21,126 @@ from torch import Tensor, nn
 
 from ...errors import ModelError, RunDirectoryError, brief
 from ...storage.arrays import Arrays, dump_arrays, load_arrays
-from .losses import LOSS, SUM, Pairing, Term
+from .losses import LOSS, SUM, Losses, Pairing, Term
 from .model import one_number, output_leaves
-from .state import ByteVariable, as_array
+from .state import ByteVariable, as_array, as_tensor
 from .torch_model import MetricLike
 
+_Function = Callable[[Any, Any], Any]
+_ACCURACY = "accuracy"
 # The default `ignore_index` of PyTorch's losses of classes.
 _IGNORED = -100
+# The bytes before a record, its length, and the key of how often a metric was updated.
+_LENGTH = np.dtype("<i8")
+_UPDATES = "updates"
+
+
+class Results:
+    """The results of a training or an evaluation, of the rows added so far.
+
+    Args:
+        losses: the losses; ``None`` if nothing but metrics is known.
+        metrics: the metrics, from one source or several.
+        device: where sums are added up.
+
+    Attributes:
+        losses: the losses.
+        sums: the sums that means are made of.
+    """
+
+    def __init__(
+        self, losses: Losses | None, metrics: Sequence[Metrics], device: torch.device
+    ) -> None:
+        self.losses = losses
+        self.sums = Sums(device)
+        self._metrics = metrics
+        self._loss_names = [] if losses is None else losses.names
+        self._means = [*self._loss_names, *(name for one in metrics for name in one.names)]
+        self.sums.declare(self._means)
+
+    @property
+    def declared(self) -> list[str]:
+        """Names of all losses and metrics, of which some may be equal."""
+        return [*self._means, *self._of_objects]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all results so far."""
+        return [*self.sums.names, *self._of_objects]
+
+    @property
+    def _of_objects(self) -> list[str]:
+        return [name for one in self._metrics for name in one.of_objects]
+
+    @property
+    def variables(self) -> list[ByteVariable]:
+        """The sums and states, whose bytes can be joined over ranks and tasks."""
+        return [self.sums, *(one.states for one in self._metrics if one.states)]
+
+    def loss_functions(self) -> list[tuple[str, _Function]]:
+        """Return the user's own losses, which may be no means over rows, by their names."""
+        return [] if self.losses is None else self.losses.functions()
+
+    def metric_functions(self) -> list[tuple[str, _Function]]:
+        """Return the user's own metrics, which may be no means over rows, by their names."""
+        return [pair for one in self._metrics for pair in one.functions()]
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self.sums.reset()
+        for one in self._metrics:
+            one.states.reset()
+
+    def add(self, outputs: Any, target: Any, terms: Sequence[Term], batches: float) -> None:
+        """Add a batch.
+
+        Args:
+            outputs: what the module gave.
+            target: all labels.
+            terms: the losses.
+            batches: what this counts for where batches are counted, of what is a sum over rows; 1
+                for the parts of a global batch together.
+        """
+        for term in terms:
+            count = batches if term.kind == SUM else term.count
+            self.sums.add(term.name, term.summed, count)
+        for one in self._metrics:
+            one.update(self.sums, outputs, target)
+
+    def means(self, *, required: bool = True) -> dict[str, float]:
+        """Return the means over rows, with the sum of several losses as ``loss``.
+
+        Args:
+            required: whether losses and metrics are reported where nothing counted, as NaN.
+        """
+        results = self.sums.results(required=self._means if required else ())
+        names = self._loss_names
+        if len(names) < 2 or not results.keys() >= set(names):
+            return results
+        return {LOSS: sum(results[name] for name in names), **results}
+
+    def local(self, *, required: bool = True) -> dict[str, object]:
+        """Return the results of this rank's rows; see `means`."""
+        results: dict[str, object] = dict(self.means(required=required))
+        for one in self._metrics:
+            results.update(one.computed_here())
+        return results
+
+    def merge(
+        self, parts: Sequence[Sequence[np.ndarray]], *, required: bool = True
+    ) -> dict[str, Any]:
+        """Return the results of all rows; see `means`.
+
+        Args:
+            parts: for each of `variables`, its bytes on each rank or in each task.
+            required: see `means`.
+        """
+        self.sums.assign(np.concatenate(parts[0]))
+        results: dict[str, Any] = dict(self.means(required=required))
+        with_states = [one for one in self._metrics if one.states]
+        for one, states in zip(with_states, parts[1:], strict=True):
+            results.update(one.computed(states))
+        return results
 
 
 class Sums(ByteVariable):
@@ -32,10 +151,9 @@ class Sums(ByteVariable):
     """
 
     def __init__(self, device: torch.device) -> None:
-        # Named as other variables that training changes.
         self.path = "sums"
         self._device = device
-        # A sum and what it is divided by, which are added to in place.
+        # A sum and its divisor, which are added to in place.
         self._cells: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -69,8 +187,7 @@ class Sums(ByteVariable):
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to the sums of ``name``."""
-        if name not in self._cells:
-            self.declare([name])
+        self.declare([name])
         summed, counted = self._cells[name]
         summed.add_(total.detach() if isinstance(total, Tensor) else total)
         counted.add_(count)
@@ -79,8 +196,8 @@ class Sums(ByteVariable):
         """Return the means there are.
 
         Args:
-            required: names reported also where nothing counted, as NaN: PyTorch's mean
-                over labels that are all ignored is none.
+            required: names reported also where nothing counted, as NaN: PyTorch's mean over labels
+                that are all ignored is none.
         """
         return {
             name: total / count if count else math.nan
@@ -103,6 +220,9 @@ class Metrics:
         device: where outputs are.
         loss: `TorchModel.loss`, by which accuracy is computed.
 
+    Attributes:
+        states: the states of torchmetrics' objects.
+
     Raises:
         ModelError: one cannot be used; the message names it.
     """
@@ -113,20 +233,7 @@ class Metrics:
         device: torch.device,
         loss: Any = None,
     ) -> None:
-        if is_torchmetrics(metrics):  # a collection of some, or a single one
-            metrics = (cast("Callable[..., Any]", metrics),)
-        if isinstance(metrics, (str, Tensor)) or not isinstance(metrics or (), (Mapping, Sequence)):
-            raise ModelError(
-                "metrics must be a list or a dictionary of functions of outputs and labels, got "
-                f"{brief(metrics)}"
-            )
-        named = (
-            metrics if isinstance(metrics, Mapping) else {_name(one): one for one in metrics or ()}
-        )
-        if not isinstance(metrics, Mapping) and len(named) != len(metrics or ()):
-            raise ModelError("two metrics have the same name; give metrics as a dictionary")
-        if LOSS in named:
-            raise ModelError("a metric cannot be called 'loss', which is the loss")
+        named = _by_name(metrics)
         self._functions = {
             name: _function(name, one, loss)
             for name, one in named.items()
@@ -142,7 +249,7 @@ class Metrics:
             name: copy.deepcopy(one).to(device)
             for metric_name, metric in named.items()
             if is_torchmetrics(metric)
-            for name, one in _each(metric_name, metric, isinstance(metrics, Mapping))
+            for name, one in _members(metric_name, metric, isinstance(metrics, Mapping))
         }
         twice = [name for name in self._objects if name in self._functions]
         if twice:
@@ -163,12 +270,12 @@ class Metrics:
     def __bool__(self) -> bool:
         return bool(self._functions or self._objects)
 
-    def functions(self) -> list[tuple[str, Callable[..., Any]]]:
+    def functions(self) -> list[tuple[str, _Function]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
-        return [(name, one) for name, one in self._functions.items() if name in self._pairings]
+        return [(name, self._functions[name]) for name in self._pairings]
 
     def update(self, sums: Sums, outputs: Any, target: Any) -> None:
-        """Add a batch to the sums.
+        """Add a batch to the sums and states.
 
         Raises:
             ModelError: a metric gave something else than it may.
@@ -178,8 +285,7 @@ class Metrics:
             value = function(outputs, target)
             if name in self._pairings:
                 self._pairings[name].check(outputs, target, value)
-            total, count = merged(name, value, rows)
-            sums.add(name, total, count)
+            sums.add(name, *_summed(name, value, rows))
         if not self._objects:
             return
         output, label = _single(next(iter(self._objects)), outputs, target)
@@ -201,26 +307,72 @@ class Metrics:
         Args:
             parts: what `MetricStates.numpy` gave, on each rank or in each task.
         """
-        results: dict[str, Any] = {}
         with self.states.merged(parts):
-            for name, metric in self._objects.items():
-                if metric._update_count:
-                    results.update(_report_values(name, metric.compute()))
-        return results
+            return self._computed()
 
     def computed_here(self) -> dict[str, Any]:
         """Return the results of this rank's rows; NaN where they are too few."""
+        return self._computed((ValueError, RuntimeError, IndexError))
+
+    def _computed(self, tolerated: tuple[type[Exception], ...] = ()) -> dict[str, Any]:
         results: dict[str, Any] = {}
         for name, metric in self._objects.items():
             if metric._update_count:
                 try:
                     results.update(_report_values(name, metric.compute()))
-                except (ValueError, RuntimeError, IndexError):
-                    results[name] = float("nan")
+                except tolerated:
+                    results[name] = math.nan
         return results
 
 
-def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
+def _by_name(metrics: Any) -> Mapping[str, Any]:
+    if is_torchmetrics(metrics):  # a collection of some, or a single one
+        metrics = (metrics,)
+    if isinstance(metrics, (str, Tensor)) or not isinstance(metrics or (), (Mapping, Sequence)):
+        raise ModelError(
+            "metrics must be a list or a dictionary of functions of outputs and labels, got "
+            f"{brief(metrics)}"
+        )
+    named = metrics if isinstance(metrics, Mapping) else {_name(one): one for one in metrics or ()}
+    if len(named) != len(metrics or ()):
+        raise ModelError("two metrics have the same name; give metrics as a dictionary")
+    if LOSS in named:
+        raise ModelError("a metric cannot be called 'loss', which is the loss")
+    return named
+
+
+def _name(metric: Any) -> str:
+    if isinstance(metric, str):
+        return metric
+    return getattr(metric, "__name__", None) or type(metric).__name__
+
+
+def _function(name: str, metric: Any, loss: Any) -> _Function:
+    if metric == _ACCURACY:
+        accuracy = _Accuracy(loss)
+        return lambda outputs, target: accuracy(*_single(name, outputs, target))
+    if isinstance(metric, str):
+        if metric not in _BUILT_IN:
+            raise ModelError(
+                f"metric {metric!r} is not known; there are "
+                f"{', '.join(sorted([_ACCURACY, *_BUILT_IN]))}, or give a function of outputs and "
+                "labels"
+            )
+        return _BUILT_IN[metric]
+    if isinstance(metric, type) or not callable(metric):
+        raise ModelError(
+            f"metric {name!r} must be a function of outputs and labels, got {brief(metric)}"
+        )
+    return cast("_Function", metric)
+
+
+def asks_accuracy(metrics: object) -> bool:
+    """Return whether accuracy is among metrics, in a list or a dictionary."""
+    listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
+    return any(isinstance(one, str) and one == _ACCURACY for one in listed)
+
+
+def _summed(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
     """Return a metric's value for a batch as a sum and its divisor.
 
     Raises:
@@ -242,48 +394,6 @@ def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | f
     )
 
 
-def add_terms(sums: Sums, terms: Sequence[Term], batches: float) -> None:
-    """Add the losses of a batch to the sums.
-
-    Args:
-        sums: those of this rank.
-        terms: the losses.
-        batches: what this counts for where batches are counted, of what is a sum over rows; 1 for
-            the parts of a global batch together.
-    """
-    for term in terms:
-        sums.add(term.name, term.summed, batches if term.kind == SUM else term.count)
-
-
-def total_loss(results: dict[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Return the results with the sum of several losses as ``loss``.
-
-    Args:
-        results: of one batch, rank, epoch or evaluation.
-        names: `Losses.names`.
-    """
-    if len(names) < 2 or not results.keys() >= set(names):
-        return results
-    return {LOSS: sum(results[name] for name in names), **results}
-
-
-def _mae(outputs: Any, target: Any) -> Tensor:
-    output, label = _single("mae", outputs, target)
-    return (output - label.reshape(output.shape)).abs()
-
-
-def _mse(outputs: Any, target: Any) -> Tensor:
-    output, label = _single("mse", outputs, target)
-    return (output - label.reshape(output.shape)).square()
-
-
-ACCURACY = "accuracy"
-BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
-    "mae": _mae,
-    "mse": _mse,
-}
-
-
 def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
     tensors = list(output_leaves(outputs))
     if len(tensors) != 1 or not isinstance(target, Tensor):
@@ -294,68 +404,18 @@ def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
     return tensors[0][1], target
 
 
-def _name(metric: Any) -> str:
-    if isinstance(metric, str):
-        return metric
-    return getattr(metric, "__name__", None) or type(metric).__name__
+def _difference(name: str, outputs: Any, target: Any) -> Tensor:
+    output, label = _single(name, outputs, target)
+    return output - label.reshape(output.shape)
 
 
-def _function(name: str, metric: Any, loss: Any) -> Callable[[Any, Any], Any]:
-    if metric == ACCURACY:
-        accuracy = Accuracy(loss)
-        return lambda outputs, target: accuracy(*_single(ACCURACY, outputs, target))
-    if isinstance(metric, str):
-        if metric not in BUILT_IN:
-            raise ModelError(
-                f"metric {metric!r} is not known; there are "
-                f"{', '.join(sorted([ACCURACY, *BUILT_IN]))}, or give a function of outputs and "
-                "labels"
-            )
-        return BUILT_IN[metric]
-    if isinstance(metric, type) or not callable(metric):
-        raise ModelError(
-            f"metric {name!r} must be a function of outputs and labels, got {brief(metric)}"
-        )
-    return metric  # type: ignore[no-any-return]
+_BUILT_IN: dict[str, _Function] = {
+    "mae": lambda outputs, target: _difference("mae", outputs, target).abs(),
+    "mse": lambda outputs, target: _difference("mse", outputs, target).square(),
+}
 
 
-def _each(name: str, metric: Any, named: bool) -> Iterator[tuple[str, Any]]:
-    """Yield a metric of torchmetrics, or those of a collection, with their names."""
-    if hasattr(metric, "add_metrics"):
-        for key, one in metric.items():
-            full = f"{name}_{key}" if named else str(key)
-            _check_states(full, one)
-            yield full, one
-        return
-    _check_states(name, metric)
-    yield name, metric
-
-
-def _check_states(name: str, metric: Any) -> None:
-    inner = [one for one in metric.modules() if one is not metric and is_torchmetrics(one)]
-    if inner or not metric._defaults:
-        raise ModelError(
-            f"metric {name!r} is a {type(metric).__name__}, which keeps its states in other "
-            "metrics; give those, each with a name of its own"
-        )
-
-
-def _report_values(name: str, value: Any) -> dict[str, Any]:
-    """Return a metric's results by name: numbers, or lists of these."""
-    if isinstance(value, Mapping):
-        return {
-            f"{name}_{key}": number
-            for k, v in value.items()
-            for key, number in _report_values(k, v).items()
-        }
-    if isinstance(value, Tensor):
-        return {name: value.detach().cpu().double().tolist()}
-    if isinstance(value, (list, tuple)) and all(isinstance(each, Tensor) for each in value):
-        return {name: [each.detach().cpu().double().tolist() for each in value]}
-    return {name: value}
-
-
-class Accuracy:
+class _Accuracy:
     """Accuracy of classes.
 
     Args:
@@ -363,7 +423,7 @@ class Accuracy:
             per row is true; something else than one of ``torch.nn`` tells neither.
     """
 
-    def __init__(self, loss: Any = None) -> None:
+    def __init__(self, loss: Any) -> None:
         made = getattr(nn, loss, None) if isinstance(loss, str) else loss
         kind = made if isinstance(made, type) else type(made)
         self._ignored = getattr(made, "ignore_index", _IGNORED)
@@ -383,8 +443,7 @@ class Accuracy:
                 return (predicted == label.argmax(1)).sum(), float(predicted.numel())
             label = label.reshape(predicted.shape)
             counted = label != self._ignored
-            right = (predicted == label) & counted
-            return right.sum(), counted.sum()
+            return ((predicted == label) & counted).sum(), counted.sum()
         if self._least is None or output.numel() != label.numel():
             raise ModelError(
                 "metric 'accuracy' compares classes, but the output has one number per row, and no "
@@ -395,8 +454,7 @@ class Accuracy:
         return right.sum(), float(right.numel())
 
 
-_LENGTH = np.dtype("<i8")
-_UPDATES = "updates"
+# -- torchmetrics ----------------------------------------------------------------------------------
 
 
 def is_torchmetrics(value: object) -> bool:
@@ -406,6 +464,36 @@ def is_torchmetrics(value: object) -> bool:
         cls.__module__.startswith("torchmetrics.") and cls.__name__ in names
         for cls in type(value).__mro__
     )
+
+
+def _members(name: str, metric: Any, named: bool) -> Iterator[tuple[str, Any]]:
+    """Yield a metric of torchmetrics, or those of a collection, with their names."""
+    members = {name: metric}
+    if hasattr(metric, "add_metrics"):
+        members = {f"{name}_{key}" if named else str(key): one for key, one in metric.items()}
+    for full, one in members.items():
+        inner = [each for each in one.modules() if each is not one and is_torchmetrics(each)]
+        if inner or not one._defaults:
+            raise ModelError(
+                f"metric {full!r} is a {type(one).__name__}, which keeps its states in other "
+                "metrics; give those, each with a name of its own"
+            )
+        yield full, one
+
+
+def _report_values(name: str, value: Any) -> dict[str, Any]:
+    """Return a metric's results by name: numbers, or lists of these."""
+    if isinstance(value, Mapping):
+        return {
+            f"{name}_{key}": number
+            for k, v in value.items()
+            for key, number in _report_values(k, v).items()
+        }
+    if isinstance(value, Tensor):
+        return {name: value.detach().cpu().double().tolist()}
+    if isinstance(value, (list, tuple)) and all(isinstance(each, Tensor) for each in value):
+        return {name: [each.detach().cpu().double().tolist() for each in value]}
+    return {name: value}
 
 
 class MetricStates(ByteVariable):
@@ -424,10 +512,13 @@ class MetricStates(ByteVariable):
 
     def numpy(self) -> np.ndarray:
         """Return this rank's record."""
-        arrays: Arrays = {}
-        for number, metric in enumerate(self._metrics):
-            arrays.update(_state(f"{number:05d}", metric))
-        return _record(arrays)
+        arrays = {
+            f"{number:05d}/{key}": array
+            for number, metric in enumerate(self._metrics)
+            for key, array in _dump_state(metric).items()
+        }
+        data = np.frombuffer(bytes(dump_arrays(arrays)), np.uint8)
+        return np.concatenate([np.array([data.size], _LENGTH).view(np.uint8), data])
 
     def assign(self, value: np.ndarray) -> None:
         """Restore the states from `numpy`, or from several such arrays joined.
@@ -436,7 +527,7 @@ class MetricStates(ByteVariable):
             RunDirectoryError: they are of other metrics, or cannot be merged before a result is
                 computed.
         """
-        self._set(list(_records(value)), goes_on=True)
+        self._set(list(_records(value)), resuming=True)
 
     def reset(self) -> None:
         """Reset all metrics."""
@@ -454,21 +545,19 @@ class MetricStates(ByteVariable):
         Args:
             parts: what `numpy` returned on each rank, or in each task.
         """
-        saved = [_held(metric) for metric in self._metrics]
+        saved = [_copy_state(metric) for metric in self._metrics]
         self._set([record for part in parts for record in _records(part)])
         seen = [metric._update_count for metric in self._metrics]
         try:
             yield
         finally:
-            for number, (metric, (state, updates)) in enumerate(
-                zip(self._metrics, saved, strict=True)
-            ):
-                if seen[number] and not metric._update_count:  # somebody has reset it
-                    self.forget(number)
+            for metric, state, had in zip(self._metrics, saved, seen, strict=True):
+                if had and not metric._update_count:  # reset meanwhile, on purpose
+                    _clear(metric)
                 else:
-                    _give(metric, state, updates)
+                    _set_state(metric, *state)
 
-    def _set(self, records: Sequence[Arrays], *, goes_on: bool = False) -> None:
+    def _set(self, records: Sequence[Arrays], *, resuming: bool = False) -> None:
         for number, metric in enumerate(self._metrics):
             prefix = f"{number:05d}/"
             parts = [
@@ -477,14 +566,9 @@ class MetricStates(ByteVariable):
             ]
             _check_same(metric, parts)
             seen = [part for part in parts if int(part[_UPDATES])]
-            if goes_on and len(seen) > 1:
-                _check_goes_on(metric, len(records))
+            if resuming and len(seen) > 1:
+                _check_resumable(metric, len(records))
             _merge(metric, seen)
-
-
-def _record(arrays: Arrays) -> np.ndarray:
-    data = np.frombuffer(bytes(dump_arrays(arrays)), np.uint8)
-    return np.concatenate([np.array([data.size], _LENGTH).view(np.uint8), data])
 
 
 def _records(joined: np.ndarray) -> Iterator[Arrays]:
@@ -497,36 +581,34 @@ def _records(joined: np.ndarray) -> Iterator[Arrays]:
 
 
 def _clear(metric: Any) -> None:
-    type(metric).reset(metric)
+    type(metric).reset(metric)  # the class's own, as an object's may be wrapped
 
 
-def _held(metric: Any) -> tuple[dict[str, Any], int]:
-    state = {
-        name: list(value) if isinstance(value := getattr(metric, name), list) else value
-        for name in metric._defaults
-    }
-    return state, metric._update_count
+def _copy_state(metric: Any) -> tuple[dict[str, Any], int]:
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    lists = {name: list(value) for name, value in values.items() if isinstance(value, list)}
+    return {**values, **lists}, metric._update_count
 
 
-def _give(metric: Any, state: dict[str, Any], updates: int) -> None:
+def _set_state(metric: Any, state: Mapping[str, Any], updates: int) -> None:
     for name, value in state.items():
         setattr(metric, name, value)
     metric._update_count = updates
     metric._computed = metric._forward_cache = None
 
 
-def _state(prefix: str, metric: Any) -> Arrays:
-    arrays: Arrays = {f"{prefix}/{_UPDATES}": np.array(metric._update_count)}
+def _dump_state(metric: Any) -> Arrays:
+    arrays: Arrays = {_UPDATES: np.array(metric._update_count)}
     for name in metric._defaults:
         value = getattr(metric, name)
         if not isinstance(value, list):
-            arrays[f"{prefix}/tensor/{name}"] = as_array(value).copy()
+            arrays[f"tensor/{name}"] = as_array(value).copy()
             continue
         # One array of all batches, where that is what becomes of them anyway.
         reduce = metric._reductions[name]
-        whole = [reduce(value)] if len(value) > 1 and _named(reduce) == "cat" else value
+        whole = [reduce(value)] if len(value) > 1 and _kind(reduce) == "cat" else value
         for number, one in enumerate(whole):
-            arrays[f"{prefix}/list/{name}/{number:05d}"] = as_array(one).copy()
+            arrays[f"list/{name}/{number:05d}"] = as_array(one).copy()
     return arrays
 
 
@@ -538,52 +620,40 @@ def _merge(metric: Any, seen: Sequence[Arrays]) -> None:
     updates = [int(part[_UPDATES]) for part in seen]
     state: dict[str, Any] = {}
     for name, default in metric._defaults.items():
-        device = metric.device
+        values = [
+            as_tensor(part[key]).to(metric.device)
+            for part in seen
+            for key in sorted(part)
+            if key == f"tensor/{name}" or key.startswith(f"list/{name}/")
+        ]
         if isinstance(default, list):
-            prefix = f"list/{name}/"
-            state[name] = [
-                _tensor(part[key], device)
-                for part in seen
-                for key in sorted(part)
-                if key.startswith(prefix)
-            ]
+            state[name] = values
         else:
-            values = [_tensor(part[f"tensor/{name}"], device) for part in seen]
-            state[name] = _reduced(values, metric._reductions[name], updates)
-    _give(metric, state, sum(updates))
+            state[name] = _reduce(values, metric._reductions[name], updates)
+    _set_state(metric, state, sum(updates))
 
 
-def _reduced(values: Sequence[Tensor], reduce: Any, updates: Sequence[int]) -> Tensor:
+def _reduce(values: Sequence[Tensor], reduce: Any, updates: Sequence[int]) -> Tensor:
     if len(values) == 1:
         return values[0]
-    if _named(reduce) == "mean":
+    if _kind(reduce) == "mean":
         weights = [count / sum(updates) for count in updates]
         return torch.stack([v * w for v, w in zip(values, weights, strict=True)]).sum(0)
-    if _named(reduce) == "cat":
-        joined: Tensor = reduce(list(values))
-        return joined
-    stacked = torch.stack(list(values))
-    reduced: Tensor = stacked if reduce is None else reduce(stacked)
-    return reduced
+    stacked = list(values) if _kind(reduce) == "cat" else torch.stack(list(values))
+    return cast("Tensor", stacked if reduce is None else reduce(stacked))
 
 
-def _named(reduce: Any) -> str:
+def _kind(reduce: Any) -> str:
     """Return which of torchmetrics' own reductions it is."""
     name = getattr(reduce, "__name__", "")
     return name.removeprefix("dim_zero_") if name.startswith("dim_zero_") else ""
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
-    return torch.from_numpy(np.array(array)).to(device)
-
-
 def _check_same(metric: Any, parts: Sequence[Arrays]) -> None:
     wanted = set(metric._defaults)
+    tensors = {n for n, default in metric._defaults.items() if not isinstance(default, list)}
     for part in parts:
         names = {key.split("/")[1] for key in part if key != _UPDATES}
-        tensors = {n for n, default in metric._defaults.items() if not isinstance(default, list)}
         if _UPDATES not in part or not tensors <= names <= wanted:
             raise RunDirectoryError(
                 "the checkpoint was taken within an epoch by a model with other metrics than "
@@ -592,13 +662,13 @@ def _check_same(metric: Any, parts: Sequence[Arrays]) -> None:
             )
 
 
-def _check_goes_on(metric: Any, ranks: int) -> None:
+def _check_resumable(metric: Any, ranks: int) -> None:
     """Check that a metric can take more rows after merging several ranks' states.
 
     What torchmetrics only stacks is one value for each rank, which `compute` alone can take.
     """
     for name, default in metric._defaults.items():
-        if not isinstance(default, list) and not _named(metric._reductions[name]):
+        if not isinstance(default, list) and not _kind(metric._reductions[name]):
             raise RunDirectoryError(
                 f"the checkpoint was taken within an epoch on {ranks} ranks, and what "
                 f"{type(metric).__name__} has seen cannot be merged before the epoch's end: resume "

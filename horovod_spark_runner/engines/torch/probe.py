@@ -254,14 +254,15 @@ class Recorder:
         self._early: list[Optimizer] = []
         self._times = 0
 
-    def record(self, optimizer: Optimizer) -> None:
-        """Record the gradients of an optimizer, before it is to step."""
-        self._times += 1
-        self._early.append(optimizer)
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            if parameter.grad is not None:
-                gradient = parameter.grad.detach().double().cpu().numpy()
-                self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
+    def record(self, *optimizers: Optimizer) -> None:
+        """Record the gradients of optimizers, before they are to step."""
+        for optimizer in optimizers:
+            self._times += 1
+            self._early.append(optimizer)
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                if parameter.grad is not None:
+                    gradient = parameter.grad.detach().double().cpu().numpy()
+                    self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         """Replace an optimizer's ``step``."""

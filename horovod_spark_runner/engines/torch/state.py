@@ -34,8 +34,81 @@ if TYPE_CHECKING:
     from .exchange import GradientExchange
 
 
-# Types that NumPy has none for, and those of as many bits that it has.
-_AS_BITS = {torch.bfloat16: torch.int16}
+# What is trained with as it is now, and warned of; the first also decide what is summed.
+_SUMMED = ("loss", "train_step")
+_SETTINGS = ("schedule", "autocast", "clip_norm", "clip_value")
+# Settings that say what they are.
+_PLAIN = (bool, int, float, str)
+
+
+class TorchVariables(TrainingVariables):
+    """PyTorch implementation of `TrainingVariables`.
+
+    Args:
+        module: the module.
+        optimizers: its optimizers.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        held = weights_of(module)
+        buffers = saved_buffers(module)
+        trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
+        self._weights: list[Variable] = [
+            _TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
+            for name in held
+        ]
+        self._optimizers = optimizers
+        parameters = list(module.named_parameters())
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._parameters = [parameter for _, parameter in parameters]
+
+    @property
+    def groups(self) -> dict[str, list[Variable]]:
+        groups = {"model": self._weights}
+        for number, optimizer in enumerate(self._optimizers):
+            groups[f"optimizer{number or ''}"] = list(self._state(optimizer))
+        return groups
+
+    def _state(self, optimizer: Optimizer) -> Iterator[Variable]:
+        for parameter in parameters_of(optimizer):
+            held = optimizer.state.get(parameter, {})
+            for key in sorted(held):
+                if held[key] is None:
+                    continue
+                path = f"{self._names[id(parameter)]}/{key}"
+                if not isinstance(held[key], (Tensor, bool, int, float)):
+                    raise ModelError(
+                        f"optimizer {type(optimizer).__name__} keeps {brief(held[key])} for "
+                        f"{path!r}: checkpoints hold tensors and numbers only"
+                    )
+                yield _TensorVariable(path, held, key)
+
+    def trained_by(self) -> list[list[int] | None]:
+        groups: list[list[int] | None] = []
+        for optimizer in self._optimizers:
+            indices = [n for n, p in enumerate(self._parameters) if optimizer.state.get(p)]
+            groups.append(indices or None)
+        return groups
+
+    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
+        for optimizer, indices in zip(self._optimizers, trained, strict=False):
+            if indices is None or max(indices, default=0) >= len(self._parameters):
+                continue
+            wanted = [self._parameters[index] for index in indices]
+            trained_ids = {id(parameter) for parameter in wanted}
+            for parameter in parameters_of(optimizer):
+                if id(parameter) not in trained_ids:
+                    optimizer.state.pop(parameter, None)
+            missing = [p for p in wanted if not optimizer.state.get(p)]
+            if missing:
+                _make_state(optimizer, missing)
+
+    def likely_cause(self, differing: Sequence[Variable]) -> str:
+        return (
+            "They are changed outside the optimizers, whose gradients are exchanged, or by what "
+            "only their own rank knows (a callback's clock or random numbers, buffers that forward "
+            "sets); change them by an optimizer's step(), or alike on all ranks"
+        )
 
 
 class _TensorVariable:
@@ -87,6 +160,8 @@ class _TensorVariable:
 class ByteVariable(abc.ABC):
     """Bytes of any number that checkpoints hold."""
 
+    path: str
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.numpy().shape
@@ -99,128 +174,9 @@ class ByteVariable(abc.ABC):
     def numpy(self) -> np.ndarray:
         """Return the bytes."""
 
-
-def as_array(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's values; those on a CPU without a copy."""
-    held = tensor.detach().cpu()
-    bits = _AS_BITS.get(held.dtype)
-    if bits is None:
-        array: np.ndarray = held.numpy()
-        return array
-    narrow: np.ndarray = held.view(bits).numpy().view(_narrow_type(held.dtype))
-    return narrow
-
-
-def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
-    """Assign a tensor the values from `as_array`, of it or of one of another type."""
-    bits = _AS_BITS.get(tensor.dtype)
-    if bits is not None:
-        values = np.array(value, _narrow_type(tensor.dtype))
-        source = torch.from_numpy(values.view(f"int{8 * values.dtype.itemsize}")).view(tensor.dtype)
-    else:
-        # Of the types that NumPy lacks, PyTorch reads no arrays.
-        source = torch.from_numpy(np.array(value, np.float32 if value.dtype.kind == "V" else None))
-    with torch.no_grad():
-        tensor.copy_(source.reshape(tensor.shape))
-
-
-def _narrow_type(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return NumPy's stand-in for a type that it lacks."""
-    import ml_dtypes
-
-    narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, str(dtype).removeprefix("torch.")))
-    return narrow
-
-
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a module's ``state_dict()`` themselves, by name."""
-    return {name: t.detach() for name, t in module.state_dict(keep_vars=True).items()}
-
-
-def saved_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any], str]]:
-    """Return where each buffer is that ``state_dict()`` has, or would have if it were a tensor.
-
-    A step may set a buffer (``self.mean = …``), which is another tensor from then on.
-    """
-    saved = weights_of(module)
-    places: dict[str, tuple[MutableMapping[str, Any], str]] = {}
-    for prefix, each in module.named_modules(remove_duplicate=False):
-        for key, buffer in each._buffers.items():
-            name = f"{prefix}.{key}" if prefix else key
-            lost = key in each._non_persistent_buffers_set
-            if name in saved or (buffer is None and not lost):
-                places[name] = (each._buffers, key)
-    return places
-
-
-class TorchVariables(TrainingVariables):
-    """PyTorch implementation of `TrainingVariables`.
-
-    Args:
-        module: the module.
-        optimizers: its optimizers.
-    """
-
-    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        held = weights_of(module)
-        buffers = saved_buffers(module)
-        trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
-        self._weights: list[Variable] = [
-            _TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
-            for name in held
-        ]
-        self._optimizers = optimizers
-        parameters = list(module.named_parameters())
-        self._names = {id(parameter): name for name, parameter in parameters}
-        self._parameters = [parameter for _, parameter in parameters]
-
-    @property
-    def groups(self) -> dict[str, list[Variable]]:
-        groups = {"model": self._weights}
-        for number, optimizer in enumerate(self._optimizers):
-            groups[f"optimizer{number or ''}"] = list(self._state(optimizer))
-        return groups
-
-    def _state(self, optimizer: Optimizer) -> Iterator[Variable]:
-        for parameter in parameters_of(optimizer):
-            held = optimizer.state.get(parameter, {})
-            for key in sorted(held):
-                if held[key] is not None:
-                    path = f"{self._names[id(parameter)]}/{key}"
-                    _check_savable(optimizer, path, held[key])
-                    yield _TensorVariable(path, held, key)
-
-    def trained_by(self) -> list[list[int] | None]:
-        groups: list[list[int] | None] = []
-        for optimizer in self._optimizers:
-            indices = [n for n, p in enumerate(self._parameters) if optimizer.state.get(p)]
-            groups.append(indices or None)
-        return groups
-
-    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
-        for optimizer, indices in zip(self._optimizers, trained, strict=False):
-            if indices is None or max(indices, default=0) >= len(self._parameters):
-                continue
-            wanted = [self._parameters[index] for index in indices]
-            trained_ids = {id(parameter) for parameter in wanted}
-            for parameter in parameters_of(optimizer):
-                if id(parameter) not in trained_ids:
-                    optimizer.state.pop(parameter, None)
-            missing = [p for p in wanted if not optimizer.state.get(p)]
-            if missing:
-                _make_state(optimizer, missing)
-
-    def likely_cause(self, differing: Sequence[Variable]) -> str:
-        return (
-            "They are changed outside the optimizers, whose gradients are exchanged, or by what "
-            "only their own rank knows (a callback's clock or random numbers, buffers that forward "
-            "sets); change them by an optimizer's step(), or alike on all ranks"
-        )
-
-
-def trained_in(module: nn.Module) -> dict[str, bool]:
-    """Return which parameters of a module require gradients, by name."""
-    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    @abc.abstractmethod
+    def assign(self, value: np.ndarray) -> None:
+        """Restore what `numpy` has returned."""
 
 
 def _make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
@@ -264,12 +220,53 @@ def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
             place.update(hooks)
 
 
-def _check_savable(optimizer: Optimizer, path: str, value: object) -> None:
-    if not isinstance(value, (Tensor, bool, int, float)):
-        raise ModelError(
-            f"optimizer {type(optimizer).__name__} keeps {brief(value)} for {path!r}: checkpoints "
-            "hold tensors and numbers only"
-        )
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module's ``state_dict()`` themselves, by name."""
+    return {name: t.detach() for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def saved_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any], str]]:
+    """Return where each buffer is that ``state_dict()`` has, or would have if it were a tensor.
+
+    A step may set a buffer (``self.mean = …``), which is another tensor from then on.
+    """
+    saved = weights_of(module)
+    places: dict[str, tuple[MutableMapping[str, Any], str]] = {}
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        for key, buffer in each._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            lost = key in each._non_persistent_buffers_set
+            if name in saved or (buffer is None and not lost):
+                places[name] = (each._buffers, key)
+    return places
+
+
+def trained_in(module: nn.Module) -> dict[str, bool]:
+    """Return which parameters of a module require gradients, by name."""
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's values; those on a CPU without a copy."""
+    held = tensor.detach().cpu()
+    if held.dtype is not torch.bfloat16:
+        return held.numpy()
+    import ml_dtypes  # NumPy itself has no such type
+
+    return held.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Return a copy of the values from `as_array` as a tensor."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
+    """Assign a tensor the values from `as_array`, of it or of one of another type."""
+    with torch.no_grad():
+        tensor.copy_(as_tensor(value).reshape(tensor.shape))
 
 
 class Statistics:
@@ -289,10 +286,11 @@ class Statistics:
         self._world = world
         # By what they are called where they are kept: constants that are not need not be sent.
         self._places = saved_buffers(module)
-        self._buffers: dict[str, Tensor] = {}
-        for name, (holder, key) in self._places.items():
-            if holder[key] is not None:
-                self._buffers[name] = holder[key]
+        self._buffers: dict[str, Tensor] = {
+            name: holder[key]
+            for name, (holder, key) in self._places.items()
+            if holder[key] is not None
+        }
         held = list(self._buffers.values())
         self._moments = [b for b in held if b.dtype.is_floating_point]
         self._counters = [b for b in held if not b.dtype.is_floating_point]
@@ -308,14 +306,15 @@ class Statistics:
             yield
             self._take_set()
             return
-        before = [moment.detach().clone() for moment in self._moments]
+        before = [_finite(moment.detach()) for moment in self._moments]
         yield
         self._take_set()
         if before:
-            changes = [
-                moment - _base(value) for moment, value in zip(self._moments, before, strict=True)
-            ]
-            self._assign(before, self._exchange.changes(changes))
+            changes = [moment - base for moment, base in zip(self._moments, before, strict=True)]
+            with torch.no_grad():
+                averaged = self._exchange.changes(changes)
+                for moment, base, change in zip(self._moments, before, averaged, strict=True):
+                    moment.copy_(base + change)
         if step.rows < self._world.Get_size():
             self._share_counters(step)
 
@@ -339,11 +338,6 @@ class Statistics:
                 holder, key = self._places[name]
                 holder[key] = self._buffers[name].copy_(value)
 
-    def _assign(self, before: list[Tensor], changes: list[Tensor]) -> None:
-        with torch.no_grad():
-            for moment, value, change in zip(self._moments, before, changes, strict=True):
-                moment.copy_(_base(value) + change)
-
     def _share_counters(self, step: Step) -> None:
         """Copy the counters of a rank with rows to the ranks without."""
         from mpi4py import MPI
@@ -357,8 +351,8 @@ class Statistics:
                 set_tensor(counter, value)
 
 
-def _base(value: Tensor) -> Tensor:
-    """Return the base of changes: infinity less infinity would be no number."""
+def _finite(value: Tensor) -> Tensor:
+    """Return a base of changes: infinity less infinity would be no number."""
     return torch.where(value.isfinite(), value, 0)
 
 
@@ -367,13 +361,6 @@ def _form(tensor: Tensor | None) -> str:
         return "None"
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"{kind} of shape {tuple(tensor.shape)} on {tensor.device}"
-
-
-# What is trained with as it is now, and warned of; the first also decide what is summed.
-_SUMMED = ("loss", "train_step")
-_TRAINED_WITH = (*_SUMMED, "schedule", "autocast", "clip_norm", "clip_value")
-# Settings that say what they are.
-_PLAIN = (bool, int, float, str)
 
 
 def describe_model(
@@ -390,12 +377,45 @@ def describe_model(
         "loss": _named(_losses(model.loss)),
         "train_step": _named(model.train_step),
         "metrics": _named(model.metrics),
-        "schedule": model.schedule,
-        "autocast": model.autocast,
-        "clip_norm": model.clip_norm,
-        "clip_value": model.clip_value,
-        "sync_batch_norm": model.sync_batch_norm,
+        **{name: getattr(model, name) for name in (*_SETTINGS, "sync_batch_norm")},
     }
+
+
+def _losses(losses: Any) -> Any:
+    """Return losses, those of torch.nn looked up by their names."""
+    if isinstance(losses, Mapping):
+        return {name: _losses(one) for name, one in losses.items()}
+    if isinstance(losses, (list, tuple)):
+        return [_losses(one) for one in losses]
+    return loss_named(losses) if isinstance(losses, str) else losses
+
+
+def _named(thing: Any) -> Any:
+    """Return the name of a loss or a function, and its settings, as JSON."""
+    if thing is None or isinstance(thing, str):
+        return thing
+    if isinstance(thing, Mapping) and not isinstance(thing, nn.Module):
+        return {str(name): _named(one) for name, one in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_named(one) for one in thing]
+    name = getattr(thing, "__qualname__", None)
+    if isinstance(name, str):  # wherever it is defined
+        return name.rpartition("<locals>.")[2]
+    settings: dict[str, Any]
+    if isinstance(thing, functools.partial):
+        arguments = {f"argument {number}": each for number, each in enumerate(thing.args)}
+        name, settings = _named(thing.func), arguments | thing.keywords
+    else:
+        name, settings = type(thing).__qualname__, getattr(thing, "__dict__", {})
+    fields: dict[str, Any] = {
+        key: value
+        for key, value in settings.items()
+        if isinstance(value, _PLAIN) and key != "training" and not key.startswith("_")
+    }
+    if isinstance(thing, nn.Module):
+        fields.update((key, _named(part)) for key, part in thing.named_children())
+        fields.update((key, held.tolist()) for key, held in thing.named_buffers(recurse=False))
+    return {"class": name, **fields} if fields else name
 
 
 def compare_models(
@@ -414,7 +434,7 @@ def compare_models(
     if refused:
         return ModelChanges(join_changes(refused))
     refusal, warnings = diff_training(
-        then, now, summed=(*_SUMMED, "metrics"), warned=_TRAINED_WITH, in_epoch=in_epoch
+        then, now, summed=(*_SUMMED, "metrics"), warned=(*_SUMMED, *_SETTINGS), in_epoch=in_epoch
     )
     if refusal is not None:
         return ModelChanges(refusal)
@@ -457,40 +477,3 @@ def _of_settings(
 
 def _is_rate(path: str, *_: object) -> bool:
     return path == "lr"
-
-
-def _losses(losses: Any) -> Any:
-    """Return losses, those of torch.nn looked up by their names."""
-    if isinstance(losses, Mapping):
-        return {name: _losses(one) for name, one in losses.items()}
-    if isinstance(losses, (list, tuple)):
-        return [_losses(one) for one in losses]
-    return loss_named(losses) if isinstance(losses, str) else losses
-
-
-def _named(thing: Any) -> Any:
-    """Return the name of a loss or a function, and its settings, as JSON."""
-    if thing is None or isinstance(thing, str):
-        return thing
-    if isinstance(thing, Mapping) and not isinstance(thing, nn.Module):
-        return {str(name): _named(one) for name, one in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return [_named(one) for one in thing]
-    name = getattr(thing, "__qualname__", None)
-    if isinstance(name, str):  # wherever it is defined
-        return name.rpartition("<locals>.")[2]
-    settings: dict[str, Any]
-    if isinstance(thing, functools.partial):
-        arguments = {f"argument {number}": each for number, each in enumerate(thing.args)}
-        name, settings = _named(thing.func), arguments | thing.keywords
-    else:
-        name, settings = type(thing).__qualname__, getattr(thing, "__dict__", {})
-    fields: dict[str, Any] = {
-        key: value
-        for key, value in settings.items()
-        if isinstance(value, _PLAIN) and key != "training" and not key.startswith("_")
-    }
-    if isinstance(thing, nn.Module):
-        fields.update((key, _named(part)) for key, part in thing.named_children())
-        fields.update((key, held.tolist()) for key, held in thing.named_buffers(recurse=False))
-    return {"class": name, **fields} if fields else name

@@ -47,10 +47,11 @@ from .artifact import outputs_of, save_model
 from .batch_norm import check_lone_rows, release_norms
 from .binding import BatchBinding, InputBinding
 from .callbacks import Callbacks, check_callbacks
+from .custom_step import CustomSteps
 from .engine import SavedModel
 from .loading import load_initial_weights
 from .losses import Losses
-from .metrics import Metrics, Sums, total_loss
+from .metrics import Metrics, Results
 from .optimizers import (
     LearningRates,
     Planned,
@@ -102,7 +103,7 @@ class TorchTrainee(Trainee):
         self._in_step = synchroniser.in_step
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
         self._check_weights()
-        self._optimizers, planned = self._configured()
+        self._optimizers, planned = self._configure()
         if isinstance(spec.config.sync, Allreduce):
             check_compression(self._model, self._optimizers, spec.config.sync.compression)
         self._schedulers = Schedulers(planned)
@@ -116,31 +117,18 @@ class TorchTrainee(Trainee):
         self.columns = self._batches.columns
         together = self._model.sync_batch_norm
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
-        self._losses = None
-        if self._model.loss is not None:
-            self._losses = Losses(self._model.loss, spec.outputs).to(self._device)
-        self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
-        custom = self._model.train_step is not None
-        if custom and self._losses is None and not self._metrics and spec.validation is not None:
-            raise ModelError(
-                "validation needs a loss or metrics in the TorchModel besides its train_step, "
-                "which only trains"
-            )
-        self._sums = Sums(self._device)
-        self._sums.declare([*self._loss_names, *self._metrics.names])
-        every = list(self._optimizers.values())
-        self._steps = self._made_steps(
+        self._results = self._make_results()
+        self._steps = self._make_steps(
             self._model,
             self.module,
             self._optimizers,
             self._batches,
-            self._losses,
-            self._metrics,
-            self._sums,
+            self._results,
             synchroniser,
             world,
             self._device,
         )
+        every = list(self._optimizers.values())
         self.variables = TorchVariables(self.module, every)
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
@@ -151,18 +139,27 @@ class TorchTrainee(Trainee):
         check_gradients(self.module, alone=self._together == 1 and self._in_step)
         check_complex(self.module, self._spec.config.sync, self._world.Get_size())
 
-    def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
         """Return the optimizers, by name, and the schedulers."""
         optimizers = make_optimizers(self._model, self.module)
         return optimizers, planned_schedulers(self._model, optimizers)
 
-    def _made_steps(self, *args: Any) -> Steps:
-        """Return the `Steps`, from its arguments."""
-        return Steps(*args)
+    def _make_results(self) -> Results:
+        losses, model = None, self._model
+        if model.loss is not None:
+            losses = Losses(model.loss, self._spec.outputs).to(self._device)
+        metrics = Metrics(model.metrics, self._device, model.loss)
+        trains_only = model.train_step is not None and losses is None and not metrics
+        if trains_only and self._spec.validation is not None:
+            raise ModelError(
+                "validation needs a loss or metrics in the TorchModel besides its train_step, "
+                "which only trains"
+            )
+        return Results(losses, [metrics], self._device)
 
-    @property
-    def _loss_names(self) -> list[str]:
-        return [] if self._losses is None else self._losses.names
+    def _make_steps(self, *args: Any) -> Steps:
+        """Return the `Steps`, from its arguments."""
+        return (Steps if self._model.train_step is None else CustomSteps)(*args)
 
     def train_step(
         self, step: Step, requests: Sequence[bool], last: bool
@@ -178,26 +175,18 @@ class TorchTrainee(Trainee):
         return self._logs("test")
 
     def reset_metrics(self) -> None:
-        self._sums.reset()
-        self._metrics.states.reset()
+        self._results.reset()
 
     def _logs(self, kind: str) -> Logs:
-        return _Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+        return _LazyLogs(lambda: self._results.local(required=self._requires(kind)))
 
-    def _means(self, kind: str) -> dict[str, float]:
-        """Return the means over rows, from the sums."""
-        # A step of the user's may report any names.
-        custom = kind == "train" and self._model.train_step is not None
-        required = () if custom else (*self._loss_names, *self._metrics.names)
-        return total_loss(self._sums.results(required=required), self._loss_names)
+    def _requires(self, kind: str) -> bool:
+        """Return whether all losses and metrics are results; those of a custom step may be any."""
+        return kind == "test" or self._model.train_step is None
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
-        self._sums.assign(np.concatenate(self._world.allgather(self._sums.numpy())))
-        results: dict[str, object] = dict(self._means(kind))
-        if self._metrics.states:
-            states = self._world.allgather(self._metrics.states.numpy())
-            results.update(self._metrics.computed(states))
-        return results
+        parts = [self._world.allgather(one.numpy()) for one in self._results.variables]
+        return self._results.merge(parts, required=self._requires(kind))
 
     def describe(self) -> dict[str, Any]:
         return describe_model(self._model, self.module, self._optimizers, self._schedulers)
@@ -226,7 +215,7 @@ class TorchTrainee(Trainee):
         return ModelInputs.of_training(self._spec), self._batches.feed
 
     def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
-        return self._made_hooks(
+        return self._make_hooks(
             self._callbacks,
             self.module,
             self._steps.modes,
@@ -235,7 +224,7 @@ class TorchTrainee(Trainee):
             self._schedulers.after_epoch,
         )
 
-    def _made_hooks(self, *args: Any) -> Callbacks:
+    def _make_hooks(self, *args: Any) -> Callbacks:
         """Return the `Callbacks`, from its arguments."""
         return Callbacks(*args)
 
@@ -294,13 +283,13 @@ class TorchTrainee(Trainee):
         return states
 
     def metric_variables(self) -> list[Variable]:
-        return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
+        return [*self._results.variables]
 
     def metric_merges(self) -> list[str]:
-        return [JOIN, JOIN] if self._metrics.states else [JOIN]
+        return [JOIN] * len(self.metric_variables())
 
     def metric_names(self) -> list[str]:
-        return [*self._sums.names, *self._metrics.of_objects]
+        return self._results.names
 
     def probe(self, step: Step) -> Sequence[str]:
         if step.batch.rows < 2:
@@ -334,7 +323,7 @@ class TorchTrainee(Trainee):
         """Source of the gradients, for messages."""
         if self._model.train_step is not None:
             return "the loss in train_step"
-        losses = [] if self._losses is None else self._losses.functions()
+        losses = self._results.loss_functions()
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
 
 
@@ -358,7 +347,7 @@ class _GeneratorState(ByteVariable):
             torch.set_rng_state(state)
 
 
-class _Later(Mapping[str, object]):
+class _LazyLogs(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
     def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:
