@@ -45,7 +45,7 @@ from horovod_spark_runner.engines.torch.optimizers import (
     check_complex,
     check_gradients,
     make_optimizers,
-    planned_schedulers,
+    make_schedulers,
     settings_of,
 )
 from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, set_tensor
@@ -516,7 +516,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)
         optimizers = make_optimizers(model, NET)
         optimizer = optimizers[""]
-        schedulers = Schedulers(planned_schedulers(model, optimizers))
+        schedulers = Schedulers(make_schedulers(model, optimizers))
         return optimizer, schedulers, settings_of(optimizer)
 
     optimizer, schedulers, begun = made()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ from .engine import (
     SavedModel,
     TorchFacts,
 )
-from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, load_script, to_numpy, unsteady
-from .model import check_module, input_names, output_leaves, output_specs
+from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, load_script, unsteady
+from .model import check_module, evaluating, input_names, output_leaves, output_specs, to_numpy
 from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
 from .state import as_array, weights_of
 
@@ -68,7 +67,7 @@ def save_model(
     """
     try:
         directory.saved_model.delete_folder()  # an earlier one, of another model
-        with _evaluating(module):
+        with evaluating(module):
             return _save(directory, module, inputs, feed)
     except OSError as error:
         raise CheckpointError(
@@ -82,20 +81,8 @@ def outputs_of(
     module: nn.Module, inputs: ModelInputs, feed: InputBinding
 ) -> tuple[OutputSpec, ...] | None:
     """Return a module's outputs, if it can be called; see `save_model`."""
-    with _evaluating(module):
+    with evaluating(module):
         return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module, and all its parts, into evaluation mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def _save(

@@ -15,10 +15,10 @@ from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
 from .binding import TorchBatch, check_columns, target_of, to_tensor, to_tensors
-from .loading import make_predicting, task_device, to_numpy, unsteady
+from .loading import make_predicting, task_device, unsteady
 from .losses import SUM, Losses
 from .metrics import Metrics, Results, asks_accuracy
-from .model import build_model, output_leaves
+from .model import build_model, output_leaves, to_numpy
 from .torch_model import TorchModel, is_lightning
 
 # How far rounding may be off, relative to the value.

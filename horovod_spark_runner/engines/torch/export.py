@@ -27,8 +27,8 @@ from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
 from .binding import InputBinding, join_columns
 from .engine import check_exportable
-from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
-from .model import pick
+from .loading import CPU, ROWS, Predicting, make_predicting
+from .model import pick, to_numpy
 from .program import Program, dump_program, load_program, make_program, silent
 
 # Rows that an export is compared on.

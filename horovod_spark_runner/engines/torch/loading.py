@@ -29,7 +29,7 @@ from ...training.trained_model import Model, Recipe
 from ...training.warm_start import ARRAYS
 from .binding import InputBinding
 from .engine import TorchParts
-from .model import build_module, output_leaves, output_specs, pick
+from .model import build_module, output_leaves, output_specs, pick, to_numpy
 from .program import Program, ProgramFile, load_program
 from .state import as_array, set_tensor, weights_of
 
@@ -219,16 +219,6 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         raise
     except Exception as error:  # the user's own forward may fail in any way
         return [], f"{type(error).__name__}: {error}"
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """Return an output as an array; NumPy has no bfloat16."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
 
 
 def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:

@@ -1,7 +1,8 @@
-"""The model on a rank: built, its inputs and outputs by name, its modes."""
+"""The model on a rank: how it is built, its inputs and outputs by name, its modes."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +15,15 @@ from torch import Tensor, nn
 from ...errors import ModelError, brief
 from ...training.spec import ModelNames, ModelSource, OutputSpec
 from .torch_model import TorchModel, is_lightning
+
+Path = tuple[str | int, ...]
+# The last thing done to an output, as far as modules tell.
+_ACTIVATIONS: dict[type, str] = {
+    nn.Softmax: "softmax",
+    nn.Sigmoid: "sigmoid",
+    nn.Linear: "linear",
+    nn.LogSoftmax: "log_softmax",
+}
 
 
 def build_model(source: ModelSource) -> tuple[TorchModel, nn.Module]:
@@ -30,7 +40,7 @@ def build_model(source: ModelSource) -> tuple[TorchModel, nn.Module]:
             "model_fn must return TorchModel(module, loss=…, optimizer=…) or a LightningModule, "
             f"but returned {brief(model)}"
         )
-    module = _made_module(model.module)
+    module = _make_module(model.module)
     return replace(model, module=module), module
 
 
@@ -41,10 +51,10 @@ def build_module(source: ModelSource) -> nn.Module:
         ModelError: it gives none.
     """
     made = source.call_function()
-    return _made_module(made.module if isinstance(made, TorchModel) else made)
+    return _make_module(made.module if isinstance(made, TorchModel) else made)
 
 
-def _made_module(source: object) -> nn.Module:
+def _make_module(source: object) -> nn.Module:
     module = source if isinstance(source, nn.Module) or not callable(source) else source()
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -96,14 +106,25 @@ def names_of(source: ModelSource) -> ModelNames:
     return ModelNames(inputs=(names,) if names else (), needs_labels=model.loss is not None)
 
 
-Path = tuple[str | int, ...]
-# The last thing done to an output, as far as modules tell.
-_ACTIVATIONS: dict[type, str] = {
-    nn.Softmax: "softmax",
-    nn.Sigmoid: "sigmoid",
-    nn.Linear: "linear",
-    nn.LogSoftmax: "log_softmax",
-}
+def input_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the parameters of ``forward`` that must be given."""
+    parameters, _, _ = forward_parameters(module)
+    return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
+
+
+def forward_parameters(module: nn.Module) -> tuple[list[inspect.Parameter], bool, bool]:
+    """Return the parameters of ``forward``, and whether it takes any names or positions."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # one that is not written in Python
+        return [], True, True
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positions = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return (
+        [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)],
+        keywords,
+        positions,
+    )
 
 
 def output_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
@@ -135,6 +156,16 @@ def pick(value: Any, path: Path) -> Tensor:
     return tensor
 
 
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Return an output as an array; NumPy has no bfloat16."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
 def one_number(value: Any) -> Tensor | float | None:
     """Return a number from a Python or NumPy number, or from a tensor of one element.
 
@@ -143,15 +174,6 @@ def one_number(value: Any) -> Tensor | float | None:
     if isinstance(value, Tensor):
         return value.detach().reshape(()).double() if value.numel() == 1 else None
     return float(value) if isinstance(value, (bool, int, float, np.number)) else None
-
-
-def _output_name(path: Path) -> str:
-    """Return the name of the output at ``path``."""
-    if not path:
-        return "output"
-    if all(isinstance(key, int) for key in path):
-        return "_".join(["output", *map(str, path)])
-    return "_".join(map(str, path))
 
 
 def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec, ...]:
@@ -181,6 +203,15 @@ def output_specs(module: nn.Module, outputs: Any, rows: int) -> tuple[OutputSpec
     return tuple(specs)
 
 
+def _output_name(path: Path) -> str:
+    """Return the name of the output at ``path``."""
+    if not path:
+        return "output"
+    if all(isinstance(key, int) for key in path):
+        return "_".join(["output", *map(str, path)])
+    return "_".join(map(str, path))
+
+
 def _activation(module: nn.Module) -> str:
     if isinstance(module, nn.Sequential) and len(module):
         return _activation(module[-1])
@@ -190,6 +221,17 @@ def _activation(module: nn.Module) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a tensor's type, NumPy's where that has it."""
     return str(dtype).removeprefix("torch.")
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module, and all its parts, into evaluation mode."""
+    modes = Modes(module)
+    modes.evaluate()
+    try:
+        yield
+    finally:
+        modes.train()
 
 
 class Modes:
@@ -216,24 +258,3 @@ class Modes:
             for each in self._trained:
                 each.training = True
             self._trained = None
-
-
-def input_names(module: nn.Module) -> tuple[str, ...]:
-    """Return the parameters of ``forward`` that must be given."""
-    parameters, _, _ = forward_parameters(module)
-    return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
-
-
-def forward_parameters(module: nn.Module) -> tuple[list[inspect.Parameter], bool, bool]:
-    """Return the parameters of ``forward``, and whether it takes any names or positions."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # one that is not written in Python
-        return [], True, True
-    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positions = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return (
-        [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)],
-        keywords,
-        positions,
-    )

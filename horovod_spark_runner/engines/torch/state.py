@@ -269,6 +269,36 @@ def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
         tensor.copy_(as_tensor(value).reshape(tensor.shape))
 
 
+class _GeneratorState(ByteVariable):
+    """The state of a generator of PyTorch's."""
+
+    def __init__(self, path: str, generator: torch.Generator) -> None:
+        self.path = path
+        self._generator = generator
+
+    def numpy(self) -> np.ndarray:
+        return self._generator.get_state().numpy()
+
+    def assign(self, value: np.ndarray) -> None:
+        self._generator.set_state(torch.from_numpy(np.array(value, np.uint8)))
+
+
+def generators(device: torch.device) -> dict[str, Variable]:
+    """Return the states of the generators of random numbers, by name."""
+    states: dict[str, Variable] = {"torch": _GeneratorState("torch", torch.default_generator)}
+    if device.type == "cuda":
+        current = torch.cuda.default_generators[torch.cuda.current_device()]
+        states["cuda"] = _GeneratorState("cuda", current)
+    return states
+
+
+def separate_generators(seed: int, rank: int) -> None:
+    """Seed the generators of ranks other than the first by rank."""
+    if rank:
+        stream = np.random.SeedSequence([seed, rank])
+        torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
 class Statistics:
     """Keeps the buffers of a module the same on all ranks.
 

@@ -54,20 +54,49 @@ from .losses import Losses
 from .metrics import Metrics, Results
 from .optimizers import (
     LearningRates,
-    Planned,
+    Schedule,
     Schedulers,
     check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
-    planned_schedulers,
+    make_schedulers,
     restore_settings,
     settings_of,
 )
 from .probe import preserve_random, values_of_step
-from .state import ByteVariable, TorchVariables, compare_models, describe_model, trained_in
+from .state import (
+    TorchVariables,
+    compare_models,
+    describe_model,
+    generators,
+    separate_generators,
+    trained_in,
+)
 from .step import Steps
 from .torch_model import TorchModel, is_lightning
+
+
+def begin(seed: int) -> None:
+    """Join Horovod, seed all generators and take this rank's cores.
+
+    Raises:
+        EnvironmentProblem: Horovod was built without PyTorch.
+    """
+    try:
+        hvd.init()
+    except (AttributeError, ImportError) as error:
+        raise EnvironmentProblem(
+            f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
+            "horovod-spark-runner install-horovod"
+        ) from error
+    # What a copy of a process has found out of its cores is not this rank's, which may be bound.
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 class TorchTrainee(Trainee):
@@ -77,7 +106,7 @@ class TorchTrainee(Trainee):
         spec: the training.
         world: communicator of all ranks.
         synchroniser: what becomes of gradients.
-        model: what `build` made.
+        model: what `build_model` made.
         module: the module of it.
 
     Raises:
@@ -98,7 +127,8 @@ class TorchTrainee(Trainee):
         self._model, self.module = model, module
         if not is_lightning(module):  # whose parts stay in the mode that they are in
             module.train()
-        self._device = rank_device()
+        # The GPU that Spark assigned to this rank, if there is one.
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.module.to(self._device)
         self._in_step = synchroniser.in_step
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
@@ -139,10 +169,10 @@ class TorchTrainee(Trainee):
         check_gradients(self.module, alone=self._together == 1 and self._in_step)
         check_complex(self.module, self._spec.config.sync, self._world.Get_size())
 
-    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Schedule]]:
         """Return the optimizers, by name, and the schedulers."""
         optimizers = make_optimizers(self._model, self.module)
-        return optimizers, planned_schedulers(self._model, optimizers)
+        return optimizers, make_schedulers(self._model, optimizers)
 
     def _make_results(self) -> Results:
         losses, model = None, self._model
@@ -259,8 +289,8 @@ class TorchTrainee(Trainee):
     def exchange_seconds(self) -> float | None:
         return self._steps.exchange.seconds
 
-    def tracer(self) -> TorchTracer:
-        return TorchTracer()
+    def tracer(self) -> _TorchTracer:
+        return _TorchTracer()
 
     def learning_rates(self) -> dict[str, float]:
         rates = self._last_rates or self._rates.read()
@@ -272,15 +302,10 @@ class TorchTrainee(Trainee):
         load_initial_weights(self.module, start)
 
     def separate(self, rank: int) -> None:
-        if rank:
-            stream = np.random.SeedSequence([self._spec.fit.seed, rank])
-            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        separate_generators(self._spec.fit.seed, rank)
 
     def generators(self) -> dict[str, Variable]:
-        states: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
-        if self._device.type == "cuda":
-            states["cuda"] = _GeneratorState("cuda", "cuda")
-        return states
+        return generators(self._device)
 
     def metric_variables(self) -> list[Variable]:
         return [*self._results.variables]
@@ -327,26 +352,6 @@ class TorchTrainee(Trainee):
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
 
 
-class _GeneratorState(ByteVariable):
-    """The state of a generator of PyTorch's."""
-
-    def __init__(self, path: str, device: str) -> None:
-        self.path = path
-        self._cuda = device == "cuda"
-
-    def numpy(self) -> np.ndarray:
-        state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
-        array: np.ndarray = state.numpy()
-        return array
-
-    def assign(self, value: np.ndarray) -> None:
-        state = torch.from_numpy(np.array(value, np.uint8))
-        if self._cuda:
-            torch.cuda.set_rng_state(state)
-        else:
-            torch.set_rng_state(state)
-
-
 class _LazyLogs(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
@@ -363,39 +368,7 @@ class _LazyLogs(Mapping[str, object]):
         return len(self._compute())
 
 
-def begin(seed: int) -> None:
-    """Join Horovod, seed all generators and take this rank's cores.
-
-    Raises:
-        EnvironmentProblem: Horovod was built without PyTorch.
-    """
-    try:
-        hvd.init()
-    except (AttributeError, ImportError) as error:
-        raise EnvironmentProblem(
-            f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
-            "horovod-spark-runner install-horovod"
-        ) from error
-    # What a copy of a process has found out of its cores is not this rank's, which may be bound.
-    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
-    _seed_generators(seed)
-
-
-def _seed_generators(seed: int) -> None:
-    """Seed Python's generator, NumPy's and PyTorch's."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def rank_device() -> torch.device:
-    """Return the GPU that Spark assigned to this rank, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class TorchTracer:
+class _TorchTracer:
     """Horovod's timeline, and PyTorch's profiler."""
 
     def __init__(self) -> None:

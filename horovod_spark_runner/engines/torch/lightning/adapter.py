@@ -6,13 +6,13 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ....cluster.worker.reporting import notify
 from ....errors import ModelError, brief
@@ -21,7 +21,7 @@ from ..binding import TorchBatch
 from ..losses import LOSS
 from ..metrics import MetricStates, Sums, is_torchmetrics
 from ..model import one_number
-from ..optimizers import Planned, check_optimizers
+from ..optimizers import Schedule, check_optimizers, make_scheduler
 from ..torch_model import is_lightning
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ def _check_automatic(module: Any) -> None:
         )
 
 
-def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Planned]]:
+def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Schedule]]:
     """Return a module's optimizer, and its schedulers by number.
 
     Raises:
@@ -438,22 +438,16 @@ def configure_optimizers(module: Any) -> tuple[Optimizer, dict[str, Planned]]:
     """
     returned = module.configure_optimizers()
     _check_automatic(module)
-    optimizers, schedulers = _parse(returned)
+    optimizers, settings = _parse(returned)
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         raise ModelError(
             "configure_optimizers must return one optimizer, ([optimizer], [scheduler]), or a "
             "dictionary with 'optimizer' and 'lr_scheduler', but returned "
             f"{brief(returned)}. To train with several, {_CUSTOM_STEP_ADVICE}"
         )
-    check_optimizers({"": optimizers[0]}, module)
-    planned = {str(number): _plan(config) for number, config in enumerate(schedulers)}
-    for plan in planned.values():
-        if plan.scheduler.optimizer is not optimizers[0]:
-            raise ModelError(
-                f"scheduler {type(plan.scheduler).__name__} is of an optimizer that "
-                "configure_optimizers does not return"
-            )
-    return optimizers[0], planned
+    (optimizer,) = optimizers
+    check_optimizers({"": optimizer}, module)
+    return optimizer, {str(n): _schedule(one, optimizer) for n, one in enumerate(settings)}
 
 
 def _parse(returned: Any) -> tuple[Sequence[Any], list[dict[str, Any]]]:
@@ -476,19 +470,17 @@ def _parse(returned: Any) -> tuple[Sequence[Any], list[dict[str, Any]]]:
     ]
 
 
-def _plan(settings: Mapping[str, Any]) -> Planned:
-    scheduler, interval = settings.get("scheduler"), settings.get("interval", "epoch")
-    kinds = (LRScheduler, ReduceLROnPlateau)
-    if not isinstance(scheduler, kinds) or interval not in ("step", "epoch"):
+def _schedule(settings: Mapping[str, Any], optimizer: Optimizer) -> Schedule:
+    interval = settings.get("interval", "epoch")
+    if interval not in ("step", "epoch"):
         raise ModelError(
-            "a scheduler of configure_optimizers must be one of torch.optim.lr_scheduler, with "
-            f"interval 'step' or 'epoch', got {brief(scheduler)} and {interval!r}"
+            f"a scheduler of configure_optimizers has interval 'step' or 'epoch', got {interval!r}"
         )
-    watches = isinstance(scheduler, ReduceLROnPlateau)
+    schedule = Schedule(make_scheduler(settings.get("scheduler"), optimizer), interval)
     # A name is for Lightning's LearningRateMonitor only.
-    defaults = {"frequency": 1, "strict": True, "reduce_on_plateau": watches}
+    defaults = {"frequency": 1, "strict": True, "reduce_on_plateau": schedule.watches}
     _check_keys(settings, ("scheduler", "interval", "monitor", "name"), defaults)
-    return Planned(scheduler, interval, settings.get("monitor") if watches else None)
+    return replace(schedule, monitor=settings.get("monitor")) if schedule.watches else schedule
 
 
 def _check_keys(

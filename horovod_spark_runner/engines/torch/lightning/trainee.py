@@ -20,7 +20,7 @@ from ..engine import SavedModel
 from ..losses import LOSS
 from ..metrics import Results
 from ..model import check_module
-from ..optimizers import Planned
+from ..optimizers import Schedule
 from ..probe import Recorder, forgetting
 from ..step import Steps
 from ..trainee import TorchTrainee
@@ -35,7 +35,7 @@ class LightningTrainee(TorchTrainee):
 
     _adapter: LightningAdapter
 
-    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Schedule]]:
         self._adapter = LightningAdapter(self.module, self._spec, self._world)
         # Parts that were made in setup:
         self.module.to(self._device)
