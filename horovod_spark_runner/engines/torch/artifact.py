@@ -29,13 +29,12 @@ from .engine import (
     FILES,
     PROGRAM,
     PROGRAM_FILE,
-    SCRIPT,
     SCRIPT_FILE,
     ModuleWithExample,
     SavedModel,
     TorchFacts,
 )
-from .loading import BY_CHANCE, CPU, ROWS, Predicting, device_of, load_script, unsteady
+from .loading import BY_CHANCE, CPU, ROWS, Predictor, device_of, load_script, unsteady
 from .model import check_module, evaluating, input_names, output_leaves, output_specs, to_numpy
 from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
 from .state import as_array, weights_of
@@ -82,14 +81,14 @@ def outputs_of(
 ) -> tuple[OutputSpec, ...] | None:
     """Return a module's outputs, if it can be called; see `save_model`."""
     with evaluating(module):
-        return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
+        return _outputs(Predictor(module, feed, device_of(module)), inputs)[0]
 
 
 def _save(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: InputBinding
 ) -> str:
     device = device_of(module)
-    called = Predicting(module, feed, device)
+    called = Predictor(module, feed, device)
     files = ModelWriter(directory)
     weights = weights_of(module)
     arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
@@ -131,7 +130,7 @@ def _save(
 
 
 def _outputs(
-    called: Predicting, inputs: ModelInputs
+    called: Predictor, inputs: ModelInputs
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
     """Return the module's outputs and the rows it was tried with, or the reason why it has none."""
     try:
@@ -141,14 +140,14 @@ def _outputs(
         return None, {}, _first_line(error)
 
 
-def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
+def _program(called: Predictor, rows: Arrays) -> tuple[bytes | None, str]:
     """Return the module as a program that gives the same, or why there is none."""
     on_cpu = called.feed.values(repeat_rows(rows, ROWS), CPU)
     try:
         with silent():
             data = dump_program(make_program(called.module, called.feed, on_cpu))
         again = load_program(data, PROGRAM_FILE, called.device)
-        made = Predicting(again, called.feed, called.device)
+        made = Predictor(again, called.feed, called.device)
         for count in _OTHERS:
             _check_same(called, made, repeat_rows(rows, count))
     except Exception as error:  # whatever torch.export or the module raises
@@ -156,7 +155,7 @@ def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
     return data, ""
 
 
-def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_same(called: Predictor, other: Predictor, arrays: Mapping[str, np.ndarray]) -> None:
     """Check that two modules give the same for some rows.
 
     Raises:
@@ -194,11 +193,10 @@ def adopt_model(
     Raises:
         ModelError: it cannot be predicted with.
     """
-    if kind == PROGRAM:
-        return _adopt_program(directory, model, inputs)
-    if kind == SCRIPT:
-        return _adopt_script(directory, model, inputs)
-    return _adopt_module(directory, model, inputs)
+    if not kind:
+        return _adopt_module(directory, model, inputs)
+    (_adopt_program if kind == PROGRAM else _adopt_script)(directory, model, inputs)
+    return SavedModel()
 
 
 def _adopt_module(
@@ -220,11 +218,11 @@ def _adopt_module(
         )
     check_module(module)
     feed, takes = _fed(module, source.example, inputs)
-    _try(Predicting(module.eval(), feed, device_of(module)), takes)
+    device = device_of(module)
+    _try(Predictor(module.eval(), feed, device), takes)
     try:
         # Workers need not have the GPU that it may be on.
-        there = device_of(module).type == "cpu"
-        pickled = dumps(module if there else copy.deepcopy(module).cpu())
+        pickled = dumps(module if device.type == "cpu" else copy.deepcopy(module).cpu())
     except Exception as error:  # whatever keeps its parts from being pickled
         raise ModelError(
             f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
@@ -236,7 +234,7 @@ def _adopt_module(
 
 def _adopt_script(
     directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
-) -> SavedModel:
+) -> None:
     """Write a file of TorchScript to ``directory``.
 
     Raises:
@@ -250,21 +248,18 @@ def _adopt_script(
         reason = on_one_line(error, 300)
         raise ModelError(f"{place} cannot be read as TorchScript: {reason}") from error
     feed, takes = _fed(module, source.example, inputs)
-    called = Predicting(module, feed, CPU)
-    outputs, rows = _try(called, takes)
-    _check_steady(called, rows, "torch.jit.script or torch.jit.trace")
-    writer = ModelWriter(directory)
-    writer.write(SCRIPT_FILE, data)
-    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
-    facts = TorchFacts(torch=torch.__version__, names=feed.names, script=True)
-    signature = Signature(takes.inputs, takes.columns, outputs, engine=TORCH, own=facts.to_fields())
-    writer.finish(signature)
-    return SavedModel()
+    _write_captured(
+        directory,
+        (SCRIPT_FILE, data),
+        Predictor(module, feed, CPU),
+        takes,
+        "torch.jit.script or torch.jit.trace",
+    )
 
 
 def _adopt_program(
     directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
-) -> SavedModel:
+) -> None:
     """Write a program of torch.export to ``directory``.
 
     Raises:
@@ -273,24 +268,58 @@ def _adopt_program(
     place = Location(path)
     data = _contents(place)
     program = load_program(data, str(place))
-    taken, fixed = taken_by(program), fixed_rows(program)
-    binding, names = _bound(inputs, [one.name for one in taken], "the program")
-    by_name = {one.name: one for one in taken}
-    kinds = [(by_name[name].shape, by_name[name].dtype) for name in names]
-    columns = _columns(binding, names, kinds)
-    feed = InputBinding(binding.slots, tuple(names))
-    called = Predicting(program, feed, CPU)
-    outputs, rows = _try(called, ModelInputs(binding, columns, ()), fixed)
-    _check_steady(called, rows, "torch.export.export", fixed or _MANY)
+    by_name = {one.name: (one.shape, one.dtype) for one in taken_by(program)}
+    binding, names = _bound(inputs, list(by_name), "the program")
+    columns = _columns(binding, names, [by_name[name] for name in names])
+    called = Predictor(program, InputBinding(binding.slots, tuple(names)), CPU)
+    _write_captured(
+        directory,
+        (PROGRAM_FILE, data),
+        called,
+        ModelInputs(binding, columns, ()),
+        "torch.export.export",
+        fixed_rows(program),
+    )
+
+
+def _write_captured(
+    directory: RunDirectory,
+    file: tuple[str, bytes],
+    called: Predictor,
+    takes: ModelInputs,
+    captured_by: str,
+    fixed: int | None = None,
+) -> None:
+    """Write a model whose file holds all of it.
+
+    Raises:
+        ModelError: a prediction for a row depends on more than that row, as of what was captured
+            in training mode.
+    """
+    outputs, rows = _try(called, takes, fixed)
+    if why := unsteady(called, repeat_rows(rows, fixed or _MANY), _CALLS):
+        raise ModelError(
+            f"the program {why}, as a module does in training mode (dropout, batch normalisation "
+            "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
+            f"cuts rows into batches: call module.eval() before {captured_by}, and write the file "
+            "anew"
+        )
     writer = ModelWriter(directory)
-    writer.write(PROGRAM_FILE, data)
+    writer.write(*file)
     writer.write(SAMPLE_FILE, SampleRows(rows).dump())
-    facts = TorchFacts(torch=torch.__version__, names=feed.names, program=True)
+    program = file[0] == PROGRAM_FILE
+    facts = TorchFacts(
+        torch=torch.__version__, names=called.feed.names, program=program, script=not program
+    )
     signature = Signature(
-        binding, columns, outputs, engine=TORCH, batch_size=fixed, own=facts.to_fields()
+        takes.inputs,
+        takes.columns,
+        outputs,
+        engine=TORCH,
+        batch_size=fixed,
+        own=facts.to_fields(),
     )
     writer.finish(signature)
-    return SavedModel()
 
 
 def _contents(place: Location) -> bytes:
@@ -401,21 +430,7 @@ def _columns(
     return tuple(columns[name] for name in binding.columns)
 
 
-def _check_steady(called: Predicting, rows: Arrays, captured: str, count: int = _MANY) -> None:
-    """Check that a program's prediction for a row depends on that row alone.
-
-    Raises:
-        ModelError: it does not, as it was captured in training mode.
-    """
-    if why := unsteady(called, repeat_rows(rows, count), _CALLS):
-        raise ModelError(
-            f"the program {why}, as a module does in training mode (dropout, batch normalisation "
-            "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
-            f"cuts rows into batches: call module.eval() before {captured}, and write the file anew"
-        )
-
-
-def _try(called: Predicting, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
+def _try(called: Predictor, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
     """Call a module; return its outputs, and the rows it was called with.
 
     Raises:

@@ -17,6 +17,7 @@ from ...training.sample_rows import repeat_rows
 from ...training.spec import TrainingSpec
 from .binding import BatchBinding
 from .exchange import TensorCollectives
+from .model import preserve_random
 
 # Within such a context, this rank waits for the others.
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -165,9 +166,8 @@ def check_lone_rows(
     if not any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         return
     tried = copy.deepcopy(module)
-    state = torch.get_rng_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), preserve_random():
             batches.call(tried, batches.of(repeat_rows(batches.sample, 1), training=False))
     except ValueError as error:
         whom = "all ranks together" if together else "a rank"
@@ -179,5 +179,3 @@ def check_lone_rows(
             f"single row in a step of an epoch, of which {type(module).__name__} cannot take "
             f"moments ({error}); {advice}"
         ) from error
-    finally:
-        torch.set_rng_state(state)

@@ -15,7 +15,7 @@ from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
 from .binding import TorchBatch, check_columns, target_of, to_tensor, to_tensors
-from .loading import make_predicting, task_device, unsteady
+from .loading import make_predictor, task_device, unsteady
 from .losses import SUM, Losses
 from .metrics import Metrics, Results, asks_accuracy
 from .model import build_model, output_leaves, to_numpy
@@ -45,7 +45,7 @@ class TorchEvaluator:
                 f"the program takes batches of exactly {recipe.batch_size} rows, and rows that "
                 "fill the last one would count; export it for any number of rows"
             )
-        self._called = make_predicting(recipe, task_device())
+        self._called = make_predictor(recipe, task_device())
         targets = question.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
         self._binding, self._weight = targets.outputs, targets.weight

@@ -27,7 +27,7 @@ from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
 from .binding import InputBinding, join_columns
 from .engine import check_exportable
-from .loading import CPU, ROWS, Predicting, make_predicting
+from .loading import CPU, ROWS, Predictor, make_predictor
 from .model import pick, to_numpy
 from .program import Program, dump_program, load_program, make_program, silent
 
@@ -48,7 +48,7 @@ class _ColumnModule(nn.Module):
 
     def __init__(
         self,
-        called: Predicting,
+        called: Predictor,
         columns: Sequence[Column],
         names: Sequence[str],
         outputs: Sequence[OutputSpec],
@@ -111,7 +111,7 @@ def export_recipe(
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
         names, added = list(columns), list(outputs)
-    called = make_predicting(recipe, CPU)
+    called = make_predictor(recipe, CPU)
     sample = recipe.sample_rows().inputs
     rows = dict(zip(columns, (sample[column.name] for column in recipe.columns), strict=True))
     program = _program(called, recipe, names, added, list(rows.values()))
@@ -133,7 +133,7 @@ def _numbered(kind: str, names: Sequence[str]) -> list[str]:
 
 
 def _program(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     names: Sequence[str],
     added: Sequence[str],
@@ -167,7 +167,7 @@ def _run(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
 
 
 def _predicted(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],
@@ -181,7 +181,7 @@ def _predicted(
 
 
 def _compare(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],

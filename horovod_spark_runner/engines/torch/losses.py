@@ -20,7 +20,7 @@ from ...errors import ModelError, brief
 from ...training.part_comparison import Values, compare_parts
 from ...training.spec import Binding
 from .binding import plain_label, target_of
-from .model import output_leaves, pick
+from .model import output_leaves, pick, preserve_random
 
 LOSS = "loss"
 # Divisors of a loss: the rows, what follows from its labels, or none.
@@ -441,14 +441,11 @@ class Pairing:
 
             return bool(compare_parts(compute, len(label)))
 
-        state = torch.get_rng_state()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), preserve_random():
                 return differing(label) and not differing(label.view_as(output))
         except Exception:  # works on whole batches only, or on labels of its own shape
             return False
-        finally:
-            torch.set_rng_state(state)
 
     def _error(self, output: Tensor, label: Tensor) -> ModelError:
         return ModelError(

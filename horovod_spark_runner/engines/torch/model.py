@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -258,3 +259,16 @@ class Modes:
             for each in self._trained:
                 each.training = True
             self._trained = None
+
+
+@contextlib.contextmanager
+def preserve_random() -> Iterator[None]:
+    """Leave the random generators as they are."""
+    state = random.getstate(), np.random.get_state()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            np.random.set_state(state[1])

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
 from .metrics import is_torchmetrics
+from .model import preserve_random
 from .optimizers import parameters_of
 from .state import as_array, saved_buffers, set_tensor
 
@@ -188,19 +189,6 @@ def _overwrite(value: Any, saved: Any) -> None:
 
 
 _seeds = itertools.count()
-
-
-@contextlib.contextmanager
-def preserve_random() -> Iterator[None]:
-    """Leave the random generators as they are."""
-    state = random.getstate(), np.random.get_state()
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(gpus):
-        try:
-            yield
-        finally:
-            random.setstate(state[0])
-            np.random.set_state(state[1])
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ class Program(nn.Module):
         for name, tensor in constants.items():
             held[name] = _hold(self, name, tensor, persistent=False)
         self._graph = read_graph(content["graph"], device)
+        # Parts of the module are held by their names, of which no attribute here is to be one.
         # Where what the graph is called with is held, and where what it gives replaces it.
         self._inputs, self._outputs = list[Any](), list[Any]()
         user_inputs = []
@@ -293,16 +294,6 @@ def load_program(data: bytes, where: str, device: torch.device = _CPU) -> Progra
     weights, constants = (file.tensors(kind, device) for kind in ("weights", "constants"))
     with file.reading():
         return Program(file.program(), weights, constants, device)
-
-
-def taken_by(program: Program) -> tuple[Taken, ...]:
-    """Return a program's inputs."""
-    return program._taken
-
-
-def fixed_rows(program: Program) -> int | None:
-    """Return the number of rows a program takes; ``None`` for any number."""
-    return program._rows
 
 
 # The types that the format counts.
@@ -555,6 +546,16 @@ def _names(names: Any) -> Iterator[str]:
 _SCHEMA = 8
 _GRAPH = "models/model.json"
 _AGAIN = "torch.export.save(torch.export.export(module, …), path)"
+
+
+def taken_by(program: Program) -> tuple[Taken, ...]:
+    """Return a program's inputs."""
+    return program._taken
+
+
+def fixed_rows(program: Program) -> int | None:
+    """Return the number of rows a program takes; ``None`` for any number."""
+    return program._rows
 
 
 class ProgramFile:

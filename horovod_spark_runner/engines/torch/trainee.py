@@ -52,6 +52,7 @@ from .engine import SavedModel
 from .loading import load_initial_weights
 from .losses import Losses
 from .metrics import Metrics, Results
+from .model import preserve_random
 from .optimizers import (
     LearningRates,
     Schedule,
@@ -64,7 +65,7 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
-from .probe import preserve_random, values_of_step
+from .probe import values_of_step
 from .state import (
     TorchVariables,
     compare_models,
