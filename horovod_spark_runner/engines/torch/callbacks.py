@@ -8,28 +8,22 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...errors import InvalidInputError, brief
 from ...storage.arrays import Arrays
 from ...training.progress import Logs, plain
 from ...training.trainee import Hooks
 from .model import Modes
-from .torch_callback import TorchCallback, check_hooks
+from .torch_callback import TorchCallback, list_callbacks
 
 
 def check_callbacks(callbacks: Any) -> list[TorchCallback]:
-    """Return the callbacks, of which a function may have been given.
+    """Return the callbacks that are given, or that the function given returns.
 
     Raises:
         InvalidInputError: something is no callback.
     """
-    if isinstance(callbacks, TorchCallback):
-        callbacks = [callbacks]
-    made = list(callbacks() if callable(callbacks) else callbacks)
-    for callback in made:
-        if not isinstance(callback, TorchCallback):
-            raise InvalidInputError(f"callbacks gives {brief(callback)}, which is no TorchCallback")
-        check_hooks(callback)
-    return made
+    if callable(callbacks) and not isinstance(callbacks, TorchCallback):
+        callbacks = callbacks()
+    return list_callbacks(callbacks)
 
 
 class Callbacks(Hooks):

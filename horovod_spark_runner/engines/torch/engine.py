@@ -20,6 +20,7 @@ from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, che
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
+from .torch_callback import TorchCallback, list_callbacks
 from .torch_model import TorchModel, is_lightning
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .trainee import TorchTrainee
+
+
+_MODULE = "torch.nn.modules.module.Module"
+# The module as a program of torch.export, or TorchScript, which needs no code of the user's.
+PROGRAM_FILE = "module.pt2"
+SCRIPT_FILE = "script.pt"
+# What a model that was trained elsewhere is, if it is no module.
+PROGRAM, SCRIPT = "program", "script"
+FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 
 
 class _TorchEngine:
@@ -71,7 +81,6 @@ class _TorchEngine:
     ) -> TorchTrainee:
         from .lightning.trainee import LightningTrainee
         from .model import build_model
-        from .torch_model import is_lightning
         from .trainee import TorchTrainee
 
         model, module = build_model(spec.model)
@@ -110,7 +119,14 @@ class _TorchEngine:
         return made_model(recipe)
 
     def held(self, parts: TorchParts) -> Mapping[str, bytes]:
-        return held_files(parts)
+        if parts.source is not None:
+            return {}
+        files = {
+            SCRIPT_FILE: parts.script,
+            PROGRAM_FILE: parts.program,
+            WEIGHTS_FILE: parts.weights,
+        }
+        return {name: data for name, data in files.items() if data is not None}
 
     def check_export(self, format: str, names: Sequence[str], transformed: Collection[str]) -> None:
         check_format(format, self.export_formats)
@@ -136,7 +152,11 @@ class _TorchEngine:
         return describe_outputs(recipe)
 
     def portable_metrics(self, metrics: object) -> object:
-        return portable_metrics(metrics)
+        if isinstance(metrics, Mapping):
+            return {str(name): _portable(one) for name, one in metrics.items()}
+        if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+            return [_portable(one) for one in metrics]
+        return [_portable(metrics)]
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
@@ -145,128 +165,6 @@ class _TorchEngine:
 
 
 ENGINE: Engine = _TorchEngine()
-
-
-@dataclass(frozen=True)
-class _ModelFunction:
-    """A function that returns a fixed model."""
-
-    model: TorchModel
-
-    def __call__(self) -> TorchModel:
-        return self.model
-
-
-def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
-    """Return the source for ``run_training``'s ``model_fn`` argument.
-
-    Args:
-        model: a function without required arguments that returns a `TorchModel` or a
-            ``LightningModule``, or one of these itself.
-        custom_objects: must not be given.
-
-    Raises:
-        ModelError: it is neither.
-        InvalidInputError: ``custom_objects`` is given.
-    """
-    if custom_objects:
-        raise InvalidInputError(
-            "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
-        )
-    if isinstance(model, TorchModel):
-        return ModelSource(function=_ModelFunction(model), engine=TORCH)
-    if is_lightning(model) and not isinstance(model, type):
-        return ModelSource(
-            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
-        )
-    if _is_of_torch(model, "torch.nn.modules.module.Module"):
-        raise ModelError(
-            f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
-            "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
-        )
-    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
-        raise ModelError(
-            "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
-            f"{brief(model)}"
-        )
-    check_model_fn(model)
-    return ModelSource(function=model, engine=TORCH)
-
-
-def check_callback_argument(callbacks: object) -> None:
-    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
-
-    Raises:
-        InvalidInputError: it holds something else than callbacks of PyTorch trainings.
-    """
-    from .torch_callback import TorchCallback, check_hooks
-
-    if isinstance(callbacks, TorchCallback):
-        callbacks = [callbacks]
-    if callable(callbacks):
-        return
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise InvalidInputError(
-            "callbacks must be a list of TorchCallback, or a function that returns one, got "
-            f"{brief(callbacks)}"
-        )
-    for callback in callbacks:
-        if not isinstance(callback, TorchCallback):
-            raise InvalidInputError(
-                f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
-                "one of a PyTorch module"
-            )
-        check_hooks(callback)
-
-
-def _is_of_torch(value: object, name: str) -> bool:
-    """Return whether ``value`` is an instance of PyTorch's class of that name."""
-    # Without importing PyTorch: if it is an instance, PyTorch is loaded already.
-    return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
-
-
-def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
-    """Check as much of an export as shows without the module; see `Engine.check_export`."""
-    for name in names:
-        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
-            raise ModelError(
-                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
-                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
-                "there: TorchTransformer.setFeatureCols([…]), then export"
-            )
-    for name in transformed:
-        raise ModelError(
-            f"a program cannot take feature column {name!r}: the model was trained with a "
-            "transform of it, which is a function of Python's; transform the rows before, in a "
-            "column of their own, or put it into the module's forward"
-        )
-
-
-def portable_metrics(metrics: object) -> object:
-    """Return metrics in a form that can be pickled; see `Engine.portable_metrics`."""
-    if isinstance(metrics, Mapping):
-        return {str(name): _checked(one) for name, one in metrics.items()}
-    if isinstance(metrics, Sequence) and not isinstance(metrics, str):
-        return [_checked(one) for one in metrics]
-    return [_checked(metrics)]
-
-
-def _checked(metric: object) -> object:
-    if isinstance(metric, str) or (callable(metric) and not isinstance(metric, type)):
-        return metric
-    hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
-    raise InvalidInputError(
-        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
-        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
-    )
-
-
-# The module as a program of torch.export, or TorchScript, which needs no code of the user's.
-PROGRAM_FILE = "module.pt2"
-SCRIPT_FILE = "script.pt"
-# What a model that was trained elsewhere is, if it is no module.
-PROGRAM, SCRIPT = "program", "script"
-FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 
 
 @dataclass(frozen=True)
@@ -316,11 +214,6 @@ class TorchFacts:
         return asdict(self)
 
 
-def facts_of(model: StoredModel) -> TorchFacts:
-    """Return a stored model's PyTorch-specific fields, with defaults for missing ones."""
-    return model.facts(TorchFacts)
-
-
 @dataclass(frozen=True)
 class TorchParts:
     """Parts that a PyTorch model is rebuilt from: one of ``source``, ``module``, ``program``,
@@ -353,7 +246,7 @@ def torch_parts(
     Raises:
         RunDirectoryError: a file is damaged, or the function that builds the module is needed.
     """
-    facts, reweighted = facts_of(model), model.signature.reweighted
+    facts, reweighted = model.facts(TorchFacts), model.signature.reweighted
     called = TorchParts(
         paths=model.signature.weights,
         names=facts.names,
@@ -382,9 +275,85 @@ def torch_parts(
     )
 
 
-def held_files(parts: TorchParts) -> Mapping[str, bytes]:
-    """Return the files that suffice to make the model again: none of one that a function builds."""
-    files = {SCRIPT_FILE: parts.script, PROGRAM_FILE: parts.program, WEIGHTS_FILE: parts.weights}
-    if parts.source is not None:
-        return {}
-    return {name: data for name, data in files.items() if data is not None}
+def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Args:
+        model: a function without required arguments that returns a `TorchModel` or a
+            ``LightningModule``, or one of these itself.
+        custom_objects: must not be given.
+
+    Raises:
+        ModelError: it is neither.
+        InvalidInputError: ``custom_objects`` is given.
+    """
+    if custom_objects:
+        raise InvalidInputError(
+            "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
+        )
+    if isinstance(model, TorchModel):
+        return ModelSource(function=_ModelFunction(model), engine=TORCH)
+    if is_lightning(model) and not isinstance(model, type):
+        return ModelSource(
+            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
+        )
+    # Without importing PyTorch: if it is a module, PyTorch is loaded already.
+    if any(f"{c.__module__}.{c.__name__}" == _MODULE for c in type(model).__mro__):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
+            "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
+        )
+    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
+        raise ModelError(
+            "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
+            f"{brief(model)}"
+        )
+    check_model_fn(model)
+    return ModelSource(function=model, engine=TORCH)
+
+
+@dataclass(frozen=True)
+class _ModelFunction:
+    """A function that returns a fixed model."""
+
+    model: TorchModel
+
+    def __call__(self) -> TorchModel:
+        return self.model
+
+
+def check_callback_argument(callbacks: object) -> None:
+    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
+
+    Raises:
+        InvalidInputError: it holds something else than callbacks of PyTorch trainings.
+    """
+    if isinstance(callbacks, TorchCallback) or not callable(callbacks):
+        list_callbacks(callbacks)
+
+
+def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
+    """Check as much of an export as shows without the module; see `Engine.check_export`."""
+    for name in names:
+        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ModelError(
+                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
+                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
+                "there: TorchTransformer.setFeatureCols([…]), then export"
+            )
+    for name in transformed:
+        raise ModelError(
+            f"a program cannot take feature column {name!r}: the model was trained with a "
+            "transform of it, which is a function of Python's; transform the rows before, in a "
+            "column of their own, or put it into the module's forward"
+        )
+
+
+def _portable(metric: object) -> object:
+    if isinstance(metric, str) or (callable(metric) and not isinstance(metric, type)):
+        return metric
+    hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
+    raise InvalidInputError(
+        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
+        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,21 +77,6 @@ class TorchCallback:
         """
 
 
-def check_hooks(callback: TorchCallback) -> None:
-    """Check that a callback has no hooks that nobody would call.
-
-    Raises:
-        InvalidInputError: one is called as in Keras or Lightning.
-    """
-    hooks = [name for name in vars(TorchCallback) if name.startswith("on_")]
-    for name in dir(type(callback)):
-        if _HOOK.fullmatch(name) and name not in hooks:
-            raise InvalidInputError(
-                f"{type(callback).__name__} has a hook {name}, which is never called; those of "
-                f"TorchCallback are {', '.join(hooks)}"
-            )
-
-
 @dataclass
 class TorchEarlyStopping(TorchCallback):
     """Ends a training whose results get no better.
@@ -147,3 +132,41 @@ class TorchEarlyStopping(TorchCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.waited = state["best"], state["waited"]
+
+
+def list_callbacks(callbacks: object) -> list[TorchCallback]:
+    """Return callbacks, or a single one, as a list.
+
+    Raises:
+        InvalidInputError: something is no callback, or has a hook that is never called.
+    """
+    if isinstance(callbacks, TorchCallback):
+        callbacks = [callbacks]
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise InvalidInputError(
+            "callbacks must be a list of TorchCallback, or a function that returns one, got "
+            f"{brief(callbacks)}"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, TorchCallback):
+            raise InvalidInputError(
+                f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
+                "one of a PyTorch module"
+            )
+        _check_hooks(callback)
+    return list(callbacks)
+
+
+def _check_hooks(callback: TorchCallback) -> None:
+    """Check that a callback has no hooks that nobody would call.
+
+    Raises:
+        InvalidInputError: one is called as in Keras or Lightning.
+    """
+    hooks = [name for name in vars(TorchCallback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if _HOOK.fullmatch(name) and name not in hooks:
+            raise InvalidInputError(
+                f"{type(callback).__name__} has a hook {name}, which is never called; those of "
+                f"TorchCallback are {', '.join(hooks)}"
+            )
