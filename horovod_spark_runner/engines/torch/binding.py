@@ -160,7 +160,7 @@ class TorchBatch:
 
 
 class BatchBinding:
-    """Connects the columns of a training with its module.
+    """Connection of a training's columns with its module.
 
     Args:
         module: the module.

@@ -74,7 +74,7 @@ class TorchStep:
     def synchronize(self, optimizer: Optimizer | None = None) -> None:
         """Make gradients those of all ranks now, and not when an optimizer steps.
 
-        Between this, after the last ``backward()``, and ``step()``, gradients can be looked at and
+        Between this, after the last ``backward()``, and ``step()``, gradients can be read and
         changed, all at once (``torch.nn.utils.clip_grad_norm_``) as in one process. All ranks must
         call it alike.
 
@@ -88,7 +88,7 @@ class TorchStep:
 
 
 class CustomSteps(Steps):
-    """Train by a user's ``train_step``."""
+    """Training by a user's ``train_step``; validation as usual."""
 
     def _connect(self) -> None:
         self._gradients = CustomStepGradients(self._optimizers, self._ranks)
@@ -192,7 +192,7 @@ _State = tuple[int, int]
 
 
 class CustomStepGradients:
-    """Tracks gradients in a custom step, to refuse steps that are not exact.
+    """Record of the gradients in a custom step, by which steps that are not exact are refused.
 
     Args:
         optimizers: the optimizers, by name.
@@ -228,7 +228,7 @@ class CustomStepGradients:
                 )
 
     def begin(self) -> None:
-        """Begin a step: gradients that an optimizer has stepped with are gone."""
+        """Begin a step: clear gradients that an optimizer has stepped with."""
         self._watch()
         for noted in (self._last, self._added, self._changed, self._exchanged, self._late):
             noted.clear()

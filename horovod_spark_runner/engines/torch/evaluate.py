@@ -16,8 +16,8 @@ from ...training.trained_model import Recipe, with_model_fn
 from ...training.trainee import Question
 from .binding import TorchBatch, check_columns, target_of, to_tensor, to_tensors
 from .loading import make_predictor, task_device, unsteady
-from .losses import SUM, Losses
-from .metrics import Metrics, Results, asks_accuracy
+from .losses import SUM
+from .metrics import Metrics, Results, asks_accuracy, training_results
 from .model import build_model, output_leaves, to_numpy
 from .torch_model import TorchModel, is_lightning
 
@@ -49,14 +49,13 @@ class TorchEvaluator:
         targets = question.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
         self._binding, self._weight = targets.outputs, targets.weight
-        losses, metrics = None, list[Metrics]()
-        accuracy = question.metrics is not None and asks_accuracy(question.metrics)
-        model = None
-        if question.compiled or accuracy:
+        losses, metrics, model = None, list[Metrics](), None
+        if question.compiled or asks_accuracy(question.metrics or ()):
             model = _trained_by(recipe, needed=question.compiled)
         if model is not None and question.compiled:
-            losses, trained_with = self._training_results(model)
-            metrics.append(trained_with)
+            _check_compiled(model)
+            losses, compiled = training_results(model, targets.outputs, self._called.device)
+            metrics.append(compiled)
         if question.metrics is not None:
             if self._weight is not None:
                 raise InvalidInputError(
@@ -75,23 +74,6 @@ class TorchEvaluator:
             )
         self._untried = True
         self._try(recipe, question)
-
-    def _training_results(self, model: TorchModel) -> tuple[Losses | None, Metrics]:
-        """Return the training's losses and metrics."""
-        if is_lightning(model.module):
-            raise ModelError(
-                f"what {type(model.module).__name__}.validation_step logs is known to trainings "
-                "only; ask for metrics, metrics=['accuracy', …]"
-            )
-        if model.loss is None and not model.metrics:
-            raise ModelError(
-                "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "
-                "some, metrics=[…]"
-            )
-        losses, device = None, self._called.device
-        if model.loss is not None:
-            losses = Losses(model.loss, self._binding).to(device)
-        return losses, Metrics(model.metrics, device, model.loss)
 
     def _try(self, recipe: Recipe, question: Question) -> None:
         """Evaluate two rows, with labels of zeros, by which shapes show."""
@@ -218,6 +200,20 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
         if needed:
             raise
         return None
+
+
+def _check_compiled(model: TorchModel) -> None:
+    """Check that a model says what to evaluate it by."""
+    if is_lightning(model.module):
+        raise ModelError(
+            f"what {type(model.module).__name__}.validation_step logs is known to trainings only; "
+            "ask for metrics, metrics=['accuracy', …]"
+        )
+    if model.loss is None and not model.metrics:
+        raise ModelError(
+            "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for some, "
+            "metrics=[…]"
+        )
 
 
 def _requested_metrics(metrics: object, device: torch.device, loss: object) -> Metrics:

@@ -31,7 +31,7 @@ _NARROW = (torch.bfloat16,)
 
 
 class GradientExchange:
-    """Gives optimizers the gradients of the global batch.
+    """Exchange of the gradients of the global batch, for optimizers.
 
     Args:
         optimizers: those of the training.

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 ROWS = 3
 # What reads or writes files in the source that a file of TorchScript holds.
 _FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
-# What `unsteady` tells.
+# Answers of `unsteady`.
 BY_CHANCE = "gives other outputs whenever it is called with the same rows"
 BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
 _SHOWN = 5

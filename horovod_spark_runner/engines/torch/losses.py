@@ -398,13 +398,13 @@ def _count_parameters(function: Any) -> tuple[int | None, int | None]:
 
 
 class Pairing:
-    """Checks the first calls of a custom function.
+    """Check of the first calls of a custom function.
 
     PyTorch stretches a column of outputs, (n, 1), and a row of labels, (n,), to a square in which
     every output meets every label. Functions do so without a word, and train something else.
 
     Args:
-        name: what it is called in messages.
+        name: its name in messages.
         function: the function.
     """
 

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from ...errors import ModelError, RunDirectoryError, brief
 from ...storage.arrays import Arrays, dump_arrays, load_arrays
+from ...training.spec import Binding
 from .losses import LOSS, SUM, Losses, Pairing, Term
 from .model import one_number, output_leaves
 from .state import ByteVariable, as_array, as_tensor
-from .torch_model import MetricLike
+from .torch_model import MetricLike, TorchModel
 
 _Function = Callable[[Any, Any], Any]
 _ACCURACY = "accuracy"
@@ -141,6 +142,14 @@ class Results:
         for one, states in zip(with_states, parts[1:], strict=True):
             results.update(one.computed(states))
         return results
+
+
+def training_results(
+    model: TorchModel, labels: Binding, device: torch.device
+) -> tuple[Losses | None, Metrics]:
+    """Return the losses and metrics of a `TorchModel`, to be computed on a device."""
+    losses = None if model.loss is None else Losses(model.loss, labels).to(device)
+    return losses, Metrics(model.metrics, device, model.loss)
 
 
 class Sums(ByteVariable):
@@ -420,7 +429,7 @@ class _Accuracy:
 
     Args:
         loss: the loss, by which it is known which labels do not count, and from where on one number
-            per row is true; something else than one of ``torch.nn`` tells neither.
+            per row is true; something else than one of ``torch.nn`` says neither.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -435,7 +444,7 @@ class _Accuracy:
         """Return how many rows are right, and how many count.
 
         Raises:
-            ModelError: nothing tells a class.
+            ModelError: there are no classes.
         """
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
             predicted = output.argmax(1)

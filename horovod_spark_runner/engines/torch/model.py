@@ -236,7 +236,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class Modes:
-    """Brings a module into evaluation mode and back.
+    """Switch of a module to evaluation mode and back.
 
     Args:
         module: the module.

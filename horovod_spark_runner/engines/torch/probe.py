@@ -74,13 +74,12 @@ class _Snapshot:
         if is_torchmetrics(part):
             return
         space = vars(part)
-        attributes = {name: value for name, value in space.items() if name not in _OF_TORCH}
-        self._undo.append(functools.partial(_put_attributes, space, attributes))
-        self._undo.append(functools.partial(_refill, part._buffers, dict(part._buffers)))
+        for holder in (space, part._buffers):
+            self._undo.append(functools.partial(_refill, holder, dict(holder)))
         for buffer in part._buffers.values():
             if buffer is not None:
                 self._undo.append(functools.partial(_overwrite, buffer, buffer.detach().clone()))
-        self.take(*attributes.values())
+        self.take(*(value for name, value in space.items() if name not in _OF_TORCH))
 
     def take(self, *roots: object) -> None:
         """Record everything that these objects refer to."""
@@ -156,12 +155,6 @@ def _package(module: object) -> str:
 def _names_in(code: types.CodeType) -> set[str]:
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
-
-
-def _put_attributes(space: dict[str, Any], attributes: dict[str, Any]) -> None:
-    for name in set(space) - set(attributes) - _OF_TORCH:
-        del space[name]
-    space.update(attributes)
 
 
 def _refill(holder: Any, items: Any) -> None:

@@ -115,7 +115,7 @@ class _TensorVariable:
     """A tensor, or a number, that training changes; looked up at every use.
 
     Args:
-        path: what it is called.
+        path: its name.
         holder: where it is.
         key: its name there.
         trainable: whether an optimizer may change it.
@@ -300,7 +300,7 @@ def separate_generators(seed: int, rank: int) -> None:
 
 
 class Statistics:
-    """Keeps the buffers of a module the same on all ranks.
+    """Buffers of a module, kept equal on all ranks.
 
     The changes of real numbers are averaged, not their values: what did not change stays as it is,
     to the bit. Counters change alike on all ranks that have rows.

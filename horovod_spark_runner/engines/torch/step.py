@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Train and evaluate on this rank's part of each global batch.
+    """Training and validation on this rank's part of each global batch.
 
     Subclasses train by a ``train_step``, or by a ``LightningModule``.
 
@@ -54,7 +54,7 @@ class Steps:
         device: where tensors are.
 
     Attributes:
-        exchange: the gradients' way over the ranks.
+        exchange: the exchange of gradients.
         modes: the module's training and evaluation mode.
     """
 
@@ -86,7 +86,7 @@ class Steps:
                 "rank step by itself; give sync=Allreduce()"
             )
         if model.sync_batch_norm and self._ranks > 1:
-            synchronise_norms(module, lambda: self.exchange.fraction, self.exchange.waiting)
+            synchronise_norms(module, self.exchange)
         self._connect()
 
     def _connect(self) -> None:
@@ -104,6 +104,7 @@ class Steps:
         return self.exchange.counts
 
     def _train_batch(self, step: Step) -> None:
+        """Compute gradients, exchange them, and let the optimizer step."""
         (optimizer,) = self._optimizers.values()
         optimizer.zero_grad(set_to_none=True)
         batch = self._batch_of(step)

@@ -50,8 +50,7 @@ from .callbacks import Callbacks, check_callbacks
 from .custom_step import CustomSteps
 from .engine import SavedModel
 from .loading import load_initial_weights
-from .losses import Losses
-from .metrics import Metrics, Results
+from .metrics import Results, training_results
 from .model import preserve_random
 from .optimizers import (
     LearningRates,
@@ -91,7 +90,7 @@ def begin(seed: int) -> None:
             f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
             "horovod-spark-runner install-horovod"
         ) from error
-    # What a copy of a process has found out of its cores is not this rank's, which may be bound.
+    # A copy of a warm process counted the cores before this rank was bound to its own.
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
@@ -176,12 +175,9 @@ class TorchTrainee(Trainee):
         return optimizers, make_schedulers(self._model, optimizers)
 
     def _make_results(self) -> Results:
-        losses, model = None, self._model
-        if model.loss is not None:
-            losses = Losses(model.loss, self._spec.outputs).to(self._device)
-        metrics = Metrics(model.metrics, self._device, model.loss)
-        trains_only = model.train_step is not None and losses is None and not metrics
-        if trains_only and self._spec.validation is not None:
+        losses, metrics = training_results(self._model, self._spec.outputs, self._device)
+        # With neither, there is a train_step.
+        if losses is None and not metrics and self._spec.validation is not None:
             raise ModelError(
                 "validation needs a loss or metrics in the TorchModel besides its train_step, "
                 "which only trains"

@@ -119,7 +119,7 @@ class TrainerFacts:
 
 
 class LightningAdapter:
-    """Calls a module's methods, and collects its logs.
+    """Calls of a module's methods, and its logs.
 
     Args:
         module: the module.
