@@ -246,6 +246,21 @@ class BatchBinding:
         """Return the labels for functions of all outputs and labels."""
         return target_of(self._spec.outputs, batch.labels, batch.inputs)
 
+    def arrange(self, batch: TorchBatch) -> Any:
+        """Return a batch as the steps of a ``LightningModule`` take it.
+
+        Returns:
+            The inputs and the labels, and the weights of the rows where there are some; without
+            labels the inputs alone. Several inputs or labels are a dictionary by their names, or a
+            tuple.
+        """
+        parts = [_pack(batch.inputs, self.feed.names)]
+        if batch.labels:
+            parts.append(self.target(batch))
+        if batch.weights is not None:
+            parts.append(batch.weights)
+        return _pack(parts, None)
+
     def _class_weights(self, labels: np.ndarray) -> np.ndarray:
         class_weight = self._spec.fit.class_weight or {}
         classes, indices = np.unique(classes_of(labels), return_inverse=True)
@@ -263,11 +278,15 @@ def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tenso
         inputs: the inputs, which take the place of labels where there are none.
     """
     if not binding.slots:
-        return inputs[0] if len(inputs) == 1 else tuple(inputs)
-    plain = [plain_label(label) for label in labels]
-    if binding.names is not None and len(plain) > 1:
-        return dict(zip(binding.names, plain, strict=True))
-    return plain[0] if len(plain) == 1 else tuple(plain)
+        return _pack(inputs, None)
+    return _pack([plain_label(label) for label in labels], binding.names)
+
+
+def _pack(values: Sequence[Any], names: Sequence[str] | None) -> Any:
+    """Return a single value itself, several by their names or else as a tuple."""
+    if len(values) == 1:
+        return values[0]
+    return tuple(values) if names is None else dict(zip(names, values, strict=True))
 
 
 def plain_label(label: Tensor) -> Tensor:

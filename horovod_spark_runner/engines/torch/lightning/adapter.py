@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from ....cluster.worker.reporting import notify
 from ....errors import ModelError, brief
 from ....training.spec import TrainingSpec
-from ..binding import TorchBatch
 from ..losses import LOSS
 from ..metrics import MetricStates, Sums, is_torchmetrics
 from ..model import one_number
@@ -70,7 +69,8 @@ _INSTEAD = {
     "configure_gradient_clipping|clip_gradients": "give TorchModel(module, clip_norm=…)",
     "lr_scheduler_step": "let configure_optimizers return a scheduler with its 'interval'",
     "on_(save|load)_checkpoint": "checkpoints are arrays and JSON; keep tensors as buffers",
-    "on_before_.*|on_after_.*|(manual_)?backward|optimizer_.*": _CUSTOM_STEP_ADVICE,
+    "on_before_(zero_grad|backward|optimizer_step)|on_after_backward|(manual_)?backward"
+    "|optimizer_(step|zero_grad)": _CUSTOM_STEP_ADVICE,
 }
 
 
@@ -186,7 +186,7 @@ class LightningAdapter:
 
         Args:
             name: which of them.
-            batch: see `arrange`.
+            batch: see `BatchBinding.arrange`.
             number: the step's number in its epoch.
             rows: rows that count; without any, logs and metrics' states are left as they are.
         """
@@ -213,30 +213,6 @@ class LightningAdapter:
                 f"it as 'loss', but returned {brief(returned)}; no rank can leave a step out"
             )
         return loss.reshape(())
-
-    @staticmethod
-    def arrange(batch: TorchBatch, names: Sequence[str] | None, target: Any) -> Any:
-        """Return a batch as ``training_step`` takes it.
-
-        Args:
-            batch: the rows.
-            names: parameters of ``forward`` that the inputs are for, if they go by names.
-            target: the labels.
-
-        Returns:
-            The inputs and the labels, and the weights of the rows where there are some; without
-            labels the inputs alone. Several inputs or labels are a dictionary by their names, or a
-            tuple.
-        """
-        inputs: Any = tuple(batch.inputs)
-        if len(inputs) == 1:
-            inputs = inputs[0]
-        elif names is not None:
-            inputs = dict(zip(names, inputs, strict=True))
-        parts = [inputs, *[target] * bool(batch.labels)]
-        if batch.weights is not None:
-            parts.append(batch.weights)
-        return parts[0] if len(parts) == 1 else tuple(parts)
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
@@ -402,7 +378,7 @@ def check_module(module: Any) -> None:
         if name.startswith("_") or name in _CALLED or not _overrides(module, name):
             continue
         instead = next((text for names, text in _INSTEAD.items() if re.fullmatch(names, name)), "")
-        of_lightning = callable(getattr(cls, name)) and any(name in vars(base) for base in bases)
+        of_lightning = any(name in vars(base) for base in bases) and callable(getattr(cls, name))
         if (instead or of_lightning) and not _LEFT_ALONE.fullmatch(name):
             raise ModelError(
                 f"{cls.__name__}.{name} is not called here, where Lightning's Trainer does not "

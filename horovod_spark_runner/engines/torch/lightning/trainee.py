@@ -102,7 +102,7 @@ class _LightningSteps(Steps):
 
     def _train_batch(self, step: Step) -> None:
         rows, (optimizer,) = step.batch.rows, self._optimizers.values()
-        arranged = self._arranged(step, training=True)
+        arranged = self._arranged(step)
         with self._autocast():
             loss = self._adapter.loss(arranged, step.number, rows)
         optimizer.zero_grad(set_to_none=True)
@@ -118,11 +118,11 @@ class _LightningSteps(Steps):
         self.modes.evaluate()
         if step.batch.rows:
             with torch.no_grad(), self._autocast():
-                arranged = self._arranged(step, training=False)
-                self._adapter.step("validation_step", arranged, step.number, step.batch.rows)
+                rows = step.batch.rows
+                self._adapter.step("validation_step", self._arranged(step), step.number, rows)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
-        arranged = self._arranged(step, training=True)
+        arranged = self._arranged(step)
         called = forgetting(self._adapter.module.training_step)
         with self._adapter.unnoticed(), called, self._autocast():
             loss = self._adapter.loss(arranged, step.number, step.batch.rows)
@@ -130,11 +130,8 @@ class _LightningSteps(Steps):
         recorder.record(*self._optimizers.values())
         return {}
 
-    def _arranged(self, step: Step, *, training: bool) -> Any:
-        batch = self._batches.nothing()
-        if step.batch.rows:
-            batch = self._batches.of(step.batch.arrays, training=training)
-        return self._adapter.arrange(batch, self._batches.feed.names, self._batches.target(batch))
+    def _arranged(self, step: Step) -> Any:
+        return self._batches.arrange(self._batch_of(step) or self._batches.nothing())
 
 
 class _LightningCallbacks(Callbacks):
