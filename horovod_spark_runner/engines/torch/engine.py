@@ -106,7 +106,7 @@ class _TorchEngine:
         saved: Any,
         custom_objects: Mapping[str, object],
     ) -> TorchParts:
-        return torch_parts(model, source, saved)
+        return _torch_parts(model, source, saved)
 
     def load(self, recipe: Recipe) -> Model:
         with quiet_imports():
@@ -238,7 +238,7 @@ class TorchParts:
     script: bytes | None = field(default=None, repr=False)
 
 
-def torch_parts(
+def _torch_parts(
     model: StoredModel, source: ModelSource | None, saved: SavedModel | None
 ) -> TorchParts:
     """Return the parts of a stored model; see `Engine.parts`.

@@ -106,7 +106,7 @@ def export_recipe(
         )
     inputs = [replace(c, name=n, encoding="") for c, n in zip(recipe.columns, columns, strict=True)]
     if format == ONNX:
-        need_onnx()
+        _need_onnx()
         # PyTorch calls them by names of Python's; the file need not.
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
@@ -119,7 +119,7 @@ def export_recipe(
         size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
         predict = functools.partial(_predicted, called, recipe, inputs, outputs)
         rows = finite_rows(rows, size, lambda some: [*predict(some).values()])
-        data = onnx_contents(program, recipe, inputs, list(outputs))
+        data = _onnx_contents(program, recipe, inputs, list(outputs))
         _compare(called, recipe, inputs, outputs, rows, OnnxSession(data))
     else:
         data = dump_program(program)
@@ -208,7 +208,7 @@ def _compare(
             ) from error
 
 
-def need_onnx() -> None:
+def _need_onnx() -> None:
     """Check that the packages that write and run ONNX files are installed.
 
     Raises:
@@ -229,7 +229,7 @@ def need_onnx() -> None:
         ) from error
 
 
-def onnx_contents(
+def _onnx_contents(
     program: ExportedProgram,
     recipe: Recipe,
     inputs: Sequence[Column],

@@ -39,7 +39,7 @@ ROWS = 3
 _FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
 # Answers of `unsteady`.
 BY_CHANCE = "gives other outputs whenever it is called with the same rows"
-BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
+_BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
 _SHOWN = 5
 # What a state_dict is called in a dictionary.
 _KEYS = ("state_dict", "model_state_dict")
@@ -246,7 +246,7 @@ def unsteady(called: Predictor, arrays: Mapping[str, np.ndarray], calls: int = 2
         calls: how often it is called with them: few numbers may all be dropped twice.
 
     Returns:
-        `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
+        `BY_CHANCE`, `_BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
     """
     beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
     with preserve_random():
@@ -257,7 +257,7 @@ def unsteady(called: Predictor, arrays: Mapping[str, np.ndarray], calls: int = 2
             other = called.outputs(beside)
         except Exception:  # the user's own forward may fail in any way
             return ""
-    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else BY_OTHERS
+    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else _BY_OTHERS
 
 
 def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:

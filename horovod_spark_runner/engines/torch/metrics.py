@@ -163,7 +163,7 @@ class Sums(ByteVariable):
         self.path = "sums"
         self._device = device
         # A sum and its divisor, which are added to in place.
-        self._cells: dict[str, tuple[Tensor, Tensor]] = {}
+        self._cells: dict[str, Tensor] = {}
 
     @property
     def names(self) -> list[str]:
@@ -184,22 +184,20 @@ class Sums(ByteVariable):
     def reset(self) -> None:
         """Begin new sums."""
         for cell in self._cells.values():
-            for number in cell:
-                number.zero_()
+            cell.zero_()
 
     def declare(self, names: Iterable[str]) -> None:
         """Register names, which fixes the order of their results."""
         for name in names:
             if name not in self._cells:
-                zeros = torch.zeros(2, dtype=torch.float64, device=self._device)
-                self._cells[name] = (zeros[0], zeros[1])
+                self._cells[name] = torch.zeros(2, dtype=torch.float64, device=self._device)
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to the sums of ``name``."""
         self.declare([name])
-        summed, counted = self._cells[name]
-        summed.add_(total.detach() if isinstance(total, Tensor) else total)
-        counted.add_(count)
+        cell = self._cells[name]
+        cell[0] += total.detach() if isinstance(total, Tensor) else total
+        cell[1] += count
 
     def results(self, *, required: Collection[str] = ()) -> dict[str, float]:
         """Return the means there are.
@@ -217,8 +215,10 @@ class Sums(ByteVariable):
     def _pairs(self) -> dict[str, tuple[float, float]]:
         if not self._cells:
             return {}
-        cells = torch.stack([torch.stack(cell) for cell in self._cells.values()])
-        return dict(zip(self._cells, cells.tolist(), strict=True))
+        cells = torch.stack(list(self._cells.values())).tolist()
+        return {
+            name: (total, count) for name, (total, count) in zip(self._cells, cells, strict=True)
+        }
 
 
 class Metrics:
@@ -242,27 +242,21 @@ class Metrics:
         device: torch.device,
         loss: Any = None,
     ) -> None:
-        named = _by_name(metrics)
-        self._functions = {
-            name: _function(name, one, loss)
-            for name, one in named.items()
-            if not is_torchmetrics(one)
-        }
-        self._pairings = {
-            name: Pairing(f"metric {name!r}", one)
-            for name, one in self._functions.items()
-            if not isinstance(named[name], str)
-        }
-        # Copies: what they have seen elsewhere does not count here.
-        self._objects = {
-            name: copy.deepcopy(one).to(device)
-            for metric_name, metric in named.items()
-            if is_torchmetrics(metric)
-            for name, one in _members(metric_name, metric, isinstance(metrics, Mapping))
-        }
-        twice = [name for name in self._objects if name in self._functions]
+        self._functions: dict[str, _Function] = {}
+        self._pairings: dict[str, Pairing] = {}
+        self._objects: dict[str, Any] = {}
+        for name, metric in _by_name(metrics).items():
+            if is_torchmetrics(metric):
+                for full, one in _members(name, metric, isinstance(metrics, Mapping)):
+                    # A copy: what it has seen elsewhere does not count here.
+                    self._objects[full] = copy.deepcopy(one).to(device)
+                continue
+            self._functions[name] = _function(name, metric, loss)
+            if not isinstance(metric, str):
+                self._pairings[name] = Pairing(f"metric {name!r}", metric)
+        twice = self._objects.keys() & self._functions.keys()
         if twice:
-            raise ModelError(f"two metrics have the same name, {twice[0]!r}; give them others")
+            raise ModelError(f"two metrics have the same name, {min(twice)!r}; give them others")
         self.states = MetricStates(list(self._objects.values()))
         self.states.reset()
 

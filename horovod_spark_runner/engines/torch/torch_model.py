@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 # A class of torch.nn by its name, a module of one, or a function of outputs and labels.
-Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
+_Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
 # A class of torch.optim by its name, what makes one of parameters, or one that is made already.
-OptimizerLike: TypeAlias = "str | Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]"
-SchedulerLike: TypeAlias = "LRScheduler | Callable[[Optimizer], LRScheduler]"
+_OptimizerLike: TypeAlias = "str | Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]"
+_SchedulerLike: TypeAlias = "LRScheduler | Callable[[Optimizer], LRScheduler]"
 # A name, a torchmetrics.Metric, or a function of outputs and labels.
 MetricLike: TypeAlias = str | Callable[..., Any]
 Logs: TypeAlias = "Mapping[str, Tensor | float]"
@@ -82,9 +82,9 @@ class TorchModel:
     """
 
     module: nn.Module | Callable[[], nn.Module]
-    loss: Loss | Mapping[str, Loss] | Sequence[Loss] | None = None
-    optimizer: OptimizerLike | Mapping[str, Optimizer] | None = None
-    scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None
+    loss: _Loss | Mapping[str, _Loss] | Sequence[_Loss] | None = None
+    optimizer: _OptimizerLike | Mapping[str, Optimizer] | None = None
+    scheduler: _SchedulerLike | Mapping[str, _SchedulerLike] | None = None
     schedule: Literal["epoch", "step"] = "epoch"
     metrics: Mapping[str, MetricLike] | Sequence[MetricLike] | None = None
     train_step: Callable[[TorchStep], Logs | None] | None = None
