@@ -196,8 +196,8 @@ class Sums(ByteVariable):
         """Add to the sums of ``name``."""
         self.declare([name])
         cell = self._cells[name]
-        cell[0] += total.detach() if isinstance(total, Tensor) else total
-        cell[1] += count
+        cell[0].add_(total.detach() if isinstance(total, Tensor) else total)
+        cell[1].add_(count)
 
     def results(self, *, required: Collection[str] = ()) -> dict[str, float]:
         """Return the means there are.
@@ -216,9 +216,7 @@ class Sums(ByteVariable):
         if not self._cells:
             return {}
         cells = torch.stack(list(self._cells.values())).tolist()
-        return {
-            name: (total, count) for name, (total, count) in zip(self._cells, cells, strict=True)
-        }
+        return dict(zip(self._cells, map(tuple, cells), strict=True))
 
 
 class Metrics:
