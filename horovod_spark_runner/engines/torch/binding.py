@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import Binding, TrainingSpec
-from .model import dtype_name, forward_parameters
+from .model import dtype_name, forward_signature
 
 # Batches are gathered for one step, so a tensor may share their memory, writable or not.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -26,8 +25,6 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 # What PyTorch says of types and of shapes that do not go together.
 _TYPES = ("dtype", "scalar type")
 _SHAPES = ("shapes cannot be multiplied", "size mismatch")
-_KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -65,32 +62,24 @@ def match_inputs(
         ModelError: inputs and columns do not fit; the message shows both.
     """
     check_columns(binding.slots, columns)
-    parameters, keywords, positions = forward_parameters(module)
-    fed = f"feature_cols feeds {len(binding.slots)}: {'; '.join(binding.describe())}"
-    kind = type(module).__name__
-    takes = f"{kind}.forward takes {_listed(parameters, keywords, positions)}"
-    required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
-    names = binding.names
-    if names is None:
-        names = _by_name(binding, parameters, takes)
-    if names is not None:
-        accepted = [p.name for p in parameters if p.kind in _KEYWORDS]
-        unknown = [name for name in names if name not in accepted and not keywords]
-        missing = [name for name in required if name not in names]
-        if unknown or missing:
-            what = f"no parameter {unknown[0]!r}" if unknown else f"nothing feeds {missing[0]!r}"
-            raise ModelError(f"{what}: {takes}, but feature_cols names {', '.join(names)}")
-        return InputBinding(binding.slots, tuple(names))
-    most = len([p for p in parameters if p.kind in _POSITIONAL])
-    by_word = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in required]
-    least = len(required) - len(by_word)
-    if len(binding.slots) < least or (len(binding.slots) > most and not positions) or by_word:
+    signature = forward_signature(module)
+    takes = f"{type(module).__name__}.forward takes {str(signature)[1:-1] or 'nothing'}"
+    names = binding.names or _by_name(binding, list(signature.parameters), takes)
+    try:
+        if names is None:
+            signature.bind(*binding.slots)
+        else:
+            signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
         hint = ""
-        if len(binding.slots) > most == 1:
+        if names is None and len(binding.slots) > len(signature.parameters) == 1:
             flat = [name for slot in binding.slots for name in slot]
             hint = f"; to join the columns into one input, feature_cols=[{flat}]"
-        raise ModelError(f"{takes}, but {fed}{hint}")
-    return InputBinding(binding.slots)
+        raise ModelError(
+            f"{takes}, but feature_cols feeds {len(binding.slots)}: "
+            f"{'; '.join(names or binding.describe())} ({error}){hint}"
+        ) from error
+    return InputBinding(binding.slots, None if names is None else tuple(names))
 
 
 def check_columns(slots: Sequence[Sequence[str]], columns: Mapping[str, Column]) -> None:
@@ -112,16 +101,13 @@ def check_columns(slots: Sequence[Sequence[str]], columns: Mapping[str, Column])
             raise ModelError(f"columns cannot be joined into one: they are {described}")
 
 
-def _by_name(
-    binding: Binding, parameters: Sequence[inspect.Parameter], takes: str
-) -> tuple[str, ...] | None:
+def _by_name(binding: Binding, names: Sequence[str], takes: str) -> tuple[str, ...] | None:
     """Return the names of inputs where the columns of a list are called as these.
 
     Raises:
         ModelError: some are, but stand where another is to be.
     """
     columns = [slot[0] if len(slot) == 1 else "" for slot in binding.slots]
-    names = [parameter.name for parameter in parameters]
     if len(columns) > 1 and set(columns) <= set(names):
         return tuple(columns)
     wrong = [c for i, c in enumerate(columns) if c in names and names.index(c) != i]
@@ -131,15 +117,6 @@ def _by_name(
             "say which column feeds which, feature_cols={input: column, …}"
         )
     return None
-
-
-def _listed(parameters: Sequence[inspect.Parameter], keywords: bool, positions: bool) -> str:
-    named = [
-        p.name if p.default is inspect.Parameter.empty else f"{p.name} (optional)"
-        for p in parameters
-    ]
-    named += ["any further inputs"] * positions + ["any further names"] * keywords
-    return ", ".join(named) or "nothing"
 
 
 @dataclass(frozen=True)

@@ -109,23 +109,19 @@ def names_of(source: ModelSource) -> ModelNames:
 
 def input_names(module: nn.Module) -> tuple[str, ...]:
     """Return the parameters of ``forward`` that must be given."""
-    parameters, _, _ = forward_parameters(module)
-    return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
+    parameters = forward_signature(module).parameters.values()
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in many)
 
 
-def forward_parameters(module: nn.Module) -> tuple[list[inspect.Parameter], bool, bool]:
-    """Return the parameters of ``forward``, and whether it takes any names or positions."""
+def forward_signature(module: nn.Module) -> inspect.Signature:
+    """Return the signature of ``forward``, without annotations; any if it does not show."""
     try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # one that is not written in Python
-        return [], True, True
-    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positions = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return (
-        [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)],
-        keywords,
-        positions,
-    )
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # it is not written in Python
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return inspect.Signature(bare)
 
 
 def output_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
