@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from .engine import (
     TorchFacts,
 )
 from .loading import BY_CHANCE, CPU, ROWS, Predictor, device_of, load_script, unsteady
-from .model import check_module, evaluating, input_names, output_leaves, output_specs, to_numpy
+from .model import check_module, evaluating, input_names, output_leaves, to_numpy
 from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
 from .state import as_array, weights_of
 
@@ -119,7 +120,7 @@ def _save(
         weights=tuple(weights),
         transforms=inputs.transforms,
         problem=problem,
-        own=facts.to_fields(),
+        own=asdict(facts),
         targets=inputs.targets,
     )
     files.finish(signature, FILES)
@@ -135,7 +136,7 @@ def _outputs(
     """Return the module's outputs and the rows it was tried with, or the reason why it has none."""
     try:
         rows = inputs.choose_rows(called.outputs)
-        return output_specs(called.module, called.of(repeat_rows(rows, ROWS)), ROWS), rows, ""
+        return called.describe(rows), rows, ""
     except Exception as error:  # the user's own forward may fail in any way
         return None, {}, _first_line(error)
 
@@ -162,11 +163,11 @@ def _check_same(called: Predictor, other: Predictor, arrays: Mapping[str, np.nda
         ModelError: they give outputs in other places.
         AssertionError: they give other numbers.
     """
-    ours, theirs = list(output_leaves(called.of(arrays))), list(output_leaves(other.of(arrays)))
-    if [path for path, _ in ours] != [path for path, _ in theirs]:
+    ours, theirs = (dict(output_leaves(each.of(arrays))) for each in (called, other))
+    if list(ours) != list(theirs):
         raise ModelError("its outputs are in other places")
-    for (_, value), (_, other_value) in zip(ours, theirs, strict=True):
-        check_close(to_numpy(value), to_numpy(other_value))
+    for path, value in ours.items():
+        check_close(to_numpy(value), to_numpy(theirs[path]))
 
 
 def _first_line(error: BaseException) -> str:
@@ -317,7 +318,7 @@ def _write_captured(
         outputs,
         engine=TORCH,
         batch_size=fixed,
-        own=facts.to_fields(),
+        own=asdict(facts),
     )
     writer.finish(signature)
 
@@ -436,10 +437,9 @@ def _try(called: Predictor, takes: ModelInputs, fixed: int | None = None) -> tup
     Raises:
         ModelError: it cannot be called with such rows.
     """
-    count = fixed or ROWS
     try:
         rows = takes.choose_rows(functools.partial(called.outputs, count=fixed))
-        return output_specs(called.module, called.of(repeat_rows(rows, count)), count), rows
+        return called.describe(rows, fixed or ROWS), rows
     except ModelError:
         raise
     except Exception as error:  # the user's own forward may fail in any way

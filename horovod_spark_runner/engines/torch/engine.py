@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.run_directory import RunDirectory
@@ -210,9 +210,6 @@ class TorchFacts:
     program: bool = False
     script: bool = False
 
-    def to_fields(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class TorchParts:
@@ -247,10 +244,7 @@ def _torch_parts(
         RunDirectoryError: a file is damaged, or the function that builds the module is needed.
     """
     facts, reweighted = model.facts(TorchFacts), model.signature.reweighted
-    called = TorchParts(
-        paths=model.signature.weights,
-        names=facts.names,
-    )
+    called = TorchParts(paths=model.signature.weights, names=facts.names)
     program = model.read(PROGRAM_FILE) if facts.program else None
     if source is not None and source.function is not None:
         if WEIGHTS_FILE not in model.sums:

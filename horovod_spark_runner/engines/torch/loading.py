@@ -23,7 +23,7 @@ from ...errors import ModelError, on_one_line
 from ...storage.arrays import ArraysFile, load_arrays
 from ...storage.contents import open_archive
 from ...training.sample_rows import check_close, repeat_rows
-from ...training.spec import WarmStart
+from ...training.spec import OutputSpec, WarmStart
 from ...training.trained_model import Model, Recipe
 from ...training.warm_start import ARRAYS
 from .binding import InputBinding
@@ -78,6 +78,12 @@ class Predictor:
         rows = repeat_rows(arrays, count or max(2, len(next(iter(arrays.values())))))
         return [to_numpy(tensor) for _, tensor in output_leaves(self.of(rows))]
 
+    def describe(
+        self, arrays: Mapping[str, np.ndarray], count: int = ROWS
+    ) -> tuple[OutputSpec, ...]:
+        """Return the module's outputs, for so many rows."""
+        return output_specs(self.module, self.of(repeat_rows(arrays, count)), count)
+
 
 def task_device() -> torch.device:
     """Return the GPU of this task or rank, or the CPU, whose cores are then the task's."""
@@ -118,9 +124,8 @@ def made_model(recipe: Recipe) -> nn.Module:
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
     """Return the module's outputs, or none and the reason; see `Engine.describe_outputs`."""
     called = make_predictor(recipe, task_device())
-    rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
     try:
-        specs = output_specs(called.module, called.of(rows), ROWS)
+        specs = called.describe(recipe.sample_rows().inputs)
         return [asdict(output) for output in specs], ""
     except ModelError:
         raise
