@@ -109,13 +109,16 @@ class Callbacks(Hooks):
             callback.on_step_end(number, dict(logs or {}))
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
-        states, arrays = {}, {}
+        states: dict[str, dict[str, Any]] = {}
+        arrays: Arrays = {}
         for number, callback in enumerate(self._callbacks):
             name = _name(number, callback)
-            state = callback.state_dict()
-            state_arrays = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
-            arrays.update({f"{name}/{key}": np.array(value) for key, value in state_arrays.items()})
-            states[name] = {key: value for key, value in state.items() if key not in state_arrays}
+            states[name] = {}
+            for key, value in callback.state_dict().items():
+                if isinstance(value, np.ndarray):
+                    arrays[f"{name}/{key}"] = np.array(value)
+                else:
+                    states[name][key] = value
         return {"callbacks": states, "training": self._capture()}, arrays
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
