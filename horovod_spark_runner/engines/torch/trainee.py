@@ -133,10 +133,10 @@ class TorchTrainee(Trainee):
         self._in_step = synchroniser.in_step
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
         self._check_weights()
-        self._optimizers, planned = self._configure()
+        self._optimizers, schedules = self._configure()
         if isinstance(spec.config.sync, Allreduce):
             check_compression(self._model, self._optimizers, spec.config.sync.compression)
-        self._schedulers = Schedulers(planned)
+        self._schedulers = Schedulers(schedules)
         if not self._in_step and self._schedulers.follow_steps:
             raise ModelError(
                 "a scheduler that goes on after every step is planned by how many there are, but "

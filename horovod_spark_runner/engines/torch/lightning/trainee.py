@@ -41,8 +41,8 @@ class LightningTrainee(TorchTrainee):
         self.module.to(self._device)
         check_module(self.module)
         self._check_weights()
-        optimizer, planned = configure_optimizers(self.module)
-        return {"": optimizer}, planned
+        optimizer, schedules = configure_optimizers(self.module)
+        return {"": optimizer}, schedules
 
     def _make_results(self) -> Results:
         results = _LightningResults(None, [], self._device)
