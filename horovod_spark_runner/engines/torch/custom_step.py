@@ -18,6 +18,9 @@ from .optimizers import parameters_of
 from .probe import Recorder, forgetting
 from .step import Steps
 
+# Where a gradient's values lie, and how often it was changed in place.
+_State = tuple[int, int]
+
 
 class TorchStep:
     """A batch, for a ``train_step``.
@@ -185,10 +188,6 @@ class CustomSteps(Steps):
                 f"are {shown}. Call step() of each optimizer equally often in every step (multiply "
                 "a loss by 0 where it is not to count)"
             )
-
-
-# Where a gradient's values lie, and how often it was changed in place.
-_State = tuple[int, int]
 
 
 class CustomStepGradients:
