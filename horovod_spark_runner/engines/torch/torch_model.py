@@ -119,7 +119,16 @@ class TorchModel:
                 "a TorchModel needs an optimizer: the name of a class of torch.optim such as "
                 "optimizer='Adam', or functools.partial(torch.optim.SGD, lr=…)"
             )
+        self._check_order()
         self._check_options()
+
+    def _check_order(self) -> None:
+        # Told by their attributes, as PyTorch is not loaded here.
+        if hasattr(self.loss, "param_groups") or hasattr(self.optimizer, "named_modules"):
+            raise ModelError(
+                "the order is TorchModel(module, loss, optimizer), got the loss "
+                f"{brief(self.loss)} and the optimizer {brief(self.optimizer)}"
+            )
 
     def _check_lightning(self) -> None:
         named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
