@@ -75,9 +75,10 @@ def match_inputs(
         if names is None and len(binding.slots) > len(signature.parameters) == 1:
             flat = [name for slot in binding.slots for name in slot]
             hint = f"; to join the columns into one input, feature_cols=[{flat}]"
+        fed = binding.describe() if names is None else map(repr, names)
         raise ModelError(
-            f"{takes}, but feature_cols feeds {len(binding.slots)}: "
-            f"{'; '.join(names or binding.describe())} ({error}){hint}"
+            f"{takes}, but feature_cols feeds {len(binding.slots)}: {'; '.join(fed)} "
+            f"({error}){hint}"
         ) from error
     return InputBinding(binding.slots, None if names is None else tuple(names))
 
