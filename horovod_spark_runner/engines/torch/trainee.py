@@ -365,18 +365,14 @@ class _LazyLogs(Mapping[str, object]):
         return len(self._compute())
 
 
-class _TorchTracer:
-    """Horovod's timeline, and PyTorch's profiler."""
+class _TorchTracer(Timeline):
+    """Horovod's timeline, and PyTorch's profiler; see `Tracer`."""
+
+    start_timeline, stop_timeline = Timeline.start, Timeline.stop
 
     def __init__(self) -> None:
-        self._timeline = Timeline(hvd)
+        super().__init__(hvd)
         self._profiler: torch.profiler.profile | None = None
-
-    def start_timeline(self, file: Path) -> None:
-        self._timeline.start(file)
-
-    def stop_timeline(self) -> None:
-        self._timeline.stop()
 
     def start_profile(self) -> None:
         self._profiler = torch.profiler.profile(record_shapes=True)
