@@ -161,7 +161,7 @@ def train_run(
 def _describe_end(summary: TrainingSummary) -> str:
     """Describe a finished training: its time, and the metrics of its last epoch."""
     history, took = summary.history, duration(summary.timings["total"])
-    last = {} if not history else history[-1]
+    last = history[-1] if history else {}
     # Lists, as of a confusion matrix, are in the summary.
     metrics = [f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float)]
     return "  ".join([f"finished in {took}: epoch {len(history)}", *metrics])

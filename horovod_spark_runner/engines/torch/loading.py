@@ -215,9 +215,9 @@ def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.n
     if different := _first_difference(ours, {n: _describe(one) for n, one in trained.items()}):
         name, here, there = different
         raise ModelError(
-            f"model_fn builds another model than was trained: {type(module).__name__}, whose weight "
-            f"{name!r} is {here}, and {there} in the trained one; there are {len(built)} weights, "
-            f"and {len(trained)} in the trained one"
+            f"model_fn builds another model than was trained: {type(module).__name__}, whose "
+            f"weight {name!r} is {here}, and {there} in the trained one; there are {len(built)} "
+            f"weights, and {len(trained)} in the trained one"
         )
     for name, array in trained.items():
         set_tensor(built[name], array)
