@@ -40,8 +40,7 @@ def measure() -> dict[str, float]:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    from horovod_spark_runner.engines.keras.collectives import TensorCollectives
-    from horovod_spark_runner.engines.keras.tracing import Stopwatch
+    from horovod_spark_runner.engines.keras.exchange import Stopwatch, TensorCollectives
     from horovod_spark_runner.training.time_breakdown import Clock, Kind
 
     hvd.init()

@@ -113,19 +113,19 @@ def note_steps(folder: str) -> Any:
         import horovod.tensorflow as hvd
         import keras
 
-        from horovod_spark_runner.checkpoint import writer
+        from horovod_spark_runner.checkpoint import manager
 
         class Notes(keras.callbacks.Callback):
             def on_train_begin(self, logs: Any = None) -> None:
                 self.times: list[list[float]] = []
                 self.written: dict[int, float] = {}
-                prune = writer.prune_checkpoints
+                prune = manager.prune_checkpoints
 
                 def prune_and_note(directory: Any, newest: int, options: Any) -> None:
                     prune(directory, newest, options)
                     self.written[newest] = time.perf_counter()
 
-                writer.prune_checkpoints = prune_and_note  # is the last thing that writing does
+                manager.prune_checkpoints = prune_and_note  # is the last thing that writing does
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.times.append([])

@@ -29,9 +29,8 @@ from model import SIDE, make_arrays, make_cnn, make_frame, waiting_layer
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_training
-from horovod_spark_runner.planning.links import parse_link
 from horovod_spark_runner.planning.measurement import Measurement
-from horovod_spark_runner.planning.model import Cluster, predict
+from horovod_spark_runner.planning.model import Cluster, parse_link, predict
 from horovod_spark_runner.training.time_breakdown import step_seconds
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts

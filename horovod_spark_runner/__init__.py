@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from .model.torch_transformer import TorchTransformer
     from .model.transformer import TFTransformer
     from .planning.call import plan_training
-    from .planning.links import Link
+    from .planning.model import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
-    from .training.training_steps import training_steps
+    from .training.spec import training_steps
 
 _LAZY = {
     "Allreduce": ".config.sync",
@@ -63,7 +63,7 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".config.training",
     "LaunchOptions": ".config.launch",
-    "Link": ".planning.links",
+    "Link": ".planning.model",
     "LocalSGD": ".config.sync",
     "MlflowOptions": ".config.mlflow",
     "MpiOptions": ".config.launch",
@@ -83,7 +83,7 @@ _LAZY = {
     "prepare_dataset": ".dataset",
     "report_progress": ".cluster.worker.reporting",
     "run_training": ".api",
-    "training_steps": ".training.training_steps",
+    "training_steps": ".training.spec",
 }
 
 __all__ = [

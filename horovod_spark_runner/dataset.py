@@ -146,7 +146,7 @@ class Dataset:
             InvalidInputError: ``rank`` is not below ``size``, a number is out of range, there are
                 fewer rows than one global batch, or no such column.
         """
-        from .engines.keras.tensors import blocks_to_dataset
+        from .engines.keras.binding import blocks_to_dataset
 
         share = _Share.of(rank, size, batch_size)
         order = _Order.of(seed, shuffle, window_bytes)
@@ -212,7 +212,7 @@ class Dataset:
     ) -> Generator[dict[str, Any], None, None]:
         convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
-            from .engines.keras.tensors import as_tensors as convert
+            from .engines.keras.binding import as_tensors as convert
         with (
             self._reader() as reader,
             contextlib.closing(reader.epoch(plan, share.rank, share.size, first_step)) as batches,

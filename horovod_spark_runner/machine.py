@@ -1,4 +1,4 @@
-"""Identity of this machine and its processes."""
+"""This machine: its identity, processes, cores and threads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -114,3 +116,32 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             if int(numbers[0]) > 0:
                 cores = min(cores, max(1, round(int(numbers[0]) / int(numbers[1]))))
     return cores
+
+
+@contextlib.contextmanager
+def repeat_in_thread(
+    action: Callable[[], object], name: str, *, every: float, first: float | None = None
+) -> Iterator[None]:
+    """Call ``action`` repeatedly in a thread while the block runs; it has ended afterwards.
+
+    Args:
+        action: what to do.
+        name: of the thread.
+        every: seconds between two calls.
+        first: seconds until the first call; by default ``every``.
+    """
+    ended = threading.Event()
+
+    def repeat() -> None:
+        wait = every if first is None else first
+        while not ended.wait(wait):
+            wait = every
+            action()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .cluster.driver.console import Console
-from .cluster.driver.launcher import chosen_launcher
+from .cluster.driver.launch import chosen_launcher
 from .cluster.driver.result import RunResult
 from .config.fields import derive, from_table, setting
 from .config.launch import LaunchSettings

@@ -45,12 +45,10 @@ from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.model.load import ModelHandle, read_finished_run
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
-from horovod_spark_runner.scoring.categories import OneHotEncoder, StringIndexer
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input, Stage
 from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
-from horovod_spark_runner.scoring.stage import Stage
 from horovod_spark_runner.scoring.text import HashingTF, RegexTokenizer
-from horovod_spark_runner.scoring.values import Bucketizer
+from horovod_spark_runner.scoring.values import Bucketizer, OneHotEncoder, StringIndexer
 from horovod_spark_runner.scoring.vectors import Scaler, VectorAssembler
 from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays

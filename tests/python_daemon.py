@@ -31,7 +31,7 @@ _OF_QUERIES = (
     "pyarrow.parquet",
     "horovod_spark_runner.model.evaluating",
     "horovod_spark_runner.model.inference",
-    "horovod_spark_runner.engines.keras.evaluator",
+    "horovod_spark_runner.engines.keras.evaluate",
     "horovod_spark_runner.engines.torch.evaluate",
 )
 _PR_SET_PDEATHSIG = 1

@@ -83,7 +83,7 @@ def curves_in(folder: Path) -> dict[str, list[tuple[int, np.float32]]]:
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
     from horovod_spark_runner.engines.keras.optimizers import find_optimizers
-    from horovod_spark_runner.engines.keras.variables import KerasVariables
+    from horovod_spark_runner.engines.keras.state import KerasVariables
 
     return KerasVariables(model, find_optimizers(model))
 

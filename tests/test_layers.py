@@ -49,7 +49,6 @@ LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "commands.doctor_checks": LIGHT | {"packaging"},
     "cluster.slot.slot": LIGHT | {"pyspark"},
-    "cluster.driver.launcher": LIGHT | {"pyspark"},
     "cluster.protocol.network": LIGHT | {"psutil"},
     "estimator": LIGHT | {"pyspark"},
     "model.estimator_files": LIGHT | {"pyspark"},
@@ -62,20 +61,16 @@ ALLOWED = {
     "testing.keras_injector": LIGHT | {"keras", "mpi4py"},
     "testing.torch_injector": LIGHT | {"mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
-    "sync.ranks": LIGHT | {"mpi4py"},
-    "sync.wire": LIGHT | {"mpi4py"},
+    "sync.mpi": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},
     # Loaded on ranks and, but for those of a module that is listed, in Spark's Python workers.
     "engines.keras": LIGHT | {"h5py", "horovod", "keras", "mpi4py", "tensorflow"},
     "engines.keras.engine": LIGHT,
-    "engines.keras.exported": LIGHT,
     "engines.keras.saved": LIGHT,
-    "engines.keras.source": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},
     "engines.torch.engine": LIGHT,
     "engines.torch.torch_callback": LIGHT,
     "engines.torch.torch_model": LIGHT,
-    "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
 
@@ -248,7 +243,7 @@ def all_imports(path: Path) -> set[str]:
         ),
         # Spark's Python workers are no ranks, and may have neither Horovod nor MPI.
         (
-            "import horovod_spark_runner.engines.keras.evaluator, "
+            "import horovod_spark_runner.engines.keras.evaluate, "
             "horovod_spark_runner.engines.torch.evaluate",
             ["mpi4py", "horovod"],
         ),

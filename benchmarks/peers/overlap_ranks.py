@@ -55,10 +55,10 @@ def make_model(network: str, bucket_bytes: int | None) -> Any:
     """Return a network, on a rank whose gradients leave in such buckets."""
     import keras
 
-    from horovod_spark_runner.sync import buckets
+    from horovod_spark_runner.sync import allreduce
 
     if bucket_bytes is not None:
-        buckets.BUCKET_BYTES = bucket_bytes
+        allreduce.BUCKET_BYTES = bucket_bytes
     keras.utils.set_random_seed(1)
     model = NETWORKS[network]()
     model.compile(keras.optimizers.SGD(1e-3), "mse")

@@ -49,8 +49,8 @@ def diff_models(then: Mapping[str, object], now: Mapping[str, object]) -> str | 
 
 
 def diff_training(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
+    then: Mapping[str, object],
+    now: Mapping[str, object],
     *,
     summed: Collection[str],
     warned: Collection[str],
@@ -88,8 +88,8 @@ def diff_training(
 
 def diff_optimizer(
     what: str,
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
+    then: Mapping[str, object],
+    now: Mapping[str, object],
     is_restored: Callable[[str, object, object], bool],
 ) -> tuple[list[str], list[str], dict[str, Any]]:
     """Compare the settings of an optimizer, some of which the checkpoint decides.

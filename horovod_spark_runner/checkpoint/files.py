@@ -39,7 +39,7 @@ from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+_FORMAT = 3
 VARIABLES_FILE = "variables.npz"
 RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
@@ -90,7 +90,7 @@ class CheckpointInfo:
     model: dict[str, Any] = field(default_factory=dict)
 
 
-class IncompleteCheckpoint(ValueError):
+class _IncompleteCheckpoint(ValueError):
     """The folder was left by a writer that did not finish."""
 
 
@@ -125,7 +125,7 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
         fill = functools.partial(_write_all, arrays)
         sums[name] = write_with_checksum(folder.join(name).write_stream_in_place, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
-    text = json.dumps({"format": FORMAT, "sums": sums, **facts})
+    text = json.dumps({"format": _FORMAT, "sums": sums, **facts})
     folder.join(MANIFEST_FILE).write_in_place(seal(text).encode())
 
 
@@ -214,15 +214,15 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
     return info, {name: load_arrays(read_verified_file(folder, name, sums)) for name in sums}
 
 
-def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
-    """Return a checkpoint's info, and one of its files, verified.
+def read_variables(folder: Location) -> tuple[CheckpointInfo, Contents]:
+    """Return a checkpoint's info, and its file of variables, verified.
 
     Raises:
         ValueError: there is no such file, or its contents have changed.
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, read_verified_file(folder, name, sums)
+    return info, read_verified_file(folder, VARIABLES_FILE, sums)
 
 
 def newest_checkpoint(
@@ -288,7 +288,7 @@ def newest_readable(
                 raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
             say(f"checkpoint {folder} is skipped: {error}")
-            if not isinstance(error, IncompleteCheckpoint):
+            if not isinstance(error, _IncompleteCheckpoint):
                 damaged.append(f"{folder.name}: {error}")
             continue
         return folder, info, contents
@@ -303,10 +303,10 @@ def newest_readable(
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
         manifest = unseal(folder.join(MANIFEST_FILE).read_text())
-        if manifest["format"] != FORMAT:
+        if manifest["format"] != _FORMAT:
             raise ValueError("it has another format")
         return read_fields(manifest, CheckpointInfo), parse_checksums(manifest["sums"])
     except FileNotFoundError as error:
-        raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
+        raise _IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

@@ -194,7 +194,7 @@ def resolve_settings(
     fit: FitOptions,
     workers: int,
     initial_weights: str | None,
-    data: Mapping[str, Any],
+    data: Mapping[str, object],
     sync: Mapping[str, object],
 ) -> tuple[FitOptions, str | None, list[str]]:
     """Resolve which settings of the resuming call hold. Pure.
@@ -279,7 +279,7 @@ def describe_rest(info: CheckpointInfo, epochs: int) -> str:
     return f"{left} of {epochs} {'are' if first < epochs else 'is'} left{within}"
 
 
-def check_not_taken(state: Mapping[str, Any], epoch: int) -> None:
+def check_not_taken(state: Mapping[str, object], epoch: int) -> None:
     """Check that the rest of a checkpoint's epoch is the same part of every batch.
 
     Args:
@@ -301,7 +301,7 @@ def _honoured_changes(
     info: CheckpointInfo,
     fit: FitOptions,
     global_batch: int,
-    data: Mapping[str, Any],
+    data: Mapping[str, object],
     sync: Mapping[str, object],
 ) -> Iterator[str]:
     """Yield warnings of settings whose new values hold."""

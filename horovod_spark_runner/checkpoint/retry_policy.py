@@ -31,16 +31,16 @@ RUNNING = "running"  # recorded until an attempt has ended
 # Endings of attempts.
 FINISHED = "finished"
 USER_ERROR = "user error"  # the run's own code or input
-CANCELLED = "cancelled"
+_CANCELLED = "cancelled"
 STOPPED = "stopped"  # by its caller, such as a search that prunes it
 KILLED = "rank killed or lost"
 LOST = "launch failed or Spark lost it"
-STALLED = "stalled"
-STORAGE = "storage failed"
+_STALLED = "stalled"
+_STORAGE = "storage failed"
 PREEMPTED = "preempted"
 NO_SLOTS = "too few slots"
 
-RETRIED = frozenset({KILLED, LOST, STALLED, STORAGE, PREEMPTED, NO_SLOTS})
+RETRIED = frozenset({KILLED, LOST, _STALLED, _STORAGE, PREEMPTED, NO_SLOTS})
 _MAX_BACKOFF_SECONDS = 60.0
 
 # Exceptions on a rank that come from its surroundings, not from its code.
@@ -88,7 +88,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Decision:
+class _Decision:
     """Decision after a failed attempt.
 
     Attributes:
@@ -108,12 +108,12 @@ def classify(error: HorovodSparkError) -> str:
         lost = kind is None or kind in _SURROUNDINGS or "Horovod has been shut down" in str(error)
         return KILLED if lost else USER_ERROR
     for cls, ending in (
-        (RunCancelledError, CANCELLED),
+        (RunCancelledError, _CANCELLED),
         (RanksDivergedError, USER_ERROR),
         (PreemptedError, PREEMPTED),
-        (CheckpointError, STORAGE),
-        (UnreachableError, STORAGE),  # of a rank: the driver had reached it
-        (StalledError, STALLED),
+        (CheckpointError, _STORAGE),
+        (UnreachableError, _STORAGE),  # of a rank: the driver had reached it
+        (StalledError, _STALLED),
         (RunFailedError, LOST),
         (NotEnoughSlotsError, NO_SLOTS),
     ):
@@ -122,7 +122,7 @@ def classify(error: HorovodSparkError) -> str:
     return USER_ERROR
 
 
-def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> Decision:
+def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> _Decision:
     """Decide what to do after the last of the call's ``attempts`` failed.
 
     Args:
@@ -132,13 +132,13 @@ def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> 
     """
     last, used = attempts[-1], len(attempts) - 1
     if last.ending not in RETRIED:
-        return Decision(None, f"{last.ending}: a retry would not help")
+        return _Decision(None, f"{last.ending}: a retry would not help")
     if last.ending == NO_SLOTS and used == 0:
-        return Decision(None, "there were never enough slots")
+        return _Decision(None, "there were never enough slots")
     if used >= options.max_restarts:
-        return Decision(None, f"max_restarts={options.max_restarts} used up")
+        return _Decision(None, f"max_restarts={options.max_restarts} used up")
     pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), _MAX_BACKOFF_SECONDS)
-    return Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
+    return _Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:

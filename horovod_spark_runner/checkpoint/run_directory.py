@@ -46,7 +46,7 @@ from .retry_policy import Attempt
 # Time breakdown of an epoch, as JSON; ``None`` if unknown.
 Account: TypeAlias = "Mapping[str, Any] | None"
 # Called with a sentence about a record that cannot be read.
-Say: TypeAlias = Callable[[str], object]
+_Say: TypeAlias = Callable[[str], object]
 # Keys of an epoch's line besides its metrics; metrics of these names are in the last one.
 _NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
 _RESERVED = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
@@ -239,7 +239,7 @@ class RunDirectory:
             lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_metrics(self, say: Say = _ignore) -> list[dict[str, float]]:
+    def read_metrics(self, say: _Say = _ignore) -> list[dict[str, float]]:
         """Return the metrics of each epoch; none if there is no file of them.
 
         Args:
@@ -272,7 +272,7 @@ class RunDirectory:
                 ) from error
         return epochs
 
-    def read_accounts(self, epochs: int, say: Say = _ignore) -> list[Account]:
+    def read_accounts(self, epochs: int, say: _Say = _ignore) -> list[Account]:
         """Return the time breakdown of each of the first ``epochs`` epochs, where it is known."""
         accounts: list[Account] = []
         damaged = []
@@ -290,14 +290,14 @@ class RunDirectory:
             say(f"metrics.jsonl is damaged: the time breakdown is left out of line {lines}.")
         return accounts + [None] * (epochs - len(accounts))
 
-    def read_config(self, say: Say = _ignore) -> dict[str, Any]:
+    def read_config(self, say: _Say = _ignore) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
         settings = _parsed(self.config, say, _is_settings)
         if settings == {}:
             say("config.json holds no settings.")
         return settings if isinstance(settings, dict) else {}
 
-    def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
+    def write_attempts(self, attempts: Sequence[Mapping[str, object]]) -> None:
         """Write the records of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
@@ -310,11 +310,11 @@ class RunDirectory:
         """
         return _lines(self.attempts)
 
-    def read_attempts(self, say: Say = _ignore) -> list[dict[str, Any]]:
+    def read_attempts(self, say: _Say = _ignore) -> list[dict[str, Any]]:
         """Return the records that `write_attempts` wrote; none if they cannot be read."""
         return _readable(self.attempts, _is_attempt, say)
 
-    def add_call(self, call: Mapping[str, Any]) -> None:
+    def add_call(self, call: Mapping[str, object]) -> None:
         """Add the record of a call that has ended.
 
         Raises:
@@ -324,7 +324,7 @@ class RunDirectory:
         lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_calls(self, say: Say = _ignore) -> list[dict[str, Any]]:
+    def read_calls(self, say: _Say = _ignore) -> list[dict[str, Any]]:
         """Return the records that `add_call` has added; none if they cannot be read."""
         return _readable(self.calls, _is_call, say)
 
@@ -422,7 +422,7 @@ def _lines(file: Location) -> list[dict[str, Any]]:
         return []
 
 
-def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]]:
+def _readable(file: Location, is_whole: _Check, say: _Say) -> list[dict[str, Any]]:
     try:
         records = _lines(file)
     except (OSError, ValueError) as error:
@@ -434,7 +434,7 @@ def _readable(file: Location, is_whole: _Check, say: Say) -> list[dict[str, Any]
     return [] if damaged else records
 
 
-def _parsed(file: Location, say: Say, is_whole: _Check = _is_object) -> object:
+def _parsed(file: Location, say: _Say, is_whole: _Check = _is_object) -> object:
     try:
         value = load_json(file.read_text())
     except FileNotFoundError:

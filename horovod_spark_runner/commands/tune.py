@@ -14,8 +14,7 @@ from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
 from ..storage.lease import read_lease, seems_held
 from ..tune.call import needing_optuna
-from ..tune.directory import StudyDirectory
-from ..tune.result import FINISHED, STATES, TrialLine, trial_line
+from ..tune.directory import FINISHED, STATES, StudyDirectory, TrialLine, trial_line
 from .output import json_text, show
 
 
@@ -57,7 +56,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
     lock = read_lease(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
     with convert_parse_errors(f"the journal and record of a study in {directory.location}"):
-        study = needing_optuna("study").Study(directory)
+        study = needing_optuna().Study(directory)
         best = study.best()
         return StudySummary(
             place=str(directory.location),

@@ -19,7 +19,7 @@ from ..model.predictions import PredictionModel
 from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
 from ..training.engine import engine_named
-from .fitted import Fitted
+from .readers import Fitted
 
 
 def network(fitted: Fitted, format: str) -> Network:

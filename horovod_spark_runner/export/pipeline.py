@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ..config.validators import check_choice
 from ..errors import DataError, InvalidInputError, ModelError, on_one_line
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
-from ..scoring.categories import StringIndexer
-from ..scoring.inputs import ARRAY, VECTOR, Input
+from ..scoring.columns import ARRAY, VECTOR, Input, Stage, inputs_of
 from ..scoring.network import ONNX, SAVED_MODEL, Network
-from ..scoring.stage import Stage, inputs_of
+from ..scoring.values import StringIndexer
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, convert_save_errors, write_aside
 from ..training.onnx import check_installed
-from .fitted import Fitted, kind_of, vector_size
-from .readers import READERS
+from .readers import READERS, Fitted, kind_of, vector_size
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
@@ -100,7 +98,7 @@ def export_pipeline(
         )
     check_free_file(location, mode)
     check_installed("onnx")
-    from .graph.file import pipeline_file
+    from .onnx_model import pipeline_file
 
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)
@@ -109,12 +107,12 @@ def export_pipeline(
         location.write_bytes(held)
 
 
-def _bundle(pipeline_model: Any, frame: DataFrame, network: str) -> Bundle:
+def _bundle(pipeline_model: object, frame: DataFrame, network: str) -> Bundle:
     stages = list(_read(_flat(pipeline_model), frame, network))
     return Bundle(tuple(_inputs(stages, frame)), tuple(stages))
 
 
-def _flat(stage: Any) -> Iterator[Any]:
+def _flat(stage: object) -> Iterator[Any]:
     """Yield the stages of a pipeline, of those within it, and the best ones of searches."""
     from pyspark.ml import PipelineModel
     from pyspark.ml.tuning import CrossValidatorModel, TrainValidationSplitModel
@@ -128,7 +126,7 @@ def _flat(stage: Any) -> Iterator[Any]:
         yield stage
 
 
-def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
+def _read(stages: Iterable[object], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are checked."""
     from ..model.predictions import PredictionModel
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..scoring.categories import IndexToString, OneHotEncoder, StringIndexer
-from ..scoring.columns import DENSE_SIZE
-from ..scoring.inputs import VECTOR
-from ..scoring.stage import Stage
+from ..errors import ModelError
+from ..scoring.columns import ARRAY, DENSE_SIZE, DTYPES, TEXT, VECTOR, WORDS, Stage
 from ..scoring.text import (
     CountVectorizer,
     FeatureHasher,
@@ -22,7 +22,14 @@ from ..scoring.text import (
     Tokenizer,
     place_of,
 )
-from ..scoring.values import Binarizer, Bucketizer, Imputer
+from ..scoring.values import (
+    Binarizer,
+    Bucketizer,
+    Imputer,
+    IndexToString,
+    OneHotEncoder,
+    StringIndexer,
+)
 from ..scoring.vectors import (
     Interaction,
     MinMaxScaler,
@@ -33,7 +40,10 @@ from ..scoring.vectors import (
     VectorAssembler,
     VectorSlicer,
 )
-from .fitted import Fitted, as_text, vector_size
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
 
 _NO_NUMBERS = np.zeros(0)
 # Regular expressions that Java and Python read alike: classes and plain characters, repeated.
@@ -50,7 +60,7 @@ _PROBES = ("a", "spark", "Ünïcödé", "0123456789", "")
 def _string_indexer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
     there = set(fitted.after.columns)
-    labels = tuple(as_text(one) for one in fitted.stage.labelsArray)
+    labels = tuple(_as_text(one) for one in fitted.stage.labelsArray)
     # Spark passes over columns that are not there, as a label's when it is scored.
     present = [n for n, name in enumerate(outputs) if name in there]
     for number in present:
@@ -72,7 +82,7 @@ def _index_to_string(fitted: Fitted) -> Stage:
             raise fitted.refused(
                 f"it has no labels, and column {fitted.input!r} does not tell them; set its labels"
             )
-    return IndexToString(fitted.input, fitted.output, as_text(labels))
+    return IndexToString(fitted.input, fitted.output, _as_text(labels))
 
 
 def _one_hot_encoder(fitted: Fitted) -> Stage:
@@ -265,7 +275,7 @@ def _stop_words_remover(fitted: Fitted) -> Stage:
         raise fitted.refused(
             f"in its locale {locale!r} letters have other lower cases than elsewhere; set another"
         )
-    words = as_text(fitted.get("stopWords"))
+    words = _as_text(fitted.get("stopWords"))
     stop_words = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
     return StopWordsRemover(inputs, outputs, stop_words, sensitive)
 
@@ -297,7 +307,7 @@ def _count_vectorizer(fitted: Fitted) -> Stage:
     return CountVectorizer(
         fitted.input,
         fitted.output,
-        as_text(fitted.stage.vocabulary),
+        _as_text(fitted.stage.vocabulary),
         float(fitted.get("minTF")),
         fitted.get("binary"),
     )
@@ -332,3 +342,153 @@ READERS: dict[str, Callable[[Fitted], Stage]] = {
     "VectorAssembler": _vector_assembler,
     "VectorSlicer": _vector_slicer,
 }
+
+
+_WORDS_TYPES = ("array<string>",)
+# Arrays of numbers that float64 holds exactly.
+_ARRAY_TYPES = tuple(
+    f"array<{kind}>" for kind in ("tinyint", "smallint", "int", "float", "double", "boolean")
+)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted stage, and the rows before and after it.
+
+    Attributes:
+        stage: the stage.
+        before: the DataFrame it was given.
+        after: the one it gives.
+    """
+
+    stage: Any
+    before: DataFrame
+    after: DataFrame
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"stage {type(self.stage).__name__} ({self.stage.uid})"
+
+    def get(self, param: str) -> Any:
+        """Return a Param's value; ``None`` if it has none."""
+        stage = self.stage
+        if not stage.hasParam(param) or not stage.isDefined(param):
+            return None
+        return stage.getOrDefault(param)
+
+    @property
+    def input(self) -> str:
+        return str(self.get("inputCol"))
+
+    @property
+    def output(self) -> str:
+        return str(self.get("outputCol"))
+
+    @property
+    def pairs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The input columns and the output columns of a stage that may have one or several."""
+        if self.stage.isSet("inputCols"):
+            return tuple(self.get("inputCols")), tuple(self.get("outputCols"))
+        return (self.input,), (self.output,)
+
+    def refused(self, reason: str) -> ModelError:
+        """Return the error of a stage that cannot be exported, with the reason."""
+        return ModelError(f"{self.name} cannot be exported: {reason}")
+
+    def field(self, name: str) -> StructField:
+        """Return the schema field of a column before the stage.
+
+        Raises:
+            ModelError: it is not there under exactly this name.
+        """
+        for field in self.before.schema.fields:
+            if field.name == name:
+                return field
+        raise self.refused(
+            f"it takes column {name!r}, and there is {sorted(self.before.columns)} (upper and "
+            "lower case count)"
+        )
+
+    def kind(self, name: str) -> str:
+        """Return the kind of a column before the stage; see `Input`.
+
+        Raises:
+            ModelError: it is of a type that cannot be scored.
+        """
+        kind = kind_of(self.field(name))
+        if kind is None:
+            type_name = self.field(name).dataType.simpleString()
+            raise self.refused(
+                f"column {name!r} is of type {type_name}, which the scorer does not know"
+            )
+        return kind
+
+    def finite(self, values: object) -> np.ndarray:
+        """Return fitted numbers as an array.
+
+        Raises:
+            ModelError: some are not finite: what Spark does with them depends on how it holds a
+                row's zeros.
+        """
+        array = np.asarray(values.toArray() if hasattr(values, "toArray") else values, np.float64)
+        if not np.isfinite(array).all():
+            raise self.refused(
+                "it was fitted on values that are NaN or infinite, and what Spark makes of zeros "
+                "then depends on how it stores the row; impute such values, and fit it again"
+            )
+        return array
+
+    def attributes(self, name: str) -> list[dict[str, Any]] | None:
+        """Return the attributes of a vector's elements, in their order; ``None`` if unknown."""
+        groups = self.field(name).metadata.get("ml_attr", {}).get("attrs")
+        if groups is None:
+            return None
+        return sorted(
+            ({**one, "type": kind} for kind, group in groups.items() for one in group),
+            key=lambda one: int(one["idx"]),
+        )
+
+
+def kind_of(field: StructField) -> str | None:
+    """Return the kind of a column; ``None`` for one that a scorer does not know."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import CharType, StringType, VarcharType
+
+    if isinstance(field.dataType, VectorUDT):
+        return VECTOR
+    if isinstance(field.dataType, StringType | CharType | VarcharType):
+        return TEXT
+    type_name = str(field.dataType.simpleString())
+    if type_name in DTYPES:
+        return type_name
+    if type_name in _WORDS_TYPES:
+        return WORDS
+    return ARRAY if type_name in _ARRAY_TYPES else None
+
+
+def vector_size(frame: DataFrame, field: StructField) -> int:
+    """Return the elements of a column's vectors or arrays, from its metadata or its first row.
+
+    Raises:
+        ModelError: neither tells.
+    """
+    from pyspark.sql import functions as F
+
+    metadata = field.metadata.get("ml_attr", {})
+    if "num_attrs" in metadata:
+        return int(metadata["num_attrs"])
+    if "attrs" in metadata:
+        return sum(len(group) for group in metadata["attrs"].values())
+    column = F.col("`" + field.name.replace("`", "``") + "`")
+    row = frame.select(column).where(column.isNotNull()).first()
+    if row is None:
+        raise ModelError(
+            f"column {field.name!r} holds nothing but null, so the size of its vectors is not "
+            "known; give a DataFrame with a value"
+        )
+    return len(row[0])
+
+
+def _as_text(values: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)

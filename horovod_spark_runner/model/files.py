@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..cluster.spark.jobs import TaggedJob
 from ..cluster.spark.session import classic_context, is_case_sensitive
-from ..cluster.spark.tagged_job import TaggedJob
 from ..cluster.spark.tasks import raise_task_error
 from ..config.prediction import PredictionSettings, added_columns
 from ..config.validators import check_choice

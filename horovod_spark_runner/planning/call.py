@@ -19,15 +19,14 @@ from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
 from ..run.resolve import ResolvedRun, resolve
-from .links import Link
-from .measure import measure_training
+from .measure import measure_training, removed_on_failure
+from .model import Link
 from .plan import NETWORKS, RANKS, PlanOptions, TrainingPlan, build_plan
-from .sample import removed_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SAMPLE_ROWS = 100_000
+_SAMPLE_ROWS = 100_000
 # Arguments that are those of `run_training`.
 _SHARED = (
     *("model_fn", "feature_cols", "label_cols", "sample_weight_col", "validation", "num_workers"),
@@ -58,7 +57,7 @@ def plan_training(
     ranks: Sequence[int] = RANKS,
     ranks_per_host: int | None = None,
     cores_per_host: int | None = None,
-    sample_rows: int = SAMPLE_ROWS,
+    sample_rows: int = _SAMPLE_ROWS,
     plan_dir: str | os.PathLike[str] | None = None,
     stream_logs: bool = True,
 ) -> TrainingPlan:

@@ -16,12 +16,11 @@ from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
 from ..report.runs.facts import RunFacts, read_facts
-from ..sync.buckets import BUCKET_BYTES
+from ..sync.allreduce import BUCKET_BYTES
 from ..sync.synchroniser import bytes_of_sum
 from ..training.time_breakdown import WHOLE, Kind, mean_seconds
-from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measurement import Measurement
-from .model import StepTime, Workload
+from .model import ETHERNET_LATENCY, Link, StepTime, Workload, ring_seconds
 
 # Within a host only the duration of the run's own exchange is known; it counts as overhead.
 _AT_ONCE = Link(0.0, 1e15)

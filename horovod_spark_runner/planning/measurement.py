@@ -9,10 +9,20 @@ from statistics import fmean
 from typing import Any
 
 from ..frameworks import TORCH
-from ..sync.buckets import BUCKET_BYTES
+from ..sync.allreduce import BUCKET_BYTES
 from ..training.spec import TrainingSpec
-from .links import Link, doubling_rounds, fit_link, ring_seconds, slow_link, tree_seconds
-from .model import BACKWARD, StepTime, Workload, expected_maximum
+from .model import (
+    BACKWARD,
+    Link,
+    StepTime,
+    Workload,
+    doubling_rounds,
+    expected_maximum,
+    fit_link,
+    ring_seconds,
+    slow_link,
+    tree_seconds,
+)
 
 # A step's own messages may be this much faster than larger sums suggest, at most.
 _FASTEST = 0.5

@@ -18,13 +18,11 @@ from ..cluster.worker.reporting import report_progress
 from ..data.read.reader import DatasetReader
 from ..machine import usable_cores
 from ..sync.synchroniser import Collectives
-from ..training.agreement import NOTHING
 from ..training.engine import engine_named
-from ..training.epochs import Epochs, Step
-from ..training.spec import TrainingSpec
-from ..training.strategies import SYNCHRONISERS
+from ..training.epochs import NOTHING, Epochs, Step
+from ..training.loop import SYNCHRONISERS
+from ..training.spec import TrainingSpec, provide_steps
 from ..training.trainee import Trainee
-from ..training.training_steps import provide_steps
 from .measurement import RankFigures
 from .model import StepTime
 
@@ -32,7 +30,7 @@ from .model import StepTime
 _BATCHES, _BATCHES_BYTES = 16, 64 << 20
 _WARM_STEPS, _MOST_STEPS = 3, 2000
 # Sizes of the sums that latency and bandwidth are fitted to, besides the model's own.
-SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+_SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 
 
 def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
@@ -63,7 +61,7 @@ def measure(spec: TrainingSpec, seconds: float, cached: bool) -> RankFigures:
     gradient_bytes = _gradient_bytes(trainee)
     sums = {}
     if world.Get_size() > 1:
-        for size in sorted({*SUM_BYTES, gradient_bytes}):
+        for size in sorted({*_SUM_BYTES, gradient_bytes}):
             sums[size] = _time_sum(world, collectives, size)
     rows, cpu = _time_reading(spec, world, trainee, seconds, cached)
     return RankFigures(

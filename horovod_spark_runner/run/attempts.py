@@ -21,7 +21,7 @@ from ..checkpoint.retry_policy import (
 )
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.console import Console
-from ..cluster.driver.launcher import Launcher
+from ..cluster.driver.launch import Launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
 from ..config.launch import LaunchSettings
@@ -33,8 +33,8 @@ from ..errors import (
     RunFailedError,
 )
 from ..storage.lease import Lease
-from ..training.entry import modules_for, train_rank
-from ..training.spec import AttemptSpec, TrainingSpec
+from ..training.engine import modules_for
+from ..training.spec import AttemptSpec, TrainingSpec, train_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

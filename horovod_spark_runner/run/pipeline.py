@@ -16,9 +16,9 @@ from pathlib import Path
 from ..checkpoint.attachments import AttachmentWriter, open_attachments
 from ..checkpoint.resume import check_rest_of_epoch, check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
-from ..cluster.driver.launcher import chosen_launcher
+from ..cluster.driver.launch import chosen_launcher
 from ..cluster.driver.result import RunResult
-from ..cluster.spark.job_progress import report_job_progress
+from ..cluster.spark.jobs import report_job_progress
 from ..cluster.spark.session import described, master_of
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
@@ -38,7 +38,7 @@ from ..model.summary import TrainingSummary
 from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
 from ..storage.filesystem import Location
-from ..training.entry import modules_for
+from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped

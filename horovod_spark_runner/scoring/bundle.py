@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .._version import __version__
 from ..errors import InvalidInputError, RunDirectoryError
@@ -26,10 +28,8 @@ from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.checksums import compute_checksum, parse_checksums, read_verified, seal, unseal
 from ..storage.contents import MAX_TEXT_BYTES, Contents, FilePart, convert_parse_errors
 from ..typed_json import read_fields
-from .categories import IndexToString, OneHotEncoder, StringIndexer
-from .inputs import Input
+from .columns import Input, Stage
 from .network import Network
-from .stage import Stage, from_stored, to_stored
 from .text import (
     CountVectorizer,
     FeatureHasher,
@@ -39,7 +39,7 @@ from .text import (
     StopWordsRemover,
     Tokenizer,
 )
-from .values import Binarizer, Bucketizer, Imputer
+from .values import Binarizer, Bucketizer, Imputer, IndexToString, OneHotEncoder, StringIndexer
 from .vectors import (
     Interaction,
     MinMaxScaler,
@@ -51,7 +51,7 @@ from .vectors import (
     VectorSlicer,
 )
 
-FORMAT = 1
+_FORMAT = 1
 MAIN_FILE, ARRAYS_FILE = "pipeline.json", "arrays.npz"
 KINDS: dict[str, type[Stage]] = {
     kind.__name__: kind
@@ -102,13 +102,13 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes | memoryview]:
     stages, arrays = [], Arrays()
     files: dict[str, bytes | memoryview] = {}
     for number, stage in enumerate(bundle.stages):
-        plain, stage_arrays, contents = to_stored(stage, number)
+        plain, stage_arrays, contents = _to_stored(stage, number)
         stages.append(plain)
         arrays.update(stage_arrays)
         files.update(contents)
     files[ARRAYS_FILE] = dump_arrays(arrays)
     facts = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "version": __version__,
         "inputs": [asdict(one) for one in bundle.inputs],
         "stages": stages,
@@ -149,6 +149,49 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         ) from error
 
 
+def _to_stored(stage: Stage, number: int) -> tuple[dict[str, Any], Arrays, dict[str, bytes]]:
+    """Return a stage as JSON's values, its arrays by name, and its files by name.
+
+    Args:
+        stage: the stage.
+        number: its place in the pipeline.
+    """
+    plain: dict[str, Any] = {"kind": type(stage).__name__}
+    arrays: Arrays = {}
+    files: dict[str, bytes] = {}
+    for field in fields(stage):
+        value = getattr(stage, field.name)
+        name = f"{number}.{field.name}"
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+            value = {"array": name}
+        elif isinstance(value, bytes):
+            files[f"{name}.zip"] = value
+            value = {"file": f"{name}.zip"}
+        plain[field.name] = value
+    return plain, arrays, files
+
+
+def _from_stored(
+    plain: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    files: Mapping[str, bytes],
+) -> Stage:
+    """Return the stage that `_to_stored` was given.
+
+    Raises:
+        ValueError: it is of none of these kinds, or a field is of another type.
+    """
+    fields = dict(plain)
+    kind = fields.pop("kind")
+    if kind not in KINDS:
+        raise ValueError(f"it has a stage {kind!r}, which this version does not know")
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            fields[name] = arrays[value["array"]] if "array" in value else files[value["file"]]
+    return read_fields(fields, KINDS[kind])
+
+
 @dataclass(frozen=True)
 class _Version:
     """Fields of ``pipeline.json`` that every format has."""
@@ -168,17 +211,17 @@ class _Facts:
 
 def _bundle(plain: object, read: Callable[[str], Contents], path: str | os.PathLike[str]) -> Bundle:
     written = read_fields(plain, _Version)
-    if written.format > FORMAT:
+    if written.format > _FORMAT:
         raise RunDirectoryError(
             f"{path} was exported by horovod_spark_runner {written.version} in format "
-            f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
+            f"{written.format}; this one, {__version__}, reads format {_FORMAT}: update it"
         )
     facts = read_fields(plain, _Facts)
     sums = parse_checksums(facts.sums)
     data = {name: read_verified(name, read, sums) for name in sums}
     arrays = load_arrays(data.pop(ARRAYS_FILE))
     files = {name: contents.read() for name, contents in data.items()}
-    stages = tuple(from_stored(KINDS, one, arrays, files) for one in facts.stages)
+    stages = tuple(_from_stored(one, arrays, files) for one in facts.stages)
     return Bundle(facts.inputs, stages, written.version)
 
 

@@ -54,7 +54,7 @@ class Scorer:
         return self._stages[-1].adds if self._stages else ()
 
     def score_row(
-        self, row: Mapping[str, Any], columns: Sequence[str] | None = None
+        self, row: Mapping[str, object], columns: Sequence[str] | None = None
     ) -> dict[str, Any] | None:
         """Score one row.
 
@@ -130,7 +130,7 @@ class Scorer:
             for name in wanted
         }
 
-    def _wanted(self, columns: Sequence[str] | None, data: Mapping[str, Any]) -> list[str]:
+    def _wanted(self, columns: Sequence[str] | None, data: Mapping[str, object]) -> list[str]:
         wanted = list(self.output_columns if columns is None else columns)
         unknown = [name for name in wanted if name not in self._last and name not in data]
         if isinstance(columns, str) or unknown:
@@ -140,7 +140,7 @@ class Scorer:
             )
         return wanted
 
-    def _scored(self, data: Mapping[str, Any], count: int, wanted: Sequence[str]) -> Batch:
+    def _scored(self, data: Mapping[str, object], count: int, wanted: Sequence[str]) -> Batch:
         """Return the rows after all stages that are needed for the columns."""
         missing = [n for n, one in self._inputs.items() if one.needed and n not in data]
         if missing:

@@ -12,14 +12,14 @@ import numpy as np
 
 from .columns import Batch, Column, Numbers, Vectors, Words, vectors_of
 
-SEED = 42
+_SEED = 42
 _MASK = 0xFFFFFFFF
 
 
 def _hash_of(text: str) -> int:
     """Return the hash of a text's UTF-8, as a signed 32-bit number."""
     data = text.encode("utf-8", "surrogatepass")
-    mixed, whole = SEED, len(data) & ~3
+    mixed, whole = _SEED, len(data) & ~3
     for (word,) in struct.iter_unpack("<I", data[:whole]):
         mixed ^= _scrambled(word)
         mixed = ((mixed << 13) | (mixed >> 19)) & _MASK

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ..errors import DataError
-from .columns import Batch, Numbers, Vectors, joined
-from .stage import ERROR, KEEP, SKIP
+from .columns import ERROR, KEEP, SKIP, Batch, Numbers, Vectors, joined
 from .values import drop_missing
 
 

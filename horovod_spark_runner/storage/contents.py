@@ -67,7 +67,7 @@ class Contents:
     def __copy__(self) -> Contents:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Contents:
+    def __deepcopy__(self, memo: object) -> Contents:
         return self
 
     def open(self) -> IO[bytes]:
@@ -167,7 +167,7 @@ class Sink:
         seen: called with each part, if it is set.
     """
 
-    def __init__(self, stream: Any, on_write: Callable[[], object]) -> None:
+    def __init__(self, stream: IO[bytes], on_write: Callable[[], object]) -> None:
         self._stream = stream
         self._on_write = on_write
         self.seen: Callable[[bytes | memoryview], object] | None = None

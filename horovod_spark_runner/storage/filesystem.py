@@ -368,22 +368,6 @@ class Location:
             write(Sink(stream, watchdog.reset))
             self._reach_disk(stream)
 
-    def write_new(self, data: bytes) -> bool:
-        """Write a local file if there is none; return whether there was none.
-
-        Of several that do so at once, one succeeds.
-        """
-        return call_with_timeout(lambda _: self._make(data), self._text)
-
-    def _make(self, data: bytes) -> bool:
-        WRITE_FAULTS.check(self._text)
-        try:
-            with open(self._text, "xb") as stream:
-                stream.write(data)
-        except FileExistsError:
-            return False
-        return True
-
     def open_output(self) -> Any:
         """Open a new file that has no readers yet, to be written in parts."""
         filesystem, path = self._resolved

@@ -83,7 +83,7 @@ class _Viewfs(_Hdfs):
 class _Translated:
     """A client or a file whose errors are all ``OSError``, without Java's stack."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: object) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:

@@ -9,52 +9,31 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..config.sync import AsyncServer
 from ..errors import ModelError
-from .board import Board, Memory, Seen
+from .distributed_memory import Memory, Ranks
 from .synchroniser import (
+    MODEL,
+    Arrays,
     Collectives,
     Share,
     SyncedState,
     Tensor,
     Traffic,
     Variables,
+    base_of,
     bytes_of_sum,
+    change_of,
+    read_values,
 )
-from .values import MODEL, Arrays, base_of, change_of, read_values
 
 # Seconds from one look at who is behind to the next.
 _LOOK, _MOST = 0.0002, 0.005
-
-
-class Ranks(Protocol):
-    """This rank among all, and the memory they share.
-
-    Attributes:
-        rank: this one.
-        size: how many there are.
-    """
-
-    rank: int
-    size: int
-
-    def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
-        """Return memory that begins with flat values, alike on all ranks, which all call this.
-
-        Args:
-            values: what it is to begin with.
-            holders: the ranks that hold it, an equal part each.
-        """
-        ...
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        ...
 
 
 class AsyncSynchroniser:
@@ -96,7 +75,7 @@ class AsyncSynchroniser:
         self._met: Arrays = {}
         self._sent = self._whole = self._step_sent = self._step_whole = 0.0
         self.lateness: collections.Counter[int] = collections.Counter()
-        self.seen = Seen(0, [], [], [])
+        self.seen = _Seen(0, [], [], [])
 
     def begin(self, variables: Variables) -> None:
         self._variables = variables
@@ -253,3 +232,92 @@ class AsyncSynchroniser:
 
 def _is_real(value: np.ndarray) -> bool:
     return value.dtype.kind not in "iub"
+
+
+# Later than any step.
+_NEVER = 1 << 40
+_STARTED, _UPDATES = range(2)
+# What ranks may ask of all; see `training.epochs.STOP`.
+_REQUESTS = slice(2, 5)
+
+
+class _Seen(NamedTuple):
+    """A rank's reading of a `Board`.
+
+    Attributes:
+        updates: updates of the weights, of all ranks.
+        requests: how many ranks have asked for each thing; see `training.epochs.STOP`.
+        running: of each rank, the number of the step it is in, or of one that is before its next.
+        taken: batches of each share that were taken, or more where there were no more.
+    """
+
+    updates: int
+    requests: list[int]
+    running: list[int]
+    taken: list[int]
+
+
+class Board:
+    """The counters of an epoch, or of its remainder; all ranks create it together.
+
+    Args:
+        opened: returns memory of all ranks that begins with such values.
+        rank: this rank.
+        size: number of ranks.
+        taken: batches of each share that were taken before.
+    """
+
+    def __init__(
+        self, opened: Callable[[np.ndarray], Memory], rank: int, size: int, taken: Sequence[int]
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._first = _REQUESTS.stop
+        self._running = 0
+        values = np.zeros(self._first + size + len(taken), np.int64)
+        values[self._first + size :] = taken
+        self._memory = opened(values)
+
+    def read(self) -> _Seen:
+        """Return the counters of all ranks."""
+        values = self._memory.get().tolist()
+        shares = self._first + self._size
+        return _Seen(
+            values[_UPDATES], values[_REQUESTS], values[self._first : shares], values[shares:]
+        )
+
+    def take(self, share: int) -> int:
+        """Take the next batch of a share; return its number, which may be beyond the last."""
+        return self._memory.add_at(self._first + self._size + share, 1)
+
+    def begin(self) -> int:
+        """Begin a step; return its number."""
+        number = self._memory.add_at(_STARTED, 1)
+        self._run(number)
+        return number
+
+    def end(self) -> None:
+        """End a step; the next one's number will be larger."""
+        self._run(self._running + 1)
+
+    def leave(self) -> None:
+        """Begin no more steps."""
+        self._run(_NEVER)
+
+    def updated(self) -> int:
+        """Count an update; return how many there were before it."""
+        return self._memory.add_at(_UPDATES, 1)
+
+    def ask(self, requests: Sequence[object]) -> None:
+        """Ask all ranks for something."""
+        for number, request in enumerate(requests):
+            if request:
+                self._memory.add_at(_REQUESTS.start + number, 1)
+
+    def close(self) -> None:
+        """Release it; all ranks must call it."""
+        self._memory.close()
+
+    def _run(self, number: int) -> None:
+        # A sum like all else: MPI lets operations of one kind meet in one place.
+        self._memory.add_at(self._first + self._rank, number - self._running)
+        self._running = number

@@ -9,14 +9,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ..config.compression import PowerSGD, TopK
-
-if TYPE_CHECKING:  # loads MPI, which Spark's Python workers must not
-    from .wire import Wire
+from ..cluster.worker.reporting import notify
+from ..config.compression import Compression, PowerSGD, Threshold, TopK
 
 Shape = tuple[int, ...]
 
@@ -28,8 +26,8 @@ class Place:
     Attributes:
         name: the same on all ranks and in every step.
         shapes: of its tensors, in the order in which they lie in flat arrays.
-        own: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over the
-            ranks.
+        local: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over
+            the ranks.
         shared: arrays that are the same on all ranks.
     """
 
@@ -51,6 +49,36 @@ class Place:
         """Return one of this rank's arrays; zeros as ``like`` where there is none yet."""
         array = self.local.get(name)
         return np.zeros_like(like) if array is None else array.astype(like.dtype, copy=False)
+
+
+class Wire(Protocol):
+    """Collectives of NumPy arrays; all ranks call the same in the same order.
+
+    Attributes:
+        size: number of ranks.
+        rank: this one's.
+        sent: bytes this rank has sent, as a ring sends them.
+    """
+
+    size: int
+    rank: int
+    sent: float
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """Return the sum over all ranks of arrays of one shape and type."""
+        ...
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        """Return all ranks' flat arrays, which are of one type and as long as each likes."""
+        ...
+
+    def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Send each rank its part; return the parts that all have sent to this one.
+
+        Args:
+            parts: flat arrays of one type, one for each rank, as long as all ranks' for that one.
+        """
+        ...
 
 
 class Codec(Protocol):
@@ -83,7 +111,7 @@ class Codec(Protocol):
 RESIDUAL, VELOCITY = "residual", "velocity"
 
 
-def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
+def _moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
     """Apply and update this rank's momentum; return the term unchanged without one."""
     if not momentum:
         return local
@@ -94,7 +122,7 @@ def moving(local: np.ndarray, place: Place, momentum: float) -> np.ndarray:
     return moved
 
 
-def keeping(momentum: float) -> tuple[str, ...]:
+def _keeping(momentum: float) -> tuple[str, ...]:
     """Return the names in checkpoints of codecs' unsent state."""
     return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
 
@@ -111,7 +139,7 @@ def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarra
     return [part.reshape(array.shape) for part, array in parts]
 
 
-def whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
+def _sum_whole(local: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
     """Return the sum over all ranks, including their unsent residuals."""
     total = wire.sum(place.local_array(RESIDUAL, local) + local)
     place.local[RESIDUAL] = np.zeros_like(local)
@@ -170,11 +198,11 @@ class TopKCodec:
 
     def __init__(self, options: TopK) -> None:
         self._options = options
-        self.keeps = keeping(options.momentum)
+        self.keeps = _keeping(options.momentum)
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        local = moving(local, place, options.momentum)
+        local = _moving(local, place, options.momentum)
         held: np.ndarray = place.local_array(RESIDUAL, local) + local
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.local[RESIDUAL] = np.zeros_like(held)
@@ -191,8 +219,8 @@ class TopKCodec:
         if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
             return wire.sum(held - rest)  # which is shorter than places and values
         total: np.ndarray = np.zeros_like(held)
-        for message in wire.gather(encode(chosen, values)):
-            where, what = _decode(message, held.dtype)
+        for message in wire.gather(_encode_entries(chosen, values)):
+            where, what = _decode_entries(message, held.dtype)
             total[where] += what
         return total
 
@@ -234,12 +262,12 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.concatenate([above, equal]))
 
 
-def encode(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _encode_entries(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return places and values as bytes. Pure."""
     return np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
 
 
-def _decode(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _decode_entries(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return the places and values of a message, of values of ``dtype``. Pure."""
     count = message.size // (4 + dtype.itemsize)
     return message[: 4 * count].view(np.uint32), message[4 * count :].view(dtype)
@@ -266,7 +294,7 @@ class PowerCodec:
 
     def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         if wire.size == 1 or step < self._options.warmup_steps:
-            return whole(local, place, wire)
+            return _sum_whole(local, place, wire)
         held = place.local_array(RESIDUAL, local) + local
         parts = place.split(held)
         forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
@@ -364,3 +392,110 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     for column in range(1, left.shape[1]):
         total += left[:, column, None] * right[None, :, column]
     return total
+
+
+_THRESHOLD = "threshold"
+# By which the threshold moves in a step: to the half in twenty.
+_DECAY = 0.5 ** (1 / 20)
+# The part of what it began with that the threshold does not fall below: where gradients are 0 for
+# long, it would end as 0.
+_LEAST = 1e-6
+# Steps from one cut of what is left over to the next, as in Deeplearning4j.
+_CUT_EVERY = 5
+# How a message says its entries: by places, by two bits for each, or that one is no number.
+_PLACES, _BITS, _NOT_FINITE = range(3)
+_NEGATIVE = np.uint32(1 << 31)
+
+
+class ThresholdCodec:
+    """Threshold `Codec`. The threshold is the same on all ranks, since all read all messages.
+
+    Args:
+        options: the threshold to begin with, and how it moves.
+    """
+
+    sends_places = True
+
+    def __init__(self, options: Threshold) -> None:
+        self._options = options
+        self.keeps = (*_keeping(options.momentum), f"shared/{_THRESHOLD}")
+
+    def total(self, local: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        options = self._options
+        local = _moving(local, place, options.momentum)
+        if wire.size == 1 or step < options.warmup_steps:
+            return _sum_whole(local, place, wire)
+        saved = place.shared.get(_THRESHOLD)
+        threshold = options.start if saved is None else float(saved)
+        held: np.ndarray = place.local_array(RESIDUAL, local) + local
+        value = held.dtype.type(threshold)
+        positive, negative = held >= value, held <= -value
+        rest = held - value * positive + value * negative
+        total: np.ndarray = np.zeros_like(held)
+        count = 0
+        finite = bool(np.isfinite(held).all())
+        for message in wire.gather(encode_signs(positive, negative, finite=finite)):
+            indices = decode_signs(message, held.size)
+            if indices is None:  # as it would be without compression
+                total[:] = np.nan
+                continue
+            total[indices[0]] += value
+            total[indices[1]] -= value
+            count += indices[0].size + indices[1].size
+        place.local[RESIDUAL] = rest if finite else np.zeros_like(rest)
+        if options.clip_residual is not None and step % _CUT_EVERY == _CUT_EVERY - 1:
+            most = held.dtype.type(options.clip_residual * threshold)
+            place.local[RESIDUAL] = np.clip(place.local[RESIDUAL], -most, most)
+        share = count / (wire.size * max(held.size, 1))
+        place.shared[_THRESHOLD] = np.array(_adapted(options, threshold, share))
+        return total
+
+
+def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
+    """Warn that momentum on late gradients may make the training diverge.
+
+    Args:
+        compression: what is chosen.
+        moves: whether an optimizer has momentum.
+    """
+    if isinstance(compression, Threshold) and moves:
+        notify(
+            "the optimizer's momentum adds to what compression=Threshold(…) sends late, which may "
+            "make the training diverge. Threshold(…, momentum=0.9) with an optimizer without "
+            "momentum sends the optimizer's steps, as Deeplearning4j does"
+        )
+
+
+def _adapted(options: Threshold, threshold: float, share: float) -> float:
+    """Return the next step's threshold, after one in which a share of entries was sent. Pure."""
+    low, high = options.target_sparsity
+    if share > high:
+        return threshold / _DECAY
+    return max(threshold * _DECAY, options.start * _LEAST) if share < low else threshold
+
+
+def encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:
+    """Return the shorter of two ways to say which entries are sent, and their signs. Pure."""
+    if not finite:
+        return np.array([_NOT_FINITE], np.uint32)
+    above = np.flatnonzero(positive).astype(np.uint32)
+    below = np.flatnonzero(negative).astype(np.uint32) | _NEGATIVE
+    words = -(-positive.size // 32)
+    if above.size + below.size <= 2 * words:
+        return np.concatenate([np.array([_PLACES], np.uint32), above, below])
+    bits = np.zeros((2, 32 * words), bool)
+    bits[0, : positive.size], bits[1, : positive.size] = positive, negative
+    packed = np.packbits(bits, axis=1).reshape(-1).view(np.uint32)
+    return np.concatenate([np.array([_BITS], np.uint32), packed])
+
+
+def decode_signs(message: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the places of positive and negative entries, or ``None`` if one is no number. Pure."""
+    kind, body = int(message[0]), message[1:]
+    if kind == _NOT_FINITE:
+        return None
+    if kind == _PLACES:
+        below = body >= _NEGATIVE
+        return body[~below], body[below] & ~_NEGATIVE
+    bits = np.unpackbits(body.view(np.uint8).reshape(2, -1), axis=1, count=size)
+    return np.flatnonzero(bits[0]), np.flatnonzero(bits[1])

@@ -15,10 +15,19 @@ import numpy as np
 from ..config.compression import Compression, PowerSGD, Threshold, TopK
 from ..errors import ModelError, RunDirectoryError
 from .allreduce import AllreduceSynchroniser
-from .codec import Codec, HalfCodec, Place, PowerCodec, Shape, TopKCodec, names_of, parts_like
+from .codec import (
+    Codec,
+    HalfCodec,
+    Place,
+    PowerCodec,
+    Shape,
+    ThresholdCodec,
+    TopKCodec,
+    Wire,
+    names_of,
+    parts_like,
+)
 from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
-from .threshold import ThresholdCodec
-from .wire import Wire
 
 # A sign and a place are sent as 32 bits.
 _MOST_ENTRIES = 1 << 31

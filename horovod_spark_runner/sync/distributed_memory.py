@@ -4,7 +4,7 @@ They are asked over connections of our own, not by MPI. A thread for each of the
 in the kernel for what that rank asks, so a holder answers whatever else it does, and one that is
 slow to ask holds up nobody. Only Python's lock keeps it from that: while there is such memory, no
 rank may wait in mpi4py's ``allreduce`` of objects, which does not leave the lock, before all ranks
-have met (in `Meeting.barrier`, which does). docs/architecture.md says why it is not MPI that asks.
+have met (in `Ranks.barrier`, which does). docs/architecture.md says why it is not MPI that asks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -21,7 +22,6 @@ import numpy as np
 from ..cluster.protocol.channel import Handshake, connect, receive_exactly
 from ..cluster.protocol.listener import Listener
 from ..errors import EnvironmentProblem, LaunchError
-from .board import divided, holder_of
 
 # What is asked for: the kind, the first number, the one after the last, and what to add to one.
 _REQUEST = struct.Struct("!Bqqq")
@@ -37,7 +37,27 @@ _TICK = 0.05
 _KEEPALIVE = 60
 
 
-class Meeting(Protocol):
+class Memory(Protocol):
+    """An array that all ranks share."""
+
+    def get(self) -> np.ndarray:
+        """Return a copy, which may include concurrent additions, or parts of them."""
+        ...
+
+    def add(self, values: np.ndarray) -> None:
+        """Add an array of the same size: nothing that is added is lost or counts twice."""
+        ...
+
+    def add_at(self, index: int, value: int) -> int:
+        """Add to one number atomically; return its previous value, which no other rank receives."""
+        ...
+
+    def close(self) -> None:
+        """Release it, once no rank uses it any more; all ranks must call it."""
+        ...
+
+
+class Ranks(Protocol):
     """This rank among all; all ranks call the same in the same order.
 
     Attributes:
@@ -48,7 +68,16 @@ class Meeting(Protocol):
     rank: int
     size: int
 
-    def gather(self, value: Any) -> list[Any]:
+    def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
+        """Return memory that begins with flat values, alike on all ranks, which all call this.
+
+        Args:
+            values: what it is to begin with.
+            holders: the ranks that hold it, an equal part each.
+        """
+        ...
+
+    def gather(self, value: object) -> list[Any]:
         """Return all ranks' values."""
         ...
 
@@ -58,8 +87,7 @@ class Meeting(Protocol):
 
 
 class DistributedMemory:
-    """Socket-based `board.Memory`, whose parts some of the ranks hold. All ranks create it
-    together.
+    """`Memory` over sockets, whose parts some of the ranks hold; all ranks create it together.
 
     Args:
         values: what it is to begin with, flat and alike on all ranks.
@@ -78,7 +106,7 @@ class DistributedMemory:
         self,
         values: np.ndarray,
         holders: Sequence[int],
-        ranks: Meeting,
+        ranks: Ranks,
         address: str,
         key: bytes,
         *,
@@ -310,3 +338,14 @@ def _fill(connection: socket.socket, values: np.ndarray) -> None:
         if not received:
             raise ConnectionError("the connection was closed")
         left = left[received:]
+
+
+def divided(size: int, holders: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return from where to where each of some ranks holds an array: equal parts, in their order."""
+    ends = [size * part // len(holders) for part in range(len(holders) + 1)]
+    return dict(zip(holders, pairwise(ends), strict=True))
+
+
+def holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
+    """Return the rank that holds one of the `divided` numbers."""
+    return next(rank for rank, (_, end) in parts.items() if index < end)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .faults import Fault, Faults
-from .injection import with_faults
+from .faults import Fault, Faults, with_faults
 from .one_rank import one_rank_here
 
 __all__ = ["Fault", "Faults", "one_rank_here", "with_faults"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from mpi4py import MPI
 
@@ -19,10 +17,10 @@ class KerasFaultInjector(keras.callbacks.Callback):  # type: ignore[misc]
         self.earlier = 0  # steps of whole epochs
         self.in_epoch = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.in_epoch = batch + 1
         self.faults.after_step(self.earlier + self.in_epoch, MPI.COMM_WORLD.Get_rank())
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.earlier += self.in_epoch
         self.in_epoch = 0

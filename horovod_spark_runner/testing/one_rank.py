@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..cluster.driver.coordinator import Observer
-from ..cluster.driver.launcher import using_launcher
+from ..cluster.driver.launch import using_launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Notice, RankReport, Started, from_driver
 from ..cluster.protocol.outcome import RankOutcome, failure_error
@@ -95,7 +95,7 @@ class _OneRank:
         spark: SparkSession | None,
         options: LaunchSettings,
         function: Callable[..., Any],
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         observer: Observer,
         modules: Sequence[str] | None = None,

@@ -18,7 +18,7 @@ class TorchFaultInjector(TorchCallback):
         self.faults = faults
         self.steps = 0
 
-    def on_step_end(self, step: int, logs: Mapping[str, Any]) -> None:
+    def on_step_end(self, step: int, logs: Mapping[str, object]) -> None:
         self.steps += 1
         self.faults.after_step(self.steps, MPI.COMM_WORLD.Get_rank())
 

@@ -20,11 +20,7 @@ from ..cluster.worker.reporting import notify
 from ..data.read.reader import Batch
 from ..errors import ModelError, RanksDivergedError
 from ..sync.synchroniser import SyncedState
-from .epochs import Step
-
-# What a rank may ask of all ranks at a step, in this order.
-STOP, SAVE, PREEMPT = range(3)
-NOTHING = (False, False, False)
+from .epochs import NOTHING, Step
 
 # Rows that a step is tried on.
 _TRIED = 16
@@ -44,7 +40,7 @@ class Agreement:
         """Return the agreed requests after a step that has carried none.
 
         Args:
-            requests: what this rank asks for, in the order of ``NOTHING``.
+            requests: what this rank asks for, in the order of ``epochs.NOTHING``.
             meet: whether the ranks meet after this step, on all ranks alike.
 
         Returns:

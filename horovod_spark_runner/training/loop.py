@@ -21,39 +21,58 @@ from ..checkpoint.rank_state import restore_rank
 from ..checkpoint.resume import restore_checkpoint
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.processes import SignalWatch
+from ..cluster.worker.reporting import report_progress
+from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..storage.arrays import Arrays
-from ..sync.synchroniser import Synchroniser
-from .agreement import (
-    PREEMPT,
-    SAVE,
-    STOP,
-    Agreement,
-    StepTrials,
-    changed_since,
-    check_ranks_agree,
-    checksums,
-)
+from ..sync.allreduce import AllreduceSynchroniser
+from ..sync.asynchronous import AsyncSynchroniser
+from ..sync.compressed import CompressedSynchroniser
+from ..sync.local_sgd import LocalSGDSynchroniser
+from ..sync.mpi import MpiRanks, MpiWire
+from ..sync.synchroniser import Collectives, Synchroniser
+from .agreement import Agreement, StepTrials, changed_since, check_ranks_agree, checksums
 from .engine import engine_named
-from .epochs import Epochs, Step, execution
+from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, execution, made_alone, shares_of
 from .event_files import EventFiles
 from .learning_rate import LearningRate
 from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows
-from .shares import made_alone, shares_of
-from .spec import TrainingReport, TrainingSpec
-from .strategies import SYNCHRONISERS, SynchroniserFactory
+from .spec import TrainingReport, TrainingSpec, provide_steps
 from .time_breakdown import Accounts, Clock, Kind, phases
 from .traces import Traces
 from .trainee import Trainee
-from .training_steps import provide_steps
-from .validation import evaluate
+
+# Makes a way of synchronising from its settings and the framework's collectives.
+_SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
+
+
+def _allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
+    """Return the synchroniser that adds up gradients in every step, compressed or not."""
+    compression = options.compression
+    if compression == "none" or compression == "fp16":  # which the framework's sums can do
+        return AllreduceSynchroniser(compression, collectives)
+    return CompressedSynchroniser(compression, collectives, MpiWire())
+
+
+def _asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
+    """Return the synchroniser of asynchronous ranks."""
+    return AsyncSynchroniser(options, collectives, MpiRanks())
+
+
+# Makes the strategy of a `sync` setting, by the setting's class.
+SYNCHRONISERS: dict[type, _SynchroniserFactory] = {
+    Allreduce: _allreduce,
+    LocalSGD: LocalSGDSynchroniser,
+    DiLoCo: LocalSGDSynchroniser,
+    AsyncServer: _asynchronous,
+}
 
 
 def train(
     spec: TrainingSpec,
-    make_synchroniser: SynchroniserFactory | None = None,
+    make_synchroniser: _SynchroniserFactory | None = None,
     began: float | None = None,
 ) -> TrainingReport:
     """Train on this rank, together with all others.
@@ -404,7 +423,7 @@ class _Training:
         return logs, self._preempted
 
     def _local_requests(self) -> tuple[bool, bool, bool]:
-        """Return this rank's requests to all; see `agreement`."""
+        """Return this rank's requests to all; see `epochs.STOP`."""
         return self._hooks.stop_training, self._checkpoints.is_due_by_clock(), self._watch.requested
 
     def _note_rates(self) -> None:
@@ -421,9 +440,30 @@ class _Training:
             self._check_agreement("after the first step")
 
     def _evaluate(self) -> dict[str, object]:
-        if self._validation is None:
+        """Return the results over the validation rows of all ranks, as an epoch names them."""
+        epochs, trainee, hooks = self._validation, self._trainee, self._hooks
+        if epochs is None:
             return {}
-        return evaluate(self._trainee, self._hooks, self._validation, self._agreement)
+        hooks.stop_evaluating = False
+        hooks.test_begin()
+        trainee.reset_metrics()
+        last: tuple[Logs | None, float] = ({}, 1.0)
+        with contextlib.closing(epochs.steps_from(0)) as reading:
+            for step in reading:
+                length = trainee.steps_per_execution
+                begins, ends, end = execution(step.number, epochs.steps, length)
+                if begins and hooks.watch_test:
+                    hooks.test_step_begin(step.number)
+                logs = trainee.test_step(step, step.number == epochs.steps - 1)
+                report_progress()
+                last = logs, step.fraction
+                if ends and hooks.watch_test:
+                    hooks.test_step_end(end, logs)
+                    if self._agreement.any_requests(hooks.stop_evaluating):
+                        break
+        results = trainee.results("test", *last)
+        hooks.test_end(results)
+        return {trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

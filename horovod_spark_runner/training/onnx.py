@@ -121,7 +121,7 @@ class OnnxSession:
         return dict(zip(self.outputs, values, strict=True))
 
 
-FORMAT = 1
+_FORMAT = 1
 # What the first dimension of all that goes in and out is called.
 ROWS = "rows"
 # Protocol buffers hold less than 2 GiB; the graph itself needs little beside the weights.
@@ -129,7 +129,7 @@ MOST_BYTES = 2**31 - 2**24
 
 
 def write_facts(
-    model: Any,
+    model: object,
     columns: Sequence[Column],
     outputs: Sequence[OutputSpec],
     added: Sequence[str],
@@ -147,7 +147,7 @@ def write_facts(
     import onnx
 
     facts = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "version": __version__,
         "columns": [asdict(column) for column in columns],
         "outputs": [

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, str]
 Values = Mapping[Key, ArrayLike]
 # Values, given numbers of rows and what part of the whole these are.
-Compute = Callable[[np.ndarray, float], Values]
+_Compute = Callable[[np.ndarray, float], Values]
 
 GRADIENT, CHANGE = "gradient", "change"
 # Of what a processor computes in single precision, and of anything less precise.
@@ -39,7 +39,7 @@ _MANY = 50
 _COMPARED = 1 << 18
 
 
-class Verdict(enum.Enum):
+class _Verdict(enum.Enum):
     """Relation of the value for a batch to those for its parts."""
 
     MEAN = "mean"
@@ -49,8 +49,8 @@ class Verdict(enum.Enum):
 
 
 def compare_parts(
-    compute: Compute, rows: int, tolerance: float = TOLERANCE
-) -> dict[str, tuple[str, Verdict]]:
+    compute: _Compute, rows: int, tolerance: float = TOLERANCE
+) -> dict[str, tuple[str, _Verdict]]:
     """Compare the values for a batch with those for its halves.
 
     Args:
@@ -90,7 +90,7 @@ def try_varied(trial: Callable[[bool], Sequence[str]]) -> Sequence[str]:
 
 
 def report_parts(
-    verdicts: Mapping[str, tuple[str, Verdict]], subjects: Mapping[str, str], advice: str
+    verdicts: Mapping[str, tuple[str, _Verdict]], subjects: Mapping[str, str], advice: str
 ) -> list[str]:
     """Return warnings for the findings of `compare_parts`.
 
@@ -107,7 +107,7 @@ def report_parts(
         for kind, (name, _) in verdicts.items()
     }
     for kind, (_, verdict) in verdicts.items():
-        if verdict is not Verdict.SUM:
+        if verdict is not _Verdict.SUM:
             continue
         if kind == CHANGE:
             advice = (
@@ -121,8 +121,8 @@ def report_parts(
     return [_warning(kind, titles[kind], verdict) for kind, (_, verdict) in verdicts.items()]
 
 
-def _warning(kind: str, title: str, verdict: Verdict) -> str:
-    if verdict is Verdict.CLIPPED:
+def _warning(kind: str, title: str, verdict: _Verdict) -> str:
+    if verdict is _Verdict.CLIPPED:
         return (
             f"gradients of {title} are clipped or normalised by their norm before an optimizer is "
             "given them: every rank does so with those of its own rows, which is not what it does "
@@ -142,8 +142,8 @@ def _warning(kind: str, title: str, verdict: Verdict) -> str:
 
 
 def _compared(
-    compute: Compute, rows: int, draws: int, tolerance: float
-) -> dict[str, tuple[str, Verdict]] | None:
+    compute: _Compute, rows: int, draws: int, tolerance: float
+) -> dict[str, tuple[str, _Verdict]] | None:
     """Return `compare_parts` from several draws; ``None`` if a single draw is random."""
     order, cut = np.arange(rows), rows // 2
     share = cut / rows
@@ -153,7 +153,7 @@ def _compared(
     whole, again, first, second = (
         _mean([_reduced(compute(*piece)) for _ in range(draws)]) for piece in pieces
     )
-    verdicts: dict[str, tuple[str, Verdict]] = {}
+    verdicts: dict[str, tuple[str, _Verdict]] = {}
     for kind in dict.fromkeys(kind for kind, _ in whole):
         keys = [key for key in whole if key[0] == kind]
         # Zeros where there is none, as of a weight that some rows do not use.
@@ -172,23 +172,23 @@ def _compared(
             one, other, a, b = joined
             mean = share * a + (1 - share) * b
             if _sums_by_chance(one, other, mean):
-                verdicts[kind] = keys[0][1], Verdict.SUM
+                verdicts[kind] = keys[0][1], _Verdict.SUM
             elif one.size >= _MANY and _norm((one + other) / 2 - mean) > 3 * noise:
-                verdicts[kind] = keys[0][1], Verdict.NEITHER
+                verdicts[kind] = keys[0][1], _Verdict.NEITHER
             continue
         for (_, name), one, _, a, b in zip(keys, *piece_values, strict=True):
             limit = tolerance * max(_norm(one), _norm(a + b)) + _ROUNDING * size + 3 * noise
-            verdict = Verdict.SUM if _norm(one - a - b) <= limit else Verdict.NEITHER
+            verdict = _Verdict.SUM if _norm(one - a - b) <= limit else _Verdict.NEITHER
             if _norm(one - share * a - (1 - share) * b) <= limit:
-                verdict = Verdict.MEAN
+                verdict = _Verdict.MEAN
             elif min(_norm(a), _norm(b)) <= limit:  # as of rows that a loss leaves out
-                verdict = Verdict.NEITHER
-            if verdict is Verdict.SUM or (verdict is Verdict.NEITHER and kind not in verdicts):
+                verdict = _Verdict.NEITHER
+            if verdict is _Verdict.SUM or (verdict is _Verdict.NEITHER and kind not in verdicts):
                 verdicts[kind] = name, verdict
-        if verdicts.get(kind, ("", None))[1] is Verdict.NEITHER and kind == GRADIENT:
+        if verdicts.get(kind, ("", None))[1] is _Verdict.NEITHER and kind == GRADIENT:
             norms = [_norm(each) for each in joined]
             if max(norms) - min(norms) <= tolerance * size:  # whatever the rows
-                verdicts[kind] = verdicts[kind][0], Verdict.CLIPPED
+                verdicts[kind] = verdicts[kind][0], _Verdict.CLIPPED
     return verdicts
 
 

@@ -66,9 +66,9 @@ def numbers(logs: Logs) -> dict[str, float]:
     return {name: value for name, value in logs.items() if isinstance(value, float)}
 
 
-PROGRESS_SECONDS = 0.2
+_PROGRESS_SECONDS = 0.2
 # What a rank waits for.
-WAITS = (Kind.DATA, Kind.EXCHANGE, Kind.CHECKPOINT)
+_WAITS = (Kind.DATA, Kind.EXCHANGE, Kind.CHECKPOINT)
 
 
 @dataclass
@@ -173,7 +173,7 @@ class ProgressReporter:
         if self._began is None:  # after the first step, which takes a time of its own
             validating = self._accounts.seconds()[Kind.VALIDATION]
             self._began = _Began(now, progress.step, progress.epoch, validating)
-        late = now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps
+        late = now - self._last >= _PROGRESS_SECONDS and progress.epoch_step < steps
         if late and not self._silent:
             rate = self._rows / (now - self._last) if self._spent else None
             logged = numbers(plain(logs))
@@ -243,5 +243,5 @@ class ProgressReporter:
 def shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the fraction of ``seconds`` spent waiting, by kind."""
     total = sum(seconds.values())
-    waited = {kind: seconds[kind] for kind in WAITS if seconds.get(kind, 0.0) > 0}
+    waited = {kind: seconds[kind] for kind in _WAITS if seconds.get(kind, 0.0) > 0}
     return {kind: round(part / total, 4) for kind, part in waited.items()}

@@ -1,8 +1,13 @@
-"""The training as sent to the ranks, and the report they return. Loads no framework."""
+"""The training as sent to the ranks, the function they call, and the report they return.
+
+Loads no framework.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +21,56 @@ from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
-from .training_steps import TrainingSteps, provide_steps
 
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 LABEL = "label"
+
+
+@dataclass(frozen=True)
+class TrainingSteps:
+    """Steps of a training, all ranks together: the same numbers on every rank.
+
+    Attributes:
+        per_epoch: steps of an epoch.
+        total: steps of all epochs.
+    """
+
+    per_epoch: int
+    total: int
+
+
+_provided: TrainingSteps | None = None
+
+
+def training_steps() -> TrainingSteps:
+    """Return the number of steps of the training, for ``model_fn`` and objects it creates.
+
+    For learning rate schedules whose length is the training's, such as Keras' ``CosineDecay`` and
+    PyTorch's ``OneCycleLR``. It counts batches from the first epoch to the last, also where the run
+    was resumed. Where the model is built without a training, to predict, both numbers are 1.
+
+    Raises:
+        InvalidInputError: it is called elsewhere, as on the driver.
+    """
+    if _provided is None:
+        raise InvalidInputError(
+            "training_steps() is called outside a training: call it in model_fn, or in a function "
+            "that model_fn passes on, such as TorchModel(scheduler=…); it is known on the ranks"
+        )
+    return _provided
+
+
+@contextlib.contextmanager
+def provide_steps(steps: TrainingSteps | None = None) -> Iterator[None]:
+    """Provide ``steps`` to `training_steps`; by default 1, unless a training provides them."""
+    global _provided
+    before = _provided
+    _provided = steps or before or TrainingSteps(1, 1)
+    try:
+        yield
+    finally:
+        _provided = before
 
 
 @dataclass(frozen=True)
@@ -305,3 +355,15 @@ class TrainingReport:
     accounts: dict[str, Any] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     final: dict[str, LogValue] | None = None
+
+
+def train_rank(spec: TrainingSpec) -> TrainingReport:
+    """Train on this rank; see `horovod_spark_runner.training.loop`.
+
+    Raises:
+        HorovodSparkError: of the kinds that `horovod_spark_runner.training.loop.train` names.
+    """
+    began = time.perf_counter()
+    from .loop import train
+
+    return train(spec, began=began)

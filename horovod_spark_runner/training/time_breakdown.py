@@ -48,7 +48,7 @@ class Kind:
 
 
 # What a plan counts of an epoch: its steps.
-OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
+_OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
 # Bytes that all ranks have sent in an epoch or run, and what allreduce would without compression.
 SENT, WHOLE = "bytes_sent", "bytes_uncompressed"
@@ -236,7 +236,7 @@ def mean_seconds(account: Account) -> dict[str, float]:
 def step_seconds(account: Account) -> float:
     """Return the seconds of an epoch's steps, its first step left out, as the mean of all ranks."""
     means = mean_seconds(account)
-    return sum(means.get(kind, 0.0) for kind in OF_STEPS)
+    return sum(means.get(kind, 0.0) for kind in _OF_STEPS)
 
 
 def phases(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from ..storage.contents import Contents, FilePart
 from ..storage.lease import holds
 from .spec import TrainingSpec
 
-PROFILE = "profile"
+_PROFILE = "profile"
 
 
 class Tracer(Protocol):
@@ -146,7 +146,7 @@ class Traces:
     def _write_profile(self) -> None:
         assert self._tracer is not None
         with tempfile.TemporaryDirectory(prefix="profile-", ignore_cleanup_errors=True) as name:
-            self._tracer.stop_profile(Path(name, PROFILE), f"step-{self._first:08d}")
+            self._tracer.stop_profile(Path(name, _PROFILE), f"step-{self._first:08d}")
             self._put(Path(name))
 
     def _put(self, folder: Path) -> None:
@@ -182,7 +182,7 @@ _PATIENCE, _REST = 5.0, 0.2
 _TAIL = 4096
 
 
-class Basics(Protocol):
+class _Basics(Protocol):
     """Horovod's functions that exist for each framework."""
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None: ...
@@ -197,7 +197,7 @@ class Timeline:
         basics: Horovod, of any framework.
     """
 
-    def __init__(self, basics: Basics) -> None:
+    def __init__(self, basics: _Basics) -> None:
         self._basics = basics
         self._file: Path | None = None
 

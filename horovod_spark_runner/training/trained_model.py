@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checkpoint.files import VARIABLES_FILE, read_file
+from ..checkpoint.files import read_variables
 from ..checkpoint.run_directory import RunDirectory
 from ..config.data import Transform
 from ..data.manifest import Column
@@ -284,7 +284,7 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
     directory = model.directory
     folder = directory.checkpoint(step)
     try:
-        info, data = read_file(folder, VARIABLES_FILE)
+        info, data = read_variables(folder)
     except (ValueError, FileNotFoundError) as error:
         there = ", ".join(map(str, reversed(directory.checkpoint_steps()))) or "none"
         raise RunDirectoryError(
@@ -350,7 +350,7 @@ class Recipe:
         outputs: what it gives.
         transforms: what to do with a column's values, by its name.
         batch_size: rows it has to be called with; ``None`` for any number.
-        own: what the engine makes it from; can be pickled.
+        parts: what the engine makes it from; can be pickled.
         targets: what its outputs were compared with, where that was recorded.
         sample: contents of a file of `SampleRows`, where there is one.
     """

@@ -5,11 +5,10 @@ The files are sent along as they are; the engine's `initial_weights` puts the va
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..checkpoint.files import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
+from ..checkpoint.files import VARIABLES_FILE, CheckpointInfo, newest_readable, read_variables
 from ..checkpoint.run_directory import RunDirectory
 from ..config.training import InitialWeights
 from ..errors import ModelError
@@ -87,9 +86,8 @@ def _of_format(location: Location, formats: Sequence[WeightsFormat]) -> WarmStar
 
 def _of_run(location: Location, engine: str, formats: Sequence[WeightsFormat]) -> WarmStart:
     text = str(location)
-    read = functools.partial(read_file, name=VARIABLES_FILE)
     if location.join(VARIABLES_FILE).exists():
-        return _of_checkpoint(location, *read(location), engine=engine)
+        return _of_checkpoint(location, *read_variables(location), engine=engine)
     directory = RunDirectory(location)
     if directory.signature.exists():
         model = read_model(directory)
@@ -98,7 +96,7 @@ def _of_run(location: Location, engine: str, formats: Sequence[WeightsFormat]) -
         return WarmStart(
             text, ARRAYS, {WEIGHTS_FILE: model.contents(WEIGHTS_FILE)}, signature.weights
         )
-    newest = newest_readable(directory, read)
+    newest = newest_readable(directory, read_variables)
     if newest is None:
         others = "".join(f", nor {one.called}" for one in formats)
         raise ModelError(

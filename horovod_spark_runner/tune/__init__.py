@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .call import tune
-from .result import TuneResult
+from .search import TuneResult
 from .space import choice, integer, loguniform, uniform
 
 __all__ = ["TuneResult", "choice", "integer", "loguniform", "tune", "uniform"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..cluster.driver.console import Console
@@ -21,8 +21,7 @@ from ..run.pipeline import import_ahead, prepare_data
 from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
-from .result import TuneResult
-from .search import Search
+from .search import Search, TuneResult
 from .space import Space, check_space, describe_space, suggest
 from .trial_config import TrialConfigs, check_names, checked_params, trial_configs
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
     from pyspark.sql import DataFrame
 
-    from .samplers import PrunerName, SamplerName
+    from .study import PrunerName, SamplerName
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +116,13 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
-    studies, samplers = needing_optuna("study"), needing_optuna("samplers")
+    studies = needing_optuna()
     space = check_space(space)
     check_names(space, training)
     best_is = _check_metric(metric, direction, training)
     max_trials = check_count("max_trials", max_trials)
     check_choice("resume", resume, get_args(Resume))
-    samplers.check_sampler(sampler, space)
+    studies.check_sampler(sampler, space)
     place = study_dir or new_folder(session_of(df), "study_dir", "studies")
     directory = StudyDirectory(Location(str(place)))
     configs = trial_configs(
@@ -134,7 +133,7 @@ def tune(
         seed=seed,
         study_dir=directory.location,
     )
-    made_pruner = samplers.make_pruner(pruner, _epochs(space, configs))
+    made_pruner = studies.make_pruner(pruner, _epochs(space, configs))
     console = Console(directory.location.name, quiet=not check_flag("stream_logs", stream_logs))
     _check_resume(resume, directory)
     run = resolve(df, configs.base)
@@ -153,7 +152,7 @@ def tune(
         with prepare_data(run, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
-            choosing = partial(samplers.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
+            choosing = partial(studies.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
             study = studies.Study(directory, best_is, choosing, made_pruner)
             search = Search(
                 study=study,
@@ -169,27 +168,28 @@ def tune(
             return search.result()
 
 
-def needing_optuna(name: str) -> Any:
-    """Return the module of this folder called so, which needs optuna.
+def needing_optuna() -> ModuleType:
+    """Return the module `horovod_spark_runner.tune.study`, which needs optuna.
 
     Raises:
         EnvironmentProblem: it is not installed.
     """
     try:
-        return importlib.import_module(f".{name}", __package__)
+        from . import study
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
         raise EnvironmentProblem(
             "tune needs optuna, which is not installed: pip install 'horovod_spark_runner[tune]'"
         ) from error
+    return study
 
 
-def _chosen(space: Space, trial: Trial, training: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(space: Space, trial: Trial, training: Mapping[str, object]) -> dict[str, Any]:
     return checked_params(suggest(space, trial), training)
 
 
-def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> str:
+def _check_metric(metric: object, direction: object, training: Mapping[str, object]) -> str:
     """Return the direction of the search."""
     if not isinstance(metric, str) or not metric:
         raise InvalidInputError(f"metric must be the name of a metric, got {metric!r}")
@@ -248,7 +248,7 @@ def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
     return min(requested, room, max_trials)
 
 
-def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _lasting(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings that trials must share to be compared."""
     shared = {name: value for name, value in settings.items() if name != "checkpoints"}
     plain: dict[str, Any] = json.loads(json.dumps(shared))

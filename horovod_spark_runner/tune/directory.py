@@ -1,4 +1,4 @@
-"""The layout of a study's directory; the one place that knows its names. Needs no optuna.
+"""The directory of a study: its layout, and the records in it. Needs no optuna.
 
 ::
 
@@ -16,16 +16,20 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
 from ..typed_json import load_json, read_fields
 
-FORMAT = 1
+if TYPE_CHECKING:
+    import pandas as pd
+    from optuna.trial import FrozenTrial
+
+_FORMAT = 1
 _MOST_BYTES = 1 << 30
 
 
@@ -88,15 +92,15 @@ class StudyDirectory:
             return None
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{self.record} cannot be read: {error}") from error
-        if number > FORMAT:
+        if number > _FORMAT:
             raise RunDirectoryError(
-                f"{self.record} has format {number}, this version knows {FORMAT}; it was written "
+                f"{self.record} has format {number}, this version knows {_FORMAT}; it was written "
                 "by a newer one"
             )
         return dict(record)
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
-        self.record.write_text(json.dumps({"format": FORMAT, **record}, indent=1))
+    def write_record(self, record: Mapping[str, object]) -> None:
+        self.record.write_text(json.dumps({"format": _FORMAT, **record}, indent=1))
 
     def check_journal(self) -> None:
         """Check that optuna's journal, if there is one, is an ordinary file of bounded size.
@@ -154,7 +158,7 @@ def check_whole(directory: StudyDirectory) -> None:
                 )
 
 
-def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+def check_same(directory: StudyDirectory, wanted: Mapping[str, object]) -> None:
     """Check that an existing study has the same settings as this call.
 
     Args:
@@ -178,8 +182,105 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
         )
 
 
-def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, object]) -> None:
     """Record a new study's settings, or check an existing one's; see `check_same`."""
     check_same(directory, wanted)
     if not directory.record.exists():
         directory.write_record(wanted)
+
+
+# States of trials, for people.
+FINISHED, PRUNED, FAILED, RUNNING, INTERRUPTED = STATES = (
+    "finished",
+    "pruned",
+    "failed",
+    "running",
+    "interrupted",
+)
+
+
+# What is kept of a trial beside optuna's own.
+PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
+
+
+@dataclass(frozen=True)
+class TrialLine:
+    """One trial.
+
+    Attributes:
+        trial: its number, from 0.
+        state: ``"finished"``, ``"pruned"``, ``"failed"``, ``"running"``, or ``"interrupted"``: the
+            same call resumes it.
+        value: its metric; of a pruned one, that of its last epoch; ``None`` if there is none.
+        epochs: epochs that were reported.
+        seconds: what it took; ``None`` if it has not ended.
+        fit_seconds: what its epochs took of that; ``None`` if it has not finished.
+        params: its parameters.
+        error: why it failed; empty if it has not.
+        run_dir: its run directory.
+    """
+
+    trial: int
+    state: str
+    value: float | None
+    epochs: int
+    seconds: float | None
+    fit_seconds: float | None
+    params: Mapping[str, Any]
+    error: str
+    run_dir: str
+
+
+def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool) -> TrialLine:
+    """Return a trial as a line of the result table.
+
+    Args:
+        trial: optuna's.
+        directory: the study's directory.
+        searching: whether a search is running there now.
+    """
+    states = {
+        "COMPLETE": FINISHED,
+        "PRUNED": PRUNED,
+        "FAIL": FAILED,
+        "RUNNING": RUNNING if searching else INTERRUPTED,
+        "WAITING": INTERRUPTED,
+    }
+    reported = trial.intermediate_values
+    last = reported[max(reported)] if reported else None
+    return TrialLine(
+        trial=trial.number,
+        state=states[trial.state.name],
+        value=last if trial.value is None else trial.value,
+        epochs=max(reported, default=0),
+        seconds=None if trial.duration is None else trial.duration.total_seconds(),
+        fit_seconds=trial.user_attrs.get(FIT_SECONDS),
+        params=_with_integer_classes(trial.user_attrs.get(PARAMS, trial.params)),
+        error=trial.user_attrs.get(ERROR, ""),
+        run_dir=str(directory.trial(trial.number).location),
+    )
+
+
+def _with_integer_classes(params: Mapping[str, object]) -> dict[str, Any]:
+    """Return parameters with the classes of ``class_weight`` as numbers, which JSON has as text."""
+    weights = params.get("class_weight")
+    if not isinstance(weights, Mapping):
+        return dict(params)
+    return {**params, "class_weight": {int(name): one for name, one in weights.items()}}
+
+
+def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:
+    """Return trials as a table, with a column for each parameter, such as ``params.lr``."""
+    import pandas as pd
+
+    names = list(dict.fromkeys(name for line in lines for name in line.params))
+    rows = []
+    for line in lines:
+        plain = asdict(line)
+        params = plain.pop("params")
+        rows.append({**plain, **{f"params.{name}": params.get(name) for name in names}})
+    params_columns = [f"params.{name}" for name in names]
+    ends = ["epochs", "seconds", "fit_seconds", "error", "run_dir"]
+    order = ["trial", "state", "value", *params_columns, *ends]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=order)
+    return table

@@ -1,41 +1,73 @@
-"""Trials of a search: which come next, in parallel, and their results."""
+"""Trials of a search: which come next, in parallel, each followed epoch by epoch."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.files import PlainLogs
 from ..cluster.driver.console import Console
+from ..cluster.protocol.messages import Progress
 from ..cluster.spark.session import described, inheriting_thread
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import (
     CheckpointError,
     HorovodSparkError,
+    InvalidInputError,
+    ModelError,
     RunCancelledError,
+    RunDirectoryError,
     RunFailedError,
     StorageError,
     UnreachableError,
 )
+from ..model.trained_transformer import TrainedTransformer
 from ..model.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.resolve import ResolvedRun, resolve
+from ..storage.filesystem import Location
 from ..training.engine import engine_of
-from .directory import StudyDirectory
-from .result import PRUNED, TuneResult, trial_line, trial_table
-from .trial import TrialFollower, check_trial_run, final_value
+from ..training.progress import numbers
+from .directory import PRUNED, StudyDirectory, trial_line, trial_table
 from .trial_config import TrialConfigs
 
 if TYPE_CHECKING:
+    import pandas as pd
     from optuna.trial import Trial
 
     from .study import Study
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Result of a search.
+
+    Attributes:
+        best_params: the parameters of the best trial.
+        best_value: the metric of its model.
+        best_trial: its number.
+        best_transformer: its trained model.
+        trials: a row for each trial: ``trial`` (its number), ``state`` (``"finished"``,
+            ``"pruned"`` or ``"failed"``), ``value``, a column for each parameter (``params.lr``),
+            ``epochs``, ``seconds``, of these ``fit_seconds`` (from the first epoch to the end of
+            the last), ``error`` and ``run_dir``.
+        study_dir: the study's directory.
+    """
+
+    best_params: dict[str, Any]
+    best_value: float
+    best_trial: int
+    best_transformer: TrainedTransformer = field(repr=False)
+    trials: pd.DataFrame = field(repr=False)
+    study_dir: str
 
 
 # What no trial is to blame for, and would fail the next one as well.
@@ -167,7 +199,7 @@ class Search:
         try:
             with self._alone:
                 reported = self._study.reported(number)
-            follower = TrialFollower(trial, self._metric, reported, self._ended, self._alone)
+            follower = _TrialFollower(trial, self._metric, reported, self._ended, self._alone)
             self._train(trial, params, follower)
             finished = True
         finally:
@@ -176,7 +208,7 @@ class Search:
                 if not finished:
                     self._study.put_back(number)
 
-    def _train(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> None:
+    def _train(self, trial: Trial, params: dict[str, Any], follower: _TrialFollower) -> None:
         """Train a trial and report it to the study; raise errors that end the whole search."""
         began = time.monotonic()
         place = self._directory.trial(trial.number).location
@@ -219,7 +251,7 @@ class Search:
         self._say(trial, params, f"failed: {why.partition(chr(10))[0]}", began)
 
     def _trained(
-        self, trial: Trial, run: ResolvedRun, follower: TrialFollower
+        self, trial: Trial, run: ResolvedRun, follower: _TrialFollower
     ) -> tuple[float, float]:
         """Return the value of a trial, and how long its epochs took."""
         if run.checkpoint is not None:
@@ -274,3 +306,130 @@ class Search:
             trials=trial_table(lines),
             study_dir=str(self._directory.location),
         )
+
+
+class _TrialFollower:
+    """Reports a trial's metric after every epoch, and ends it if it is pruned.
+
+    Args:
+        trial: optuna's.
+        metric: name of the metric.
+        reported: values of epochs that are known already, by number from 1.
+        ended: set once the whole search is to end.
+        alone: is held while the study is asked.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        metric: str,
+        reported: Mapping[int, float],
+        ended: threading.Event,
+        alone: threading.Lock,
+    ) -> None:
+        self._trial = trial
+        self._metric = metric
+        self._reported = set(reported)
+        self._ended = ended
+        self._alone = alone
+        self._end: Exception | None = None
+
+    @property
+    def pruned(self) -> bool:
+        """True if the search has pruned the trial."""
+        return isinstance(self._end, Stopped)
+
+    @property
+    def broken(self) -> InvalidInputError | None:
+        """Why no trial of the search can have a value; ``None`` if they can."""
+        return self._end if isinstance(self._end, InvalidInputError) else None
+
+    def take_over(self, history: Sequence[PlainLogs]) -> None:
+        """Report the epochs recorded in a checkpoint."""
+        for number, metrics in enumerate(history, start=1):
+            self._report(number, numbers(metrics))
+
+    def epoch(self, progress: Progress) -> None:
+        """Report an epoch, unless the end of the trial is decided already."""
+        if self._end is not None:
+            return
+        try:
+            self._report(progress.epoch + 1, progress.metrics)
+        except InvalidInputError as error:
+            self._end = error
+            return
+        with self._alone:
+            # After the last epoch there is nothing to be saved, but a result to be lost.
+            prune = progress.epoch + 1 < progress.epochs and self._trial.should_prune()
+        if prune:
+            self._end = Stopped(f"pruned by the search after epoch {progress.epoch + 1}")
+
+    def poll(self) -> None:
+        """End the training if the trial is pruned, or the search ends."""
+        if self._end is not None:
+            raise self._end
+        if self._ended.is_set():
+            raise Stopped("the search has ended")
+
+    def _report(self, number: int, metrics: Mapping[str, float]) -> None:
+        value = _value_of(metrics, self._metric)
+        with self._alone:
+            if number not in self._reported:  # epochs may be trained again after a failure
+                self._reported.add(number)
+                self._trial.report(value, number)
+
+
+def check_trial_run(
+    before: Mapping[str, Any] | None, params: Mapping[str, object], place: Location
+) -> None:
+    """Check that a trial's run directory was trained with the trial's parameters.
+
+    Args:
+        before: the parameters of the run there.
+        params: those of the trial.
+        place: the run directory.
+
+    Raises:
+        RunDirectoryError: it was not.
+    """
+    if before != json.loads(json.dumps(params)):
+        raise RunDirectoryError(
+            f"{place} holds a run with the parameters {before}, and the trial has {dict(params)}: "
+            "it is of another search; give another study_dir"
+        )
+
+
+def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
+    """Return the metric of the model that a trial has made.
+
+    Args:
+        history: metrics of its epochs.
+        final: metrics of the model if it is another one than after the last epoch.
+        metric: name of the metric.
+
+    Raises:
+        ModelError: it is not known.
+    """
+    if final is None:
+        return _value_of(numbers(history[-1]), metric)
+    if metric not in final:
+        raise ModelError(
+            "a callback or the optimizer has changed the model after its last epoch (as "
+            "EarlyStopping(restore_best_weights=True) does), so that its "
+            f"{metric!r} is not known; search by a metric of validation rows, such as 'val_loss'"
+        )
+    return _value_of(numbers(final), metric)
+
+
+def _value_of(metrics: Mapping[str, float], metric: str) -> float:
+    """Return the metric of an epoch.
+
+    Raises:
+        InvalidInputError: it is not there.
+    """
+    if metric not in metrics:
+        raise InvalidInputError(
+            f"metric={metric!r} is no metric of the trials; they have "
+            f"{', '.join(sorted(metrics))}. Name one of these, and another study_dir"
+        )
+    return float(metrics[metric])

@@ -182,7 +182,7 @@ def choice(*values: Any) -> Choice:
     return Choice(values)
 
 
-def _bounds(kind: str, low: Any, high: Any) -> tuple[float, float]:
+def _bounds(kind: str, low: object, high: object) -> tuple[float, float]:
     numbers = [
         float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
         for one in (low, high)
@@ -194,12 +194,12 @@ def _bounds(kind: str, low: Any, high: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def _check_log(kind: str, least: float, low: Any, high: Any) -> None:
+def _check_log(kind: str, least: float, low: object, high: object) -> None:
     if least <= 0:
         raise InvalidInputError(f"{kind}({low!r}, {high!r}): a logarithm needs bounds above 0")
 
 
-def check_space(space: Any) -> Space:
+def check_space(space: object) -> Space:
     """Return ``space`` if it is one.
 
     Raises:

@@ -69,7 +69,7 @@ class TrialConfigs:
     base: TrainingConfig
     model_fn: Callable[[dict[str, Any]], Any]
 
-    def config(self, params: Mapping[str, Any], run_dir: Location) -> TrainingConfig:
+    def config(self, params: Mapping[str, object], run_dir: Location) -> TrainingConfig:
         """Return the configuration of a trial.
 
         Args:
@@ -89,7 +89,7 @@ class TrialConfigs:
             self.base, model_fn=model, run_dir=str(run_dir), params=dict(params), **changed
         )
 
-    def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
+    def model_function(self, params: Mapping[str, object]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
         model_params = {name: value for name, value in params.items() if name not in _SEARCHED}
         return functools.partial(self.model_fn, model_params)
@@ -153,7 +153,7 @@ def trial_configs(
     return replace(configs, base=replace(configs.base, model_fn=configs.model_function({})))
 
 
-def _check_model_fn(model_fn: Any) -> None:
+def _check_model_fn(model_fn: object) -> None:
     if not callable(model_fn):
         raise ModelError(
             "model_fn must be a function that makes a compiled model of a dictionary of "
@@ -172,7 +172,7 @@ def _check_model_fn(model_fn: Any) -> None:
         ) from error
 
 
-def check_names(space: Space, training: Mapping[str, Any]) -> None:
+def check_names(space: Space, training: Mapping[str, object]) -> None:
     """Check the settings in a space, as far as it is plain values.
 
     Raises:
@@ -188,7 +188,7 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
                 _kind(name).check(f"space[{name!r}]", value)
 
 
-def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+def checked_params(params: Mapping[str, object], training: Mapping[str, object]) -> dict[str, Any]:
     """Return a trial's parameters, with settings in their JSON form.
 
     Args:
@@ -218,7 +218,7 @@ def _kind(name: str) -> Kind[Any]:
     return kind_of(cls.__dataclass_fields__[name])
 
 
-def _check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+def _check_param_names(names: Mapping[str, object], training: Mapping[str, object]) -> None:
     """Check that parameters called as settings are such as can be searched.
 
     Args:

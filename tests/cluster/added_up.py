@@ -18,7 +18,7 @@ def accumulates(each: int) -> dict[str, Any]:
     from mpi4py import MPI
 
     from horovod_spark_runner.sync import distributed_memory as served
-    from horovod_spark_runner.sync.ranks import MpiRanks
+    from horovod_spark_runner.sync.mpi import MpiRanks
 
     world = MPI.COMM_WORLD
     ranks = MpiRanks()

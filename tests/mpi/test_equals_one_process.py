@@ -46,16 +46,16 @@ def make_model(optimizer: str) -> Any:
 
 def send_each_gradient_by_itself() -> None:
     """Let this rank's gradients leave while others are computed, as large ones between hosts do."""
-    from horovod_spark_runner.engines.keras import collectives
-    from horovod_spark_runner.sync import buckets
+    from horovod_spark_runner.engines.keras import exchange
+    from horovod_spark_runner.sync import allreduce
 
-    buckets.BUCKET_BYTES = 1
-    collectives._may_leave_early = lambda: True
+    allreduce.BUCKET_BYTES = 1
+    exchange._may_leave_early = lambda: True
 
 
 def make_model_without_exchange() -> Any:
     """Return the network, and let this rank keep its gradients to itself."""
-    from horovod_spark_runner.engines.keras.exchange import GradientExchange
+    from horovod_spark_runner.engines.keras.step import GradientExchange
 
     def reduce(self: Any, gradients: Any, place: str) -> Any:
         return list(gradients)

@@ -14,7 +14,7 @@ from horovod_spark_runner import (
     TorchModel,
     training_steps,
 )
-from horovod_spark_runner.training.training_steps import TrainingSteps
+from horovod_spark_runner.training.spec import TrainingSteps
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

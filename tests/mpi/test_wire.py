@@ -34,14 +34,14 @@ def arrays(rank: int) -> dict[str, Any]:
 
 
 def exchange(limit: int) -> tuple[dict[str, Any], float]:
-    from horovod_spark_runner.sync import wire
+    from horovod_spark_runner.sync import mpi
 
-    wire._MOST_ELEMENTS = wire._MOST_BYTES = limit
-    mpi = wire.MpiWire()
-    own = arrays(mpi.rank)
-    sums = {name: mpi.sum(own[name]) for name in ("rows", "columns", "number")}
-    gathered = {name: mpi.gather(own[name]) for name in ("flat", "none")}
-    return {**sums, **gathered, "parts": mpi.swap(own["parts"])}, mpi.sent
+    mpi._MOST_ELEMENTS = mpi._MOST_BYTES = limit
+    wire = mpi.MpiWire()
+    own = arrays(wire.rank)
+    sums = {name: wire.sum(own[name]) for name in ("rows", "columns", "number")}
+    gathered = {name: wire.gather(own[name]) for name in ("flat", "none")}
+    return {**sums, **gathered, "parts": wire.swap(own["parts"])}, wire.sent
 
 
 @pytest.mark.mpi
@@ -68,7 +68,7 @@ def test_what_is_sent_arrives_whole_in_one_piece_or_many(spark: Any, limit: int)
 
 def test_an_mpi_of_one_thread_is_refused(tmp_path: Path) -> None:
     code = (
-        "from horovod_spark_runner.sync.wire import MpiWire\n"
+        "from horovod_spark_runner.sync.mpi import MpiWire\n"
         "from horovod_spark_runner import EnvironmentProblem\n"
         "try: MpiWire()\n"
         "except EnvironmentProblem as error: print(error)\n"

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     plan_training,
     prepare_dataset,
 )
-from horovod_spark_runner.cluster.driver.launcher import SparkLauncher, using_launcher
+from horovod_spark_runner.cluster.driver.launch import SparkLauncher, using_launcher
 from horovod_spark_runner.data.prepare.datasets import check_data
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.tune import choice, tune

@@ -21,10 +21,10 @@ from horovod_spark_runner import (
     TFTransformer,
     export_pipeline,
 )
-from horovod_spark_runner.export.graph import model as graph_model
-from horovod_spark_runner.export.graph.file import onnx_inputs
+from horovod_spark_runner.export import onnx_model as graph_model
+from horovod_spark_runner.export.onnx_model import onnx_inputs
 from horovod_spark_runner.scoring import load_pipeline
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input
 from horovod_spark_runner.storage.checksums import seal, unseal
 from horovod_spark_runner.training.onnx import OnnxSession
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError, export_pipeline
-from horovod_spark_runner.export.graph.file import onnx_inputs
-from horovod_spark_runner.export.graph.file import same as same_value
-from horovod_spark_runner.export.graph.model import STATE, onnx_of
+from horovod_spark_runner.export.onnx_model import STATE, onnx_inputs, onnx_of
+from horovod_spark_runner.export.onnx_model import same as same_value
 from horovod_spark_runner.scoring import Scorer, load_pipeline
 from horovod_spark_runner.scoring.bundle import read_bundle
 from horovod_spark_runner.training.onnx import OnnxSession

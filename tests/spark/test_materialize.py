@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
-from horovod_spark_runner.cluster.spark.job_progress import report_job_progress
+from horovod_spark_runner.cluster.spark.jobs import report_job_progress
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     RunCancelledError,
     TFTransformer,
 )
-from horovod_spark_runner.cluster.spark import tagged_job
+from horovod_spark_runner.cluster.spark import jobs
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.model import files
 from horovod_spark_runner.model.file_task import stored_leaves
@@ -429,7 +429,7 @@ def active_tasks(spark: Any) -> int:
 def test_ctrl_c_ends_the_tasks_first(
     run: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tagged_job, "CANCEL_GRACE", 120.0)  # for slow machines
+    monkeypatch.setattr(jobs, "CANCEL_GRACE", 120.0)  # for slow machines
     source, target = write_long(tmp_path / "source"), tmp_path / "target"
     slow = line(run, predict_batch_size=1)
     # Not PySpark's own handler, which cancels all jobs of the application.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horovod_spark_runner import TorchCallback, TorchModel
-from horovod_spark_runner.sync import buckets
+from horovod_spark_runner.sync import allreduce
 from horovod_spark_runner.testing import Faults
 
 
@@ -173,5 +173,5 @@ class Recomputed(nn.Module):
 
 def recomputed_model() -> TorchModel:
     """Return a `Recomputed` whose parameters have a bucket each."""
-    buckets.BUCKET_BYTES = 1
+    allreduce.BUCKET_BYTES = 1
     return TorchModel(Recomputed(), "CrossEntropyLoss", "SGD")

@@ -25,7 +25,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.sync import buckets
+from horovod_spark_runner.sync import allreduce
 from tests.torch.models import (
     Recorder,
     TwoHeads,
@@ -107,7 +107,7 @@ def cross_entropy(module: nn.Module, batch: Any) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take back what models of ranks set, which are also made here."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", buckets.BUCKET_BYTES)
+    monkeypatch.setattr(allreduce, "BUCKET_BYTES", allreduce.BUCKET_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_a_loss_that_divides_by_weights_of_classes(frame: Any, tmp_path: Path) -
     """In half precision, and in buckets that leave before the backward pass has ended."""
 
     def model_fn() -> TorchModel:
-        buckets.BUCKET_BYTES = 1
+        allreduce.BUCKET_BYTES = 1
         loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=4)
         return digits_model(loss=loss)
 
@@ -265,7 +265,7 @@ class Thawing(TorchCallback):
 
 
 def thawed() -> TorchModel:
-    buckets.BUCKET_BYTES = 1
+    allreduce.BUCKET_BYTES = 1
     sgd = functools.partial(torch.optim.SGD, lr=0.3, momentum=0.9)
     return TorchModel(Thawed(), "CrossEntropyLoss", sgd)
 
@@ -356,7 +356,7 @@ class Brightness(nn.Module):
 
 
 def normalised(sync: bool) -> TorchModel:
-    buckets.BUCKET_BYTES = 1
+    allreduce.BUCKET_BYTES = 1
     torch.manual_seed(11)
     module = nn.Sequential(
         nn.Linear(64, 64),

@@ -17,7 +17,7 @@ from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK, TorchMod
 from horovod_spark_runner.engines.torch.custom_step import CustomSteps
 from horovod_spark_runner.engines.torch.exchange import GradientExchange, TensorCollectives
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.wire import MpiWire
+from horovod_spark_runner.sync.mpi import MpiWire
 from tests.torch.models import digits_net
 from tests.torch.test_equals_one_process import recorded
 

@@ -51,7 +51,7 @@ from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, s
 from horovod_spark_runner.engines.torch.trainee import TorchTrainee
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
-from horovod_spark_runner.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.sync.local_sgd import LocalSGDSynchroniser
 from horovod_spark_runner.training.engine import engine_of
 from horovod_spark_runner.training.spec import Binding, WarmStart
 from horovod_spark_runner.training.trainee import Hooks
@@ -444,7 +444,7 @@ def test_a_rank_whose_rows_used_other_weights_goes_on_with_its_own_moments(
         trainee.optimizer, trainee._device = optimizer, torch.device("cpu")
         return trainee
 
-    sync: Any = RoundsSynchroniser(DiLoCo(every=2), SimpleNamespace(size=2))
+    sync: Any = LocalSGDSynchroniser(DiLoCo(every=2), SimpleNamespace(size=2))
     first, second = made((0, 1)), made(used)
     kept = capture_rank(second, Hooks(), sync, rank=1, in_epoch=False)
     again = made(())

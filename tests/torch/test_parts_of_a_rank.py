@@ -32,7 +32,7 @@ from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.wire import MpiWire
+from horovod_spark_runner.sync.mpi import MpiWire
 from horovod_spark_runner.training.agreement import rows_to_try
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding

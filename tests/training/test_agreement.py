@@ -13,9 +13,9 @@ from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.errors import InvalidInputError, ModelError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.training import agreement
-from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement, StepTrials
+from horovod_spark_runner.training.agreement import Agreement, StepTrials
 from horovod_spark_runner.training.engine import engine_named, engine_of
-from horovod_spark_runner.training.epochs import Step
+from horovod_spark_runner.training.epochs import PREEMPT, SAVE, STOP, Step
 
 
 class World:

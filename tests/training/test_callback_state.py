@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from horovod_spark_runner.engines.keras.callback_state import CallbackStates
-from horovod_spark_runner.engines.keras.callbacks import Callbacks
+from horovod_spark_runner.engines.keras.callbacks import Callbacks, CallbackStates
 from tests.runs import variables_of
 
 EPOCHS, STEPS = 7, 3

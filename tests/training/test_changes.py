@@ -18,8 +18,7 @@ from horovod_spark_runner.checkpoint.resume import (
     resolve_settings,
 )
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.engines.keras.architecture import describe_model
-from horovod_spark_runner.engines.keras.changes import compare_models
+from horovod_spark_runner.engines.keras.state import compare_models, describe_model
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.frameworks import KERAS
 

@@ -13,13 +13,12 @@ import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
-from horovod_spark_runner.engines.keras import collectives
-from horovod_spark_runner.engines.keras.collectives import Part, TensorCollectives
-from horovod_spark_runner.engines.keras.exchange import GradientExchange
-from horovod_spark_runner.sync import buckets
+from horovod_spark_runner.engines.keras.exchange import Part, TensorCollectives, sum_over_ranks
+from horovod_spark_runner.engines.keras.step import GradientExchange
+from horovod_spark_runner.sync import allreduce
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.wire import MpiWire
+from horovod_spark_runner.sync.mpi import MpiWire
 
 WORDS = np.array([[1, 4], [4, 2]])
 NOTHING = tf.zeros(3)
@@ -168,7 +167,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass_where_it_pays(
     """One group after the other; each is twice this rank's own, as of two ranks that are alike."""
     monkeypatch.setattr(hvd, "size", lambda: 2)
     monkeypatch.setattr(hvd, "local_size", lambda: 2 // hosts)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4000)
+    monkeypatch.setattr(allreduce, "BUCKET_BYTES", 4000)
     groups: list[list[int]] = []
     waits: list[int] = []
 
@@ -180,7 +179,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass_where_it_pays(
 
     monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
     sizes = {"a": 1500, "b": 1001, "c": 3, "d": 999}
-    summed = functools.partial(collectives.sum_over_ranks, name="gradients.1")
+    summed = functools.partial(sum_over_ranks, name="gradients.1")
     function = tf.function(summed) if compiled else summed
     found = function([tf.range(float(size)) for size in sizes.values()])
     assert groups == [[sizes[name] for name in group] for group in expected]

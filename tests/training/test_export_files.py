@@ -25,10 +25,10 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.decode import RowDecoder
-from horovod_spark_runner.engines.keras import onnx_file
+from horovod_spark_runner.engines.keras import export
 from horovod_spark_runner.export.network import _packed
 from horovod_spark_runner.scoring.bundle import Bundle
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input
 from horovod_spark_runner.scoring.network import SAVED_MODEL, Network
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.storage.filesystem import Location
@@ -286,7 +286,7 @@ def test_a_file_that_gives_something_else_is_refused(
     transformer: TFTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one would be whose conversion went wrong: here the weights are changed after it."""
-    converted = onnx_file._converted
+    converted = export._converted
 
     def wrong(served: Any, *arguments: Any) -> Any:
         model = converted(served, *arguments)
@@ -294,7 +294,7 @@ def test_a_file_that_gives_something_else_is_refused(
             weight.assign(weight * 1.01)
         return model
 
-    monkeypatch.setattr(onnx_file, "_converted", wrong)
+    monkeypatch.setattr(export, "_converted", wrong)
     with pytest.raises(ModelError, match=r"\b1 row.*Keras"):
         transformer.export(tmp_path / "m.onnx", format="onnx")
     assert not (tmp_path / "m.onnx").exists()

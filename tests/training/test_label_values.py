@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.keras.batches import BatchBinding
-from horovod_spark_runner.engines.keras.label_values import LabelCheck
-from horovod_spark_runner.engines.keras.outputs import call_outputs
+from horovod_spark_runner.engines.keras.binding import BatchBinding
+from horovod_spark_runner.engines.keras.losses import LabelCheck
+from horovod_spark_runner.engines.keras.model import call_outputs
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.spec import Binding
 

@@ -12,15 +12,16 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.engines.keras.binding import InputBinding, bind_outputs
-from horovod_spark_runner.engines.keras.keras_state import (
+from horovod_spark_runner.engines.keras.engine import model_source
+from horovod_spark_runner.engines.keras.model import (
+    build_model,
+    call_outputs,
+    check_trainable,
     fresh_keras_state,
     keras_state,
     using_keras_state,
 )
-from horovod_spark_runner.engines.keras.model import build_model, check_trainable
 from horovod_spark_runner.engines.keras.optimizers import check_optimizers, find_optimizers
-from horovod_spark_runner.engines.keras.outputs import call_outputs
-from horovod_spark_runner.engines.keras.source import model_source
 from horovod_spark_runner.errors import DataError, ModelError
 from horovod_spark_runner.serialize import dumps
 from horovod_spark_runner.training.spec import Binding, ModelSource
@@ -130,7 +131,7 @@ def test_keras_is_as_before_after_it_was_fresh() -> None:
 
 def test_uncompiled() -> None:
     with pytest.raises(ModelError, match="compiled"):
-        check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]), 4)
+        check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))
 
 
 def test_horovods_own_optimizer() -> None:
@@ -233,5 +234,5 @@ def test_model_files(tmp_path: Any) -> None:
     (tmp_path / "m.json").write_text(model.to_json())
     for name in ("m.keras", "m.json"):
         built = build_model(model_source(str(tmp_path / name)))
-        check_trainable(built, 4)
+        check_trainable(built)
         assert built.input_shape == (None, 4)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.engines.keras.binding import bind_outputs
-from horovod_spark_runner.engines.keras.names import names_of
-from horovod_spark_runner.engines.keras.source import model_source
+from horovod_spark_runner.engines.keras.binding import bind_outputs, names_of
+from horovod_spark_runner.engines.keras.engine import model_source
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.spec import Binding, ModelNames
 

@@ -19,11 +19,11 @@ from keras import layers, ops
 
 from horovod_spark_runner.checkpoint.rank_state import capture_random
 from horovod_spark_runner.engines.keras import probe
-from horovod_spark_runner.engines.keras.collectives import TensorCollectives
-from horovod_spark_runner.engines.keras.evaluator import KerasEvaluator
-from horovod_spark_runner.engines.keras.exchange import GradientExchange
-from horovod_spark_runner.engines.keras.generators import generators
-from horovod_spark_runner.engines.keras.metric_state import reduced_by
+from horovod_spark_runner.engines.keras.evaluate import KerasEvaluator
+from horovod_spark_runner.engines.keras.exchange import TensorCollectives
+from horovod_spark_runner.engines.keras.metrics import reduced_by
+from horovod_spark_runner.engines.keras.state import generators
+from horovod_spark_runner.engines.keras.step import GradientExchange
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 

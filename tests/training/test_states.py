@@ -27,7 +27,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
     from horovod_spark_runner.checkpoint.rank_state import capture_random, restore_random
-    from horovod_spark_runner.engines.keras.generators import generators
+    from horovod_spark_runner.engines.keras.state import generators
 
     def draw() -> list[Any]:
         return [
@@ -53,7 +53,7 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.generators import generators
+    from horovod_spark_runner.engines.keras.state import generators
 
     keras.utils.set_random_seed(3)
     expected = random.random()
@@ -88,7 +88,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -116,7 +116,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callback_state import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -246,7 +246,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
     from horovod_spark_runner.config.training import InitialWeights
     from horovod_spark_runner.engines.keras.engine import ENGINE
-    from horovod_spark_runner.engines.keras.initial_weights import load_initial_weights
+    from horovod_spark_runner.engines.keras.loading import load_initial_weights
     from horovod_spark_runner.frameworks import KERAS
     from horovod_spark_runner.training.warm_start import read_warm_start
 

@@ -17,7 +17,7 @@ from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import empty_rows
-from horovod_spark_runner.engines.keras.tensors import as_tensor
+from horovod_spark_runner.engines.keras.binding import as_tensor
 from horovod_spark_runner.storage.filesystem import Location
 
 from ..unit.test_reader import dataset

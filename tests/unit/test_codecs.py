@@ -17,6 +17,8 @@ from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 from horovod_spark_runner.sync.codec import (
     Codec,
     Place,
+    decode_signs,
+    encode_signs,
     largest,
     matrix_form,
     names_of,
@@ -26,7 +28,6 @@ from horovod_spark_runner.sync.codec import (
     widened,
 )
 from horovod_spark_runner.sync.compressed import codec_of
-from horovod_spark_runner.sync.threshold import decode, encode
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference, Terms
 from tests.threads import Threads, as_ranks
 
@@ -287,7 +288,7 @@ def test_messages_say_places_and_signs(signs: list[int]) -> None:
     for spread in (1, 60):  # by bits, by places
         spaced = np.zeros(len(array) * spread, int)
         spaced[::spread] = array
-        found = decode(encode(spaced > 0, spaced < 0, finite=True), spaced.size)
+        found = decode_signs(encode_signs(spaced > 0, spaced < 0, finite=True), spaced.size)
         assert found is not None
         assert [list(each) for each in found] == [
             list(np.flatnonzero(spaced > 0)),

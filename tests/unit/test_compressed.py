@@ -12,8 +12,8 @@ import pytest
 from horovod_spark_runner import ModelError, PowerSGD, RunDirectoryError, Threshold, TopK
 from horovod_spark_runner.cluster.worker import reporting
 from horovod_spark_runner.sync import compressed
+from horovod_spark_runner.sync.codec import notice_late_momentum
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
-from horovod_spark_runner.sync.threshold import notice_late_momentum
 from tests.numpy_engine import Part, Sums
 from tests.threads import Threads, as_ranks
 

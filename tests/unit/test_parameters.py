@@ -27,7 +27,7 @@ from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.sync import STRATEGIES
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.params import PredictionParams, camel_case, param_text
-from horovod_spark_runner.training.strategies import SYNCHRONISERS
+from horovod_spark_runner.training.loop import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN = inspect.signature(run_training).parameters

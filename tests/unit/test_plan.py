@@ -15,12 +15,18 @@ import pytest
 from horovod_spark_runner import InvalidInputError, Link
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.machine import usable_cores
-from horovod_spark_runner.planning.advice import advise
-from horovod_spark_runner.planning.links import fit_link, parse_link, ring_seconds
 from horovod_spark_runner.planning.measurement import Measurement
-from horovod_spark_runner.planning.model import Cluster, StepTime, Workload, predict, step_time
-from horovod_spark_runner.planning.plan import PlanOptions, build_plan
-from horovod_spark_runner.planning.table import left_out_lines
+from horovod_spark_runner.planning.model import (
+    Cluster,
+    StepTime,
+    Workload,
+    fit_link,
+    parse_link,
+    predict,
+    ring_seconds,
+    step_time,
+)
+from horovod_spark_runner.planning.plan import PlanOptions, advise, build_plan, left_out_lines
 
 RANKS = [2**n for n in range(13)]
 FAST = Link(10e-6, 12e9)

@@ -16,11 +16,10 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.formatting import duration
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.planning.from_run import measure_from_run
-from horovod_spark_runner.planning.links import ETHERNET_LATENCY, Link
 from horovod_spark_runner.planning.measurement import Measurement
-from horovod_spark_runner.planning.model import Cluster, predict
-from horovod_spark_runner.planning.table import measured_lines
-from horovod_spark_runner.sync.buckets import BUCKET_BYTES
+from horovod_spark_runner.planning.model import ETHERNET_LATENCY, Cluster, Link, predict
+from horovod_spark_runner.planning.plan import measured_lines
+from horovod_spark_runner.sync.allreduce import BUCKET_BYTES
 from horovod_spark_runner.training.time_breakdown import KINDS, WHOLE, Kind, record
 from tests.report.runs import leave_run
 

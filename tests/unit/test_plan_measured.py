@@ -14,17 +14,23 @@ import pytest
 from horovod_spark_runner import Link, RunFailedError
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.frameworks import KERAS, TORCH
-from horovod_spark_runner.planning import sample
-from horovod_spark_runner.planning.advice import advise
-from horovod_spark_runner.planning.links import doubling_rounds, parse_link, ring_seconds
+from horovod_spark_runner.planning import measure as measuring
+from horovod_spark_runner.planning.measure import extrapolate_writing
 from horovod_spark_runner.planning.measurement import (
     MeasuredLaunch,
     Measurement,
     RankFigures,
     combine_launches,
 )
-from horovod_spark_runner.planning.model import Cluster, StepTime, predict
-from horovod_spark_runner.planning.sample import extrapolate_writing
+from horovod_spark_runner.planning.model import (
+    Cluster,
+    StepTime,
+    doubling_rounds,
+    parse_link,
+    predict,
+    ring_seconds,
+)
+from horovod_spark_runner.planning.plan import advise
 from horovod_spark_runner.storage.filesystem import Location
 from tests.unit.test_plan import FAST, workload
 
@@ -295,18 +301,18 @@ def test_a_plan_that_fails_leaves_no_rows(
         folder.join("rows-1", "part").write_text("1")
         yield SimpleNamespace(train=None, reused=False)
 
-    monkeypatch.setattr(sample, "prepare_data", kept)
+    monkeypatch.setattr(measuring, "prepare_data", kept)
     run: Any = SimpleNamespace(config=None, df=None)
     theirs = tmp_path / "before" / "rows"
     theirs.mkdir(parents=True)
     for run_dir in (tmp_path / "new", tmp_path / "before"):
         expects = contextlib.nullcontext() if error is None else pytest.raises(type(error))
-        with expects, sample.written_sample(run, Location(run_dir / "rows"), 10, 100):
+        with expects, measuring.written_sample(run, Location(run_dir / "rows"), 10, 100):
             assert (run_dir / "rows" / "rows-1" / "part").exists()
             if error is not None:
                 raise error
     # Nor does one that has kept none leave their folder.
-    with sample.written_sample(run, Location(tmp_path / "empty"), 10, 100):
+    with measuring.written_sample(run, Location(tmp_path / "empty"), 10, 100):
         (tmp_path / "empty" / "rows-1" / "part").unlink()
         (tmp_path / "empty" / "rows-1").rmdir()
     assert not (tmp_path / "empty").exists()

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from horovod_spark_runner.planning.links import Link, ring_seconds
 from horovod_spark_runner.planning.model import (
     Cluster,
+    Link,
     StepTime,
     Workload,
     expected_maximum,
     predict,
+    ring_seconds,
 )
 
 INSIDE = Link(2e-6, 8e9)

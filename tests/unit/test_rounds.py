@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DiLoCo, LocalSGD, ModelError
-from horovod_spark_runner.sync.rounds import RoundsSynchroniser
+from horovod_spark_runner.sync.local_sgd import LocalSGDSynchroniser
 from tests.threads import Threads, as_ranks
 from tests.variables import NumPyVariables, Value
 
@@ -50,7 +50,7 @@ Act = Callable[[Any, Model, Threads], Any]
 def with_rounds(way: Any, ranks: int, act: Act) -> list[Any]:
     def on_rank(wire: Threads) -> Any:
         model: Any = Model()
-        rounds = RoundsSynchroniser(way, Sums(wire))  # type: ignore[arg-type]
+        rounds = LocalSGDSynchroniser(way, Sums(wire))  # type: ignore[arg-type]
         rounds.begin(model)
         return act(rounds, model, wire)
 

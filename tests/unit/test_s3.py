@@ -23,7 +23,7 @@ from horovod_spark_runner.data.store import (
     new_folder,
     publish,
 )
-from horovod_spark_runner.engines.keras import exported
+from horovod_spark_runner.engines.keras import saved
 from horovod_spark_runner.storage.filesystem import Location
 
 from ..object_store import empty_folder, s3_server
@@ -124,14 +124,14 @@ def test_an_export_is_there_once_it_is_whole(
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     columns = [Column("x", "float32", (3,))]
-    exported.publish(tmp_path, bucket, columns)
+    saved.publish(tmp_path, bucket, columns)
     assert {file.name for file in bucket.files()} == {*files, "columns.json"}
-    export = exported.read_exported(bucket)
+    export = saved.read_exported(bucket)
     assert export is not None
     assert export.columns == tuple(columns)
     assert set(export.sums) == set(files)
     (tmp_path / "variables" / "a").unlink()
-    exported.publish(tmp_path, bucket, columns)
+    saved.publish(tmp_path, bucket, columns)
     assert {file.name for file in bucket.files()} == {*files, "columns.json"} - {"variables/a"}
     copy = Location.copy_to
 
@@ -142,5 +142,5 @@ def test_an_export_is_there_once_it_is_whole(
 
     monkeypatch.setattr(Location, "copy_to", failing)
     with pytest.raises(OSError, match="storage is away"):
-        exported.publish(tmp_path, bucket, columns)
+        saved.publish(tmp_path, bucket, columns)
     assert not bucket.join("saved_model.pb").exists()  # so no reader takes it for whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -29,7 +30,7 @@ from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,
     check_roles,
-    check_shapes,
+    check_shape,
     quoted,
 )
 from horovod_spark_runner.errors import DataError, InvalidInputError
@@ -240,23 +241,18 @@ def test_files_without_a_time_of_change_do_not_tell_their_rows(tmp_path: Path) -
     assert _file_facts([file.as_uri()]) is None
 
 
-def test_shapes() -> None:
-    widths = {"x": 12, "y": 0}
-    assert check_shapes({}, widths) == {"x": (12,), "y": ()}
-    assert check_shapes({"x": (2, 3, 2)}, widths) == {"x": (2, 3, 2), "y": ()}
-
-
 @pytest.mark.parametrize(
-    ("shapes", "message"),
+    ("shape", "width", "message"),
     [
-        ({"z": (2,)}, "shapes.*'z'"),
-        ({"x": (5, 2)}, r"\(5, 2\).*\b10\b.*\b12\b"),
-        ({"y": (1,)}, "single number"),
+        ((2, 3, 2), 12, None),
+        ((), 0, None),
+        ((5, 2), 12, r"\(5, 2\).*\b10\b.*\b12\b"),
+        ((1,), 0, "single number"),
     ],
 )
-def test_shapes_are_checked(shapes: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        check_shapes(shapes, {"x": 12, "y": 0})
+def test_shapes_are_checked(shape: tuple[int, ...], width: int, message: str | None) -> None:
+    with contextlib.nullcontext() if message is None else pytest.raises(DataError, match=message):
+        check_shape("x", shape, width)
 
 
 def test_names_are_quoted_for_spark() -> None:

@@ -14,8 +14,7 @@ import pytest
 from horovod_spark_runner import DataError, RunDirectoryError
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.bundle import Bundle
-from horovod_spark_runner.scoring.columns import Numbers, Words
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input, Numbers, Words
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.scoring.vectors import VectorAssembler
 

@@ -15,10 +15,9 @@ import pytest
 from onnx import helper
 
 from horovod_spark_runner import DataError
-from horovod_spark_runner.export.graph.file import onnx_inputs
-from horovod_spark_runner.export.graph.model import onnx_of
+from horovod_spark_runner.export.onnx_model import onnx_inputs, onnx_of
 from horovod_spark_runner.scoring.bundle import Bundle
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input
 from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
 from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.training.onnx import BOUNDS, METADATA, OnnxSession

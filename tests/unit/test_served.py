@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,13 @@ HERE = "127.0.0.1"
 
 
 class Ranks:
-    """Ranks that are threads; see `Meeting`."""
+    """Ranks that are threads; see `Ranks`."""
 
     def __init__(self, wire: Threads, reach: Callable[[Any], Any] = lambda place: place) -> None:
         self.rank, self.size, self._wire, self._reach = wire.rank, wire.size, wire, reach
+
+    def memory(self, values: np.ndarray, holders: Sequence[int]) -> DistributedMemory:
+        return DistributedMemory(values, holders, self, HERE, KEY)
 
     def gather(self, value: Any) -> list[Any]:
         found = self._wire.gather(np.array([value, None], object))

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError
-from horovod_spark_runner.export.graph.file import onnx_inputs
-from horovod_spark_runner.export.graph.model import STATE, WITHOUT, WRITERS, onnx_of
+from horovod_spark_runner.export.onnx_model import STATE, WITHOUT, WRITERS, onnx_inputs, onnx_of
 from horovod_spark_runner.scoring.bundle import KINDS, Bundle
-from horovod_spark_runner.scoring.categories import StringIndexer
-from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.columns import Input, Stage
 from horovod_spark_runner.scoring.scorer import Scorer
-from horovod_spark_runner.scoring.stage import Stage
-from horovod_spark_runner.scoring.values import Bucketizer, Imputer
+from horovod_spark_runner.scoring.values import Bucketizer, Imputer, StringIndexer
 from horovod_spark_runner.scoring.vectors import PolynomialExpansion, VectorSlicer
 from horovod_spark_runner.training.onnx import OnnxSession
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.cluster.spark.tagged_job import TaggedJob
+from horovod_spark_runner.cluster.spark.jobs import TaggedJob
 
 
 def gone(tag: str) -> None:

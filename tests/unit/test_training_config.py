@@ -28,7 +28,7 @@ from horovod_spark_runner.config.training import (
     RestartOptions,
 )
 from horovod_spark_runner.config.training_config import TrainingConfig
-from horovod_spark_runner.engines.keras.source import check_callback_argument
+from horovod_spark_runner.engines.keras.engine import check_callback_argument
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.run.columns import Columns, by_convention, by_name
 from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again

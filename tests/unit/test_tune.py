@@ -33,12 +33,11 @@ from horovod_spark_runner.tune.directory import (
     begin_or_check,
     check_same,
     check_whole,
+    trial_line,
 )
-from horovod_spark_runner.tune.result import trial_line
-from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampler_for
+from horovod_spark_runner.tune.search import check_trial_run, final_value
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
-from horovod_spark_runner.tune.study import Study
-from horovod_spark_runner.tune.trial import check_trial_run, final_value
+from horovod_spark_runner.tune.study import Study, check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.trial_config import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}

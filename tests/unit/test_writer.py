@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint, save_checkpoint
+from horovod_spark_runner.checkpoint.manager import CheckpointWriter
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.checkpoint.writer import CheckpointWriter
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
 
@@ -112,7 +112,7 @@ logging.basicConfig(format="%(message)s")
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.checkpoint.writer import CheckpointWriter
+from horovod_spark_runner.checkpoint.manager import CheckpointWriter
 place, ballast = sys.argv[1], Path(sys.argv[1], "ballast")
 directory = RunDirectory(place)
 directory.lock.write_text(json.dumps({"token": "ours"}))

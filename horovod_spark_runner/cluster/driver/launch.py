@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...config.launch import LaunchSettings
 from ...errors import InvalidInputError, LaunchError, RunCancelledError
+from ...machine import environment_at_start
 from ...serialize import dump_call
+from ..protocol.command import worker_environment
 from ..protocol.messages import Notice, Queued, from_driver
 from ..protocol.network import LOOPBACK, route_to
 from ..protocol.outcome import (
@@ -25,24 +30,22 @@ from ..protocol.processes import SignalWatch
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
 from ..protocol.topology import format_ranks
 from ..slot.slot import SlotTask
+from ..slot.worker_pool import request_import
 from ..spark.capacity import Allotment, check_slots
+from ..spark.jobs import TaggedJob
 from ..spark.session import (
+    active_session,
     application_of,
     connect_host,
+    described,
+    inheriting_thread,
     runs_on_this_machine,
     use_driver_python,
 )
-from ..spark.tagged_job import TaggedJob
 from ..spark.tasks import collect_from_tasks
 from .control_server import ControlServer
 from .coordinator import Coordinator, Observer
-from .result import (
-    RunResult,
-    explain_spark_error,
-    load_result,
-    slowest_timings,
-    unpickle_exception,
-)
+from .result import RunResult, explain_spark_error, load_result, slowest_timings, unpickle_exception
 from .slot_queue import SlotDemand, SlotQueue
 from .watch import RunWatch, Verdict
 
@@ -66,7 +69,7 @@ def launch(
     spark: SparkSession,
     options: LaunchSettings,
     function: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     observer: Observer,
     modules: Sequence[str] | None = None,
@@ -319,3 +322,126 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
     if cause is None or cause.failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
     return failure_error(cause, evidence, unpickle_exception(cause.failure))
+
+
+class Launcher(Protocol):
+    """Runs a function on ranks."""
+
+    def warm_up(
+        self,
+        spark: SparkSession,
+        options: LaunchSettings,
+        allotment: Allotment,
+        modules: Sequence[str],
+    ) -> None:
+        """Prepare the ranks of a later `launch`; returns at once."""
+        ...
+
+    def await_slots(self, spark: SparkSession, options: LaunchSettings, workers: int) -> None:
+        """Wait for the executors that replace lost ones.
+
+        Raises:
+            NotEnoughSlotsError: there are too few for ``workers`` ranks.
+        """
+        ...
+
+    def launch(
+        self,
+        spark: SparkSession | None,
+        options: LaunchSettings,
+        function: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, Any],
+        observer: Observer,
+        modules: Sequence[str] | None = None,
+        workers: int | None = None,
+    ) -> RunResult:
+        """Run ``function`` on every rank; see `launch.launch`. By default in the active session."""
+        ...
+
+
+class SparkLauncher:
+    """Runs ranks in the tasks of a Spark barrier stage."""
+
+    def warm_up(
+        self,
+        spark: SparkSession,
+        options: LaunchSettings,
+        allotment: Allotment,
+        modules: Sequence[str],
+    ) -> None:
+        """Import ``modules`` on the executors while the driver still prepares the data.
+
+        It only saves time: whatever goes wrong here shows again when the ranks are started.
+        """
+        if not options.worker_idle_timeout:
+            return
+        slots, shape = allotment.slots, allotment.shape
+        task = _WarmUpTask(options, shape.ranks, tuple(modules))
+
+        def run() -> None:
+            description = "Horovod: importing ahead of ranks"
+            with contextlib.suppress(Exception), described(spark, description):
+                collect_from_tasks(spark, slots, task, profile=shape.profile)
+
+        inheriting_thread(spark, run, "hsr-warm-up").start()
+
+    def await_slots(self, spark: SparkSession, options: LaunchSettings, workers: int) -> None:
+        check_slots(spark, options, workers, replacing=True)
+
+    def launch(
+        self,
+        spark: SparkSession | None,
+        options: LaunchSettings,
+        function: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, Any],
+        observer: Observer,
+        modules: Sequence[str] | None = None,
+        workers: int | None = None,
+    ) -> RunResult:
+        session = spark or active_session()
+        return launch(session, options, function, args, kwargs, observer, modules, workers)
+
+
+@dataclass(frozen=True)
+class _WarmUpTask:
+    """Spark task that makes its executor's prefork process import modules."""
+
+    options: LaunchSettings
+    ranks: int
+    modules: tuple[str, ...]
+
+    def __call__(self) -> tuple[bytes, ...]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        environment = worker_environment(
+            environment_at_start(),
+            self.options,
+            gpus=(),
+            cpus=max(1, context.cpus() // self.ranks),
+            python_path=sys.path,
+            temporary="",
+        )
+        request_import(environment, self.modules, self.options.worker_idle_timeout)
+        return ()
+
+
+_chosen: ContextVar[Launcher] = ContextVar("launcher", default=SparkLauncher())  # noqa: B039
+
+
+def chosen_launcher() -> Launcher:
+    """Return the launcher of runs that start in this context."""
+    return _chosen.get()
+
+
+@contextlib.contextmanager
+def using_launcher(launcher: Launcher) -> Iterator[None]:
+    """Use ``launcher`` for the runs that start inside, in this thread."""
+    token = _chosen.set(launcher)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)

@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 
-PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 
 
 def main() -> int:
     path = json.loads(os.environ["HSR_DOORS"])[int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]
-    environment = {k: v for k, v in os.environ.items() if k.startswith(PREFIXES)}
+    environment = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
         connection.sendall(json.dumps({"environment": environment}).encode() + b"\n")

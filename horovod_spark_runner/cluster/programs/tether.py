@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the signal was set
         sys.exit(1)
     os.execv(command[0], command)

@@ -367,8 +367,8 @@ class Exited(Message):
 
 
 ProcessReport = Forked | Exited
-WorkerReport = RankReport | ProcessReport
-WORKER_REPORTS: tuple[type[WorkerReport], ...] = get_args(WorkerReport)
+_WorkerReport = RankReport | ProcessReport
+WORKER_REPORTS: tuple[type[_WorkerReport], ...] = get_args(_WorkerReport)
 
 
 @dataclass(frozen=True, slots=True)

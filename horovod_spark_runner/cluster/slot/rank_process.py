@@ -82,7 +82,7 @@ _MPI_START_EXIT = 14
 # How long a rank may run after the world ended, to report its own failure first.
 _ABORT_GRACE = 2.0
 # How long a rank that has reported its failure may take to end: MPI's abort hangs without mpirun.
-END_SECONDS = 5.0
+_END_SECONDS = 5.0
 # How long the Python stacks of a process take to be written.
 STACKS_GRACE = 0.5
 
@@ -637,7 +637,7 @@ class Rank:
         if self._reported is None and not self.settled:
             failure = self.process.reported_failure()
             self._reported = None if failure is None else (now, failure)
-        elif self._reported is not None and now - self._reported[0] > END_SECONDS:
+        elif self._reported is not None and now - self._reported[0] > _END_SECONDS:
             self.settle(None, self._reported[1])
         if self._shim is not None and self._shim.ended and not self.settled:
             # mpirun ended it, because another rank failed or because it died itself.

@@ -7,13 +7,13 @@ import os
 import select
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ...errors import LaunchError
+from ...machine import repeat_in_thread
 from ..protocol.channel import MAX_DATA_BYTES, RETRY_PAUSES, Channel, connect
 from ..protocol.messages import (
     INSTRUCTIONS,
@@ -35,7 +35,7 @@ from ..protocol.messages import (
 )
 from ..protocol.rendezvous import HEARTBEAT_SECONDS, SlotPlan
 
-CONNECT_TIMEOUT = 5.0
+_CONNECT_TIMEOUT = 5.0
 _RECONNECT_TIMEOUT = 1.0
 # How long the transfer of a large call or result may stand still.
 _TRANSFER_TIMEOUT = 60.0
@@ -70,7 +70,7 @@ class DriverLink:
         self._address = address
         self._key = key
         self._problem = ""
-        self._connect(CONNECT_TIMEOUT, pauses)
+        self._connect(_CONNECT_TIMEOUT, pauses)
 
     def check(self) -> None:
         """Check that the driver was reached.
@@ -221,24 +221,6 @@ class DriverLink:
         self._pending.clear()
 
 
-@contextlib.contextmanager
-def _repeat_in_thread(action: Callable[[], object], *, every: float) -> Iterator[None]:
-    """Call ``action`` every so many seconds while the calling thread is blocked inside."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(every):
-            action()
-
-    thread = threading.Thread(target=repeat, name="hsr-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()  # messages carry their number: one sender at a time
-
-
 class StoppedError(Exception):
     """The driver has ended the run, or the executor has ended, while a slot waited."""
 
@@ -328,7 +310,8 @@ class SlotLink(DriverLink):
 
     def keep_alive(self) -> AbstractContextManager[None]:
         """Send heartbeats while the calling thread is blocked inside."""
-        return _repeat_in_thread(self._send_heartbeat, every=HEARTBEAT_SECONDS)
+        # It ends before the calling thread goes on: messages are numbered, by one sender at a time.
+        return repeat_in_thread(self._send_heartbeat, "hsr-heartbeat", every=HEARTBEAT_SECONDS)
 
     def await_answer(self, joining: JoinReport) -> Answer:
         """Send this slot's report and return the driver's answer.

@@ -41,7 +41,7 @@ from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, Pre
 from ..protocol.processes import RANK_NAME
 from .workspace import is_private, short_temporary
 
-MODULE = "horovod_spark_runner.cluster.worker.prefork"
+_MODULE = "horovod_spark_runner.cluster.worker.prefork"
 # Variables that differ between ranks or runs, and that no import reads.
 _PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
 _LENGTH = struct.Struct("!I")
@@ -319,7 +319,7 @@ def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> s
         listener.listen(128)
         arguments = [listener.fileno(), path, owner, process_start(owner), idle_timeout]
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *map(str, arguments)],
+            [sys.executable, "-m", _MODULE, *map(str, arguments)],
             env={**environment, "TMPDIR": str(path.parent)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchOptions
@@ -61,7 +61,7 @@ def is_stopped(spark: SparkSession) -> bool:
         return False
 
 
-def check_is_frame(data: Any, wanted: str) -> None:
+def check_is_frame(data: object, wanted: str) -> None:
     """Check that ``data`` is a Spark DataFrame.
 
     Args:
@@ -110,6 +110,22 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):  # Spark was stopped, which the jobs inside report
             context.setLocalProperty(_DESCRIPTION, before)
+
+
+@contextlib.contextmanager
+def with_settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of the session, which all its threads see, while the block runs."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    try:
+        for name, value in values.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def inheriting_thread(

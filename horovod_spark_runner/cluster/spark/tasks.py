@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import errors
 from ...errors import EnvironmentProblem
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-Body = Callable[[], Iterable[bytes]]
+_Body = Callable[[], Iterable[bytes]]
 # GPUs with which a framework of this process was, or will be, imported: it uses only these.
 _devices: frozenset[str] | None = None
 
@@ -26,7 +26,7 @@ _devices: frozenset[str] | None = None
 class _OfPartition:
     """The function given to ``mapPartitions``."""
 
-    body: Body
+    body: _Body
 
     def __call__(self, rows: Iterable[object]) -> Iterator[bytes]:
         for _ in rows:  # Spark counts a task's rows to their end
@@ -38,7 +38,7 @@ class _OfPartition:
 class _OfBatches:
     """The function given to ``mapInArrow``."""
 
-    body: Body
+    body: _Body
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -54,7 +54,7 @@ class _OfBatches:
 
 
 def collect_from_tasks(
-    spark: SparkSession, tasks: int, body: Body, *, barrier: bool = False, profile: Any = None
+    spark: SparkSession, tasks: int, body: _Body, *, barrier: bool = False, profile: object = None
 ) -> list[bytes]:
     """Run ``body`` in ``tasks`` Python tasks and return all that they yield, in task order.
 

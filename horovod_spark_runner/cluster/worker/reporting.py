@@ -13,7 +13,7 @@ from ...typed_json import to_json
 from ..protocol.messages import Alive, Notice, RankReport
 
 # Minimum of seconds between two reports of progress.
-PROGRESS_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 _last_progress = 0.0
 _lock = threading.Lock()
 
@@ -42,7 +42,7 @@ def report_progress() -> None:
     """
     global _last_progress
     now = time.monotonic()
-    if now - _last_progress >= PROGRESS_SECONDS:
+    if now - _last_progress >= _PROGRESS_SECONDS:
         _last_progress = now
         send(Alive())
 

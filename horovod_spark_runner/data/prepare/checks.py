@@ -454,7 +454,7 @@ def _byte_size(source: Source) -> SparkColumn:
 def _ragged(
     number: int,
     source: Source,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     frame: DataFrame | None,
     level: int,
     what: str,

@@ -25,8 +25,7 @@ from .schema import (
     Roles,
     check_named,
     check_roles,
-    check_shape_names,
-    check_shapes,
+    check_shape,
     check_unambiguous,
     field_hint,
     quoted,
@@ -341,9 +340,8 @@ def columns_of(
         first_value: returns the first row's bytes of a column.
 
     Raises:
-        DataError: a shape names no column or does not fit, or the first value cannot be decoded.
+        DataError: a shape does not fit, or the first value cannot be decoded.
     """
-    check_shape_names(shapes, [source.name for source in sources])
     return tuple(
         _read_column(source, layouts[source.name], shapes.get(source.name), first_value)
         for source in sources
@@ -390,7 +388,8 @@ def _fit(name: str, shape: tuple[int, ...] | None, sizes: tuple[int, ...]) -> tu
         raise DataError(f"column {name!r} holds empty arrays only")
     if shape is None:
         return sizes
-    return check_shapes({name: shape}, {name: math.prod(sizes) if sizes else 0})[name]
+    check_shape(name, shape, math.prod(sizes) if sizes else 0)
+    return shape
 
 
 def missing_image_shape(name: str) -> DataError:

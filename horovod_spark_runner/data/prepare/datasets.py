@@ -47,7 +47,7 @@ class Prepared:
     reused: bool
 
 
-def _is_place(data: Any) -> bool:
+def _is_place(data: object) -> bool:
     return isinstance(data, (str, os.PathLike))
 
 
@@ -147,7 +147,7 @@ def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
         ) from error
 
 
-def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = None) -> None:
+def check_data(data: object, roles: Roles, options: DataOptions, validation: object = None) -> None:
     """Check the data as far as the schema allows.
 
     Args:
@@ -186,7 +186,9 @@ def _check_image_shapes(frame: DataFrame, roles: Roles, options: DataOptions) ->
             raise missing_image_shape(name)
 
 
-def add_faulty_row_number(error: DataError, data: Any, roles: Roles, options: DataOptions) -> None:
+def add_faulty_row_number(
+    error: DataError, data: object, roles: Roles, options: DataOptions
+) -> None:
     """Add to an error of a rank the number of the row that cannot be read.
 
     Args:
@@ -212,7 +214,12 @@ def data_folder(options: DataOptions, run_folder: Location, spark: SparkSession)
 
 @contextlib.contextmanager
 def prepare_datasets(
-    data: Any, roles: Roles, options: DataOptions, validation: Any, run_folder: Location, seed: int
+    data: object,
+    roles: Roles,
+    options: DataOptions,
+    validation: object,
+    run_folder: Location,
+    seed: int,
 ) -> Iterator[Prepared]:
     """Yield the datasets, written now or reused; delete those that are not kept afterwards.
 
@@ -240,7 +247,7 @@ def prepare_datasets(
 
 
 @dataclass
-class TrackedDatasets:
+class _TrackedDatasets:
     """Datasets in preparation.
 
     Attributes:
@@ -258,9 +265,9 @@ class TrackedDatasets:
 
 @contextlib.contextmanager
 def track_datasets(
-    data: Any, roles: Roles, options: DataOptions, run_folder: Location
-) -> Iterator[TrackedDatasets]:
-    """Yield a `TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
+    data: object, roles: Roles, options: DataOptions, run_folder: Location
+) -> Iterator[_TrackedDatasets]:
+    """Yield a `_TrackedDatasets`, to which the caller adds its datasets; see `prepare_datasets`.
 
     They are deleted at the end, if they are not kept.
     """
@@ -268,7 +275,7 @@ def track_datasets(
     shared = str(folder) != str(run_folder)
     keep = shared if options.keep_data is None else options.keep_data
     # A dataset that is deleted at the end must not be another run's.
-    tracked = TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
+    tracked = _TrackedDatasets(folder, _request(roles, options, reuse=keep or not shared))
     if not shared:  # nobody else writes there: incomplete ones are of a killed call
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
@@ -320,7 +327,7 @@ def _prepare(
     roles: Roles,
     options: DataOptions,
     validation: Any,
-    tracked: TrackedDatasets,
+    tracked: _TrackedDatasets,
     seed: int,
 ) -> Prepared:
     direct, folder, request = None, tracked.folder, tracked.request
@@ -343,7 +350,7 @@ def _prepare(
 
 
 def _materialize_part(
-    frame: DataFrame, request: DataRequest, folder: Location, part: str, validation: Any
+    frame: DataFrame, request: DataRequest, folder: Location, part: str, validation: object
 ) -> Any:
     try:
         return materialize(frame, request, folder)
@@ -399,7 +406,7 @@ _SAME_ROWS = {
 }
 
 
-def rows_to_write(data: Any, validation: Any) -> int | None:
+def rows_to_write(data: object, validation: object) -> int | None:
     """Return how many rows will be written of `run_training`'s data, for the progress display.
 
     Args:

@@ -13,7 +13,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ...cluster.spark.session import classic_context
+from ...cluster.spark.session import classic_context, with_settings
 from ...errors import InvalidInputError
 from ...storage.filesystem import Location
 
@@ -90,18 +90,9 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
     Spark's JSON lacks some fields, its text lacks types: both are used.
     """
     canonical = plan.canonicalized()
-    session = frame.sparkSession
-    name = "spark.sql.debug.maxToStringFields"
-    with _lock:
-        before = session.conf.get(name, None)
-        session.conf.set(name, str(2**31 - 1))
-        try:
-            text = canonical.toString()
-        finally:
-            if before is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, before)
+    longest = {"spark.sql.debug.maxToStringFields": str(2**31 - 1)}
+    with _lock, with_settings(frame.sparkSession, longest):
+        text = canonical.toString()
     return re.sub(r'"jvmId":"[^"]*"', "", str(canonical.toJSON())) + str(text)
 
 
@@ -151,5 +142,5 @@ def _file_facts(urls: list[str]) -> list[list[Any]] | None:
     return facts
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from ...config.data import DataOptions
 from ...errors import DataError
@@ -26,7 +25,11 @@ from .split import cache_rows, validation_condition
 
 @contextlib.contextmanager
 def prepare_folds(
-    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], run_folder: Location
+    data: object,
+    roles: Roles,
+    options: DataOptions,
+    indicators: Sequence[str],
+    run_folder: Location,
 ) -> Iterator[Mapping[str | None, Prepared]]:
     """Yield the datasets of each split; delete those that are not kept afterwards.
 

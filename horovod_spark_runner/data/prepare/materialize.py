@@ -20,7 +20,7 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...cluster.spark.session import classic_context
 from ...errors import DataError, InvalidInputError
@@ -173,7 +173,7 @@ def _fits(
     manifest: Manifest,
     sources: Sequence[Source],
     shapes: Mapping[str, tuple[int, ...]],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
 ) -> bool:
     """Return whether nested arrays, which are hashed flat, have the dataset's sizes. Pure."""
     for number, source in enumerate(sources):
@@ -284,7 +284,7 @@ def _hashed(sources: Sequence[Source], stored: Sequence[SparkColumn]) -> SparkCo
     return F.xxhash64(*stored, *map(F.size, arrays))
 
 
-def _checksum(facts: Mapping[str, Any]) -> str:
+def _checksum(facts: Mapping[str, object]) -> str:
     return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"
 
 

@@ -35,7 +35,7 @@ _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double":
 
 
 @dataclass(frozen=True)
-class FooterFacts:
+class _FooterFacts:
     """Facts from the footers of a dataset.
 
     Attributes:
@@ -61,7 +61,7 @@ class FooterFacts:
 
 
 def manifest_of(
-    facts: FooterFacts,
+    facts: _FooterFacts,
     columns: Sequence[Column],
     checksum: str,
     *,
@@ -83,7 +83,7 @@ def manifest_of(
 
 
 @dataclass(frozen=True)
-class ParquetFiles:
+class _ParquetFiles:
     """Parquet files at a location.
 
     Attributes:
@@ -116,19 +116,19 @@ class ParquetFiles:
             )
 
 
-def parquet_files(location: Location) -> ParquetFiles:
+def parquet_files(location: Location) -> _ParquetFiles:
     """Return the Parquet files in a folder and those below it, or the one at ``location``.
 
     Their names do not matter, as in Spark; hidden and empty files are skipped.
     """
     single = location.stat()
     if single is not None:
-        return ParquetFiles(location.parent, (single,))
+        return _ParquetFiles(location.parent, (single,))
     listed = location.files()
     files = tuple(file for file in listed if _counts(file))
     within = {file.name.partition("/")[0] for file in listed if "/" in file.name}
     log = next((name for name in _LOGS if name in within), "")
-    return ParquetFiles(location, files, log, _partitions(files))
+    return _ParquetFiles(location, files, log, _partitions(files))
 
 
 def _counts(file: FileStat) -> bool:
@@ -155,7 +155,7 @@ def _partitions(files: Sequence[FileStat]) -> tuple[str, ...] | None:
     return names if not others and len(names) == len(first) else None
 
 
-def read_footers(location: Location) -> FooterFacts:
+def read_footers(location: Location) -> _FooterFacts:
     """Read the footers of all Parquet files at ``location``, a folder or one file.
 
     Raises:
@@ -164,7 +164,7 @@ def read_footers(location: Location) -> FooterFacts:
     return _footers_of(parquet_files(location))
 
 
-def _footers_of(source: ParquetFiles) -> FooterFacts:
+def _footers_of(source: _ParquetFiles) -> _FooterFacts:
     """Read the footers of Parquet files; see `read_footers`."""
     files: list[FileStat] = []
     sums: list[str] = []
@@ -190,7 +190,7 @@ def _footers_of(source: ParquetFiles) -> FooterFacts:
                 leaf.append(_read_leaf(group.column(number)))
         files.append(file)
         sums.append(footer)
-    return FooterFacts(
+    return _FooterFacts(
         source.folder,
         tuple(files),
         tuple(groups),
@@ -263,7 +263,7 @@ def _summary(chunks: Sequence[_Leaf]) -> Footer:
     )
 
 
-def first_value(facts: FooterFacts, name: str) -> Any:
+def first_value(facts: _FooterFacts, name: str) -> Any:
     """Return the first row's value of column ``name``."""
     file = facts.files[facts.row_groups[0].file]
     with facts.folder.join(file.name).open_input() as stream:
@@ -374,7 +374,7 @@ def _check_leaf(source: Source, footer: Footer, location: Location, allow_nan: b
         )
 
 
-def _layout(source: Source, leaf: int, facts: FooterFacts, value: Any) -> Layout:
+def _layout(source: Source, leaf: int, facts: _FooterFacts, value: Any) -> Layout:
     if source.kind == "binary":
         encoding = encoding_of(value)
         return Layout((len(value),) if encoding == "raw" else (), encoding)
@@ -391,7 +391,7 @@ def _layout(source: Source, leaf: int, facts: FooterFacts, value: Any) -> Layout
     return Layout((width,))
 
 
-def _identity(facts: FooterFacts) -> str:
+def _identity(facts: _FooterFacts) -> str:
     """Return the identity of the files: their names, sizes and times."""
     files: Sequence[Any] = [[f.name, f.size, f.changed] for f in facts.files]
     return "files." + hashlib.sha256(json.dumps(files).encode()).hexdigest()[:32]

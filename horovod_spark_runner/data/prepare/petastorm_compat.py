@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...cluster.spark.session import with_settings
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -36,7 +38,7 @@ def convert(
         codec: Parquet compression; ``zstd`` is not among Petastorm's.
     """
     settings = {"parquet.enable.dictionary": "false"}
-    with _lock, _missing_names(), _settings(spark, settings):
+    with _lock, _missing_names(), with_settings(spark, settings):
         module = _load_converter()
         # It would reuse the data of an equal plan, also if its input files have changed since.
         module._cache_df_meta_list.clear()
@@ -115,18 +117,3 @@ def _missing_names() -> Iterator[None]:
             delattr(owner, name)
         for name in modules:
             del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in values}
-    try:
-        for name, value in values.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)

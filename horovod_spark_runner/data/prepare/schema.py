@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,41 +119,21 @@ def check_named(argument: str, entries: Mapping[str, object], roles: Roles) -> N
         raise DataError(f"{argument} names {quote_all(unknown)}, which is {reason}")
 
 
-def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
-    """Check that ``shapes`` names columns that are trained on. Pure.
-
-    Raises:
-        DataError: it names others.
-    """
-    unknown = [name for name in shapes if name not in names]
-    if unknown:
-        raise DataError(f"shapes names {quote_all(unknown)}, which is neither feature nor label")
-
-
-def check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], widths: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every column, as requested or flat. Pure.
+def check_shape(name: str, shape: tuple[int, ...], width: int) -> None:
+    """Check that a requested shape holds the elements of a column's rows. Pure.
 
     Args:
-        shapes: requested shapes, by column.
-        widths: elements per row, by column; 0 for a scalar.
+        name: the column.
+        shape: its shape.
+        width: elements per row; 0 for a scalar.
 
     Raises:
-        DataError: a shape names no column, or does not hold its column's elements.
+        DataError: it does not.
     """
-    check_shape_names(shapes, tuple(widths))
-    result: dict[str, tuple[int, ...]] = {}
-    for name, width in widths.items():
-        shape = shapes.get(name, (width,) if width else ())
-        elements = 1
-        for size in shape:
-            elements *= size
-        if elements != max(width, 1) or (shape and not width):
-            actual = f"{width} elements" if width else "a single number"
-            raise DataError(
-                f"shapes gives column {name!r} the shape {shape} of {elements} elements, but its "
-                f"rows hold {actual}"
-            )
-        result[name] = shape
-    return result
+    elements = math.prod(shape)
+    if elements != max(width, 1) or (shape and not width):
+        actual = f"{width} elements" if width else "a single number"
+        raise DataError(
+            f"shapes gives column {name!r} the shape {shape} of {elements} elements, but its "
+            f"rows hold {actual}"
+        )

@@ -91,7 +91,7 @@ def _check_name(frame: DataFrame, name: str) -> None:
 
 @contextlib.contextmanager
 def split_rows(
-    frame: DataFrame, validation: Any, roles: Roles, seed: int, stratify: str | None = None
+    frame: DataFrame, validation: object, roles: Roles, seed: int, stratify: str | None = None
 ) -> Iterator[tuple[DataFrame, DataFrame | None]]:
     """Yield the training and the validation DataFrame.
 
@@ -115,7 +115,7 @@ def split_rows(
             yield _fraction(cached, float(validation), roles, seed, stratify)
 
 
-def training_rows(frame: DataFrame, validation: Any, seed: int) -> DataFrame:
+def training_rows(frame: DataFrame, validation: object, seed: int) -> DataFrame:
     """Return about as many training rows as `split_rows`, to be counted or sampled.
 
     Nothing is cached: for a fraction, the rows are drawn at random.

@@ -88,7 +88,7 @@ def _transformed(
         raise DataError(f"column {column.name!r}: its transform raised {reason}") from error
 
 
-def _as_array(column: Column, result: Any) -> np.ndarray:
+def _as_array(column: Column, result: object) -> np.ndarray:
     if result is None:
         raise DataError(
             f"column {column.name!r}: its transform returned None (is its return statement "

@@ -51,7 +51,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class _Chunk:
     """Consecutive batches of one rank, laid end to end.
 
     Attributes:
@@ -113,7 +113,7 @@ class DatasetReader:
         The thread that reads ahead continues from each epoch into the next.
         """
 
-        def chunks() -> Iterator[Chunk]:
+        def chunks() -> Iterator[_Chunk]:
             begin = first_step
             for plan in plans:
                 yield from self._epoch_chunks(plan, rank, world, begin)
@@ -123,7 +123,7 @@ class DatasetReader:
 
     def chunks(
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
-    ) -> Generator[Chunk, None, None]:
+    ) -> Generator[_Chunk, None, None]:
         """Yield the same as `epoch`, in chunks; the epoch's last step is a separate chunk."""
         return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
 
@@ -150,7 +150,7 @@ class DatasetReader:
 
     def _epoch_chunks(
         self, plan: EpochPlan, rank: int, world: int, first_step: int
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[_Chunk]:
         lanes: dict[int, _Lane] = {}
         self._pieces.announce(plan.pieces(first_step, rank, world))
         steps = max(1, self._chunk_rows * world // plan.global_batch)
@@ -162,7 +162,7 @@ class DatasetReader:
 
     def _gather(
         self, plan: EpochPlan, lanes: dict[int, _Lane], rank: int, world: int, steps: range
-    ) -> Chunk:
+    ) -> _Chunk:
         counts, wanted = plan.chunk(steps, rank, world)
         chunk = {c.name: _room(sum(counts), c) for c in self._columns}
         for lane, (positions, at) in wanted.items():
@@ -176,9 +176,9 @@ class DatasetReader:
         except UndecodableRow as error:
             slices = plan.rank_slices(steps[error.row // counts[0]], rank, world)
             raise self._name_row(error, plan, slices, error.row % counts[0]) from error
-        return Chunk(steps.start, counts, chunk)
+        return _Chunk(steps.start, counts, chunk)
 
-    def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[Chunk]:
+    def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[_Chunk]:
         step = 0
         self._pieces.announce(pieces)
         chunk_rows = max(1, self._chunk_rows // batch_size) * batch_size
@@ -194,7 +194,7 @@ class DatasetReader:
                     raise self._row_error(error, piece, first + error.row) from error
                 whole, rest = divmod(last - first, batch_size)
                 counts = [batch_size] * whole + [rest] * bool(rest)
-                yield Chunk(step, counts, part)
+                yield _Chunk(step, counts, part)
                 step += len(counts)
 
     def _name_row(
@@ -295,13 +295,13 @@ def _generator(seed: int, epoch: int, samples: np.ndarray, row: int) -> np.rando
 _END = object()
 
 
-def _split(chunks: Generator[Chunk, None, None]) -> Generator[Batch, None, None]:
+def _split(chunks: Generator[_Chunk, None, None]) -> Generator[Batch, None, None]:
     with contextlib.closing(chunks):
         for chunk in chunks:
             yield from chunk.batches()
 
 
-def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None, None]:
+def _read_ahead(chunks: Callable[[], Iterator[_Chunk]]) -> Generator[_Chunk, None, None]:
     """Yield ``chunks()``, which runs in a separate thread."""
     ready: queue.Queue[Any] = queue.Queue(_PREFETCH_CHUNKS)
     stop = threading.Event()
@@ -324,7 +324,7 @@ def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None,
 
 
 def _produce(
-    chunks: Callable[[], Iterator[Chunk]], ready: queue.Queue[Any], stop: threading.Event
+    chunks: Callable[[], Iterator[_Chunk]], ready: queue.Queue[Any], stop: threading.Event
 ) -> None:
     try:
         for chunk in chunks():

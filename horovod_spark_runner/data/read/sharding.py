@@ -70,7 +70,7 @@ class LaneSlice:
 
 
 # By lane: positions to read, and the rows of the batch they become.
-LaneRows = dict[int, tuple[np.ndarray, np.ndarray]]
+_LaneRows = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 def permutation(size: int, *key: int) -> np.ndarray:
@@ -172,7 +172,7 @@ class EpochPlan:
             offset += count
         return tuple(slices)
 
-    def chunk(self, steps: range, rank: int, world: int) -> tuple[list[int], LaneRows]:
+    def chunk(self, steps: range, rank: int, world: int) -> tuple[list[int], _LaneRows]:
         """Return what ``rank`` reads at several steps at once.
 
         Args:
@@ -188,7 +188,7 @@ class EpochPlan:
         count = sum(part.stop - part.start for part in slices)
         # Every full step takes the same part of every lane, further on.
         number = np.arange(len(steps))[:, None]
-        rows_by_lane: LaneRows = {}
+        rows_by_lane: _LaneRows = {}
         offset = 0
         for part in slices:
             rows = np.arange(part.stop - part.start)

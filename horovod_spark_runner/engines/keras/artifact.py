@@ -1,58 +1,82 @@
-"""The trained model in the run directory, for inference and for other programs."""
+"""Write a trained model to the run directory, also one that was trained elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import keras
 import numpy as np
+import tensorflow as tf
 
+from ...captured import code_of
 from ...checkpoint.run_directory import RunDirectory
-from ...errors import CheckpointError, on_one_line
+from ...data.manifest import TEXT, Column, Manifest
+from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
-from ...storage.contents import Contents, Sink, unpack
-from ...training.sample_rows import SAMPLE_FILE, check_close
-from ...training.spec import OutputSpec
+from ...storage.contents import Sink
+from ...storage.filesystem import Location
+from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close
+from ...training.spec import FEATURES, Binding, OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .archive import (
-    KIND,
-    custom_parts,
-    name_lambdas_in,
-    pack,
-    read_unpacked_config,
-)
-from .custom_objects import find_objects, name_lambdas, only_keras, revivable
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
-from .model import finalize_layers
-from .outputs import (
+from .binding import InputBinding, input_structure, match_inputs
+from .engine import read_archive
+from .loading import Graph, load_archive, load_unpacked, pack_saved_model, sparing_memory
+from .model import (
+    Bind,
+    Nest,
+    all_layers,
     call_model,
-    fixed_batch,
+    calling,
+    check_any_batch,
+    finalize_layers,
+    fresh_keras_state,
+    keras_state,
     output_leaves,
     output_specs,
+    sample_inputs,
     to_numpy,
     unchanged,
+    using_keras_state,
 )
-from .protocols import Nest
-from .restoring import sparing_memory
-from .sample import Bind, calling, sample_inputs
-from .saved import ARCHIVE_FILE, FILES, KerasFacts, SavedModel
-from .variables import value_of
+from .saved import (
+    ARCHIVE_FILE,
+    FILES,
+    LAMBDA,
+    PACKED_FILE,
+    CustomPart,
+    KerasFacts,
+    SavedModel,
+    custom_parts,
+    pack_archive,
+    read_exported,
+    read_unpacked_config,
+)
+from .state import value_of
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
-# Name of the folder that an archive is unpacked into.
-_UNPACKED = "model"
-
 logger = logging.getLogger(__name__)
+# dtype of an input -> dtype of its column, where Spark has it not.
+_COLUMN_DTYPES = {
+    "bool": "int8",
+    "uint8": "int16",
+    "uint16": "int32",
+    "uint32": "int64",
+    "float16": "float32",
+    "bfloat16": "float32",
+}
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64", TEXT)
 
 
 def save_model(
@@ -81,7 +105,7 @@ def save_model(
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
-            f"{error}. Once the storage takes files again, the same call goes on from the newest "
+            f"{error}. Once the storage takes files again, the same call resumes from the newest "
             "checkpoint, and writes it"
         ) from error
 
@@ -100,7 +124,7 @@ def _save(
     saved = SavedModel("source")
     with _archive(model) as archive:
         if archive is not None:
-            files.write_stream(ARCHIVE_FILE, functools.partial(pack, archive))
+            files.write_stream(ARCHIVE_FILE, functools.partial(pack_archive, archive))
         if archive is not None and outputs is not None:
             tried = sample_inputs(model, bind, rows)
             saved, problem = probe_loading(archive, model, inputs.custom_objects, tried)
@@ -120,33 +144,11 @@ def _save(
         weights=tuple(weight.path for weight in model.weights),
         transforms=inputs.transforms,
         problem=problem,
-        batch_size=fixed_batch(model),
         own=facts.to_fields(),
         targets=inputs.targets,
     )
     files.finish(signature, FILES)
     return saved
-
-
-def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
-    """Return the model in a ``.keras`` file, not compiled.
-
-    Args:
-        archive: contents of the file.
-        objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, _UNPACKED)
-        unpack(archive.open(), place, KIND)
-        return _load_unpacked(place, objects)
-
-
-def _load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
-    if objects is not None:
-        name_lambdas_in(folder)
-    custom_objects = revivable(objects or {})
-    with sparing_memory():
-        return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
 
 
 def _write_weights(model: keras.Model, sink: Sink) -> None:
@@ -155,7 +157,7 @@ def _write_weights(model: keras.Model, sink: Sink) -> None:
 
 
 def save_unpacked(model: keras.Model, folder: Path) -> None:
-    """Write the files of a model's archive into a new folder, from which `pack` makes it."""
+    """Write the files of a model's archive into a new folder, for `pack_archive`."""
     with sparing_memory():
         model.save(folder, zipped=False)
 
@@ -164,12 +166,12 @@ def save_unpacked(model: keras.Model, folder: Path) -> None:
 def _archive(model: keras.Model) -> Iterator[Path | None]:
     """Yield the folder in which Keras has written the model, or ``None`` if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, _UNPACKED)
+        place = Path(folder, "model")
         try:
             try:
                 save_unpacked(model, place)
             except Exception:
-                if not name_lambdas(model):
+                if not _name_lambdas(model):
                     raise
                 save_unpacked(model, place)
         except Exception as error:  # a custom layer's get_config may fail in any way
@@ -199,7 +201,7 @@ def outputs_of(
 
 
 def probe_loading(
-    archive: Path, model: keras.Model, custom_objects: Mapping[str, Any], inputs: Nest
+    archive: Path, model: keras.Model, custom_objects: Mapping[str, object], inputs: Nest
 ) -> tuple[SavedModel, str]:
     """Load an archive and find the least that reproduces the model from it.
 
@@ -210,21 +212,21 @@ def probe_loading(
         inputs: rows that it takes.
 
     Returns:
-        How it loads, and what was in the way of loading it by itself.
+        The way it loads, and the reason why it does not load by itself.
     """
     finalize_layers(model)
     with unchanged(model):
         expected = call_model(model, inputs)
     try:
-        with only_keras():
+        with _only_keras():
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)
         return SavedModel("archive"), ""
     except Exception as error:  # whatever Keras raises for what it does not know
         problem = _first_line(error)
     try:
         parts = custom_parts(read_unpacked_config(archive))
-        objects = dumps(find_objects(model, parts, custom_objects))
-        with only_keras():
+        objects = dumps(_find_objects(model, parts, custom_objects))
+        with _only_keras():
             loaded = _load_in_new_state(archive, cloudpickle.loads(objects))
             _check_same(loaded, model, inputs, expected)
         return SavedModel("objects", objects), problem
@@ -234,7 +236,7 @@ def probe_loading(
         return SavedModel("source"), problem
 
 
-def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> keras.Model:
+def _load_in_new_state(archive: Path, objects: Mapping[str, object] | None) -> keras.Model:
     """Return the archive's model as another process would load it, on the CPU."""
     state = keras_state()
     with (
@@ -243,14 +245,14 @@ def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> kera
         using_keras_state(state),
         keras.device("cpu:0"),
     ):
-        return _load_unpacked(archive, objects)
+        return load_unpacked(archive, objects)
 
 
-def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: Any) -> None:
+def _check_same(loaded: keras.Model, model: keras.Model, inputs: Nest, expected: Nest) -> None:
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
     for theirs in loaded.weights:
-        if not any(_equal(value_of(ours), value_of(theirs)) for ours in left):
+        if not any(_is_equal(value_of(ours), value_of(theirs)) for ours in left):
             raise ValueError(f"its weights differ: {theirs.path}")
     loaded_outputs = output_leaves(call_model(loaded, inputs))
     for (path, value), (place, other) in zip(output_leaves(expected), loaded_outputs, strict=True):
@@ -259,7 +261,7 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
         check_close(to_numpy(value), to_numpy(other))
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     parts = zip(_parts(one), _parts(other), strict=True)
@@ -274,3 +276,187 @@ def _parts(array: np.ndarray) -> list[np.ndarray]:
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {on_one_line(error, 300)}"
+
+
+def _find_objects(
+    model: keras.Model, parts: Sequence[CustomPart], custom_objects: Mapping[str, object]
+) -> dict[str, object]:
+    """Return those of ``parts`` that can be found, by their keys.
+
+    Args:
+        model: the model that was archived.
+        parts: what its archive names.
+        custom_objects: objects by name that the model itself was made with.
+    """
+    registered = keras.saving.get_custom_objects()
+    # Several of one name are ambiguous.
+    living = {name: ones[0] for name, ones in code_of(model).items() if len(ones) == 1}
+    objects: dict[str, object] = {}
+    for part in parts:
+        if part.name == LAMBDA:
+            candidate = _find_lambda(model, part)
+        else:
+            sources = (custom_objects, registered, living)
+            names = (part.key, part.name)
+            candidate = next((p[n] for p in sources for n in names if n in p), None)
+        if candidate is not None:
+            objects[part.key] = candidate
+    return objects
+
+
+@contextlib.contextmanager
+def _only_keras() -> Iterator[None]:
+    """Limit Keras' registry to its own classes and functions."""
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    registered.clear()
+    try:
+        yield
+    finally:
+        registered.clear()
+        registered.update(before)
+
+
+def _name_lambdas(model: keras.Model) -> bool:
+    """Name the lambdas among layers' arguments, for Keras to write; return whether there are any.
+
+    Keras writes a lambda as its code, which fails where it refers to a module or has no source.
+    """
+    named = False
+    for layer in all_layers(model):
+        for field, value in list(vars(layer).items()):
+            if inspect.isfunction(value) and value.__name__ == "<lambda>":
+                value.__name__ = f"lambda_{field.strip('_')}_of_{layer.name}"
+                named = True
+    return named
+
+
+def _find_lambda(model: keras.Model, part: CustomPart) -> object:
+    """Return the lambda that a layer was given; nothing if several layers have that name."""
+    layers = [layer for layer in all_layers(model) if layer.name == part.layer]
+    if len(layers) != 1:
+        return None
+    attributes = (part.field, f"_{part.field}")
+    return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
+
+
+def adopt_model(
+    directory: RunDirectory,
+    model: object,
+    inputs: Binding | None,
+    custom_objects: Mapping[str, object],
+) -> SavedModel:
+    """Write ``model`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: it is no Keras model, its inputs are not known or are none that columns fit, it
+            cannot be called, or cannot be written so that it is the same when it is read.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = load_archive(read_archive(model), custom_objects)
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
+            f"{type(model).__name__}"
+        )
+    check_any_batch(model, "Spark's rows have no order, and are spread over tasks")
+    structure = input_structure(model)
+    if structure is None:
+        raise ModelError(
+            f"the inputs of the model {model.name!r} are not known before it is called: give a "
+            "functional model, or a Sequential that begins with keras.Input(shape)"
+        )
+    tensors = keras.tree.flatten(structure)
+    if inputs is None:
+        names = [tensor.name for tensor in tensors]
+        inputs = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+    columns = _columns_of(model, inputs)
+    bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
+    takes = ModelInputs(inputs, columns, (), custom_objects)
+    outputs, _, problem = outputs_of(model, takes, bind)
+    if outputs is None:
+        raise ModelError(f"the model {model.name!r} cannot be called: {problem}")
+    saved = save_model(directory, model, takes, bind)
+    if saved.loads == "source":
+        raise ModelError(
+            f"the model {model.name!r} cannot be sent to Spark's workers: what Keras writes of it "
+            "does not give the same model again. Its layers need get_config()"
+        )
+    return saved
+
+
+def adopt_graph(
+    directory: RunDirectory, folder: Location, inputs: Binding | None, signature: str
+) -> SavedModel:
+    """Write the SavedModel in ``folder`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: there is none, or no such signature; or the columns do not fit its inputs.
+    """
+    exported = read_exported(folder)
+    exported_columns = (
+        {} if exported is None else {column.name: column for column in exported.columns}
+    )
+    packed = pack_saved_model(folder, None if exported is None else exported.sums)
+    graph = Graph(packed, signature)
+    names = sorted(graph.takes)
+    if inputs is None and sorted(exported_columns) == names:
+        inputs = Binding(tuple(exported_columns), tuple(exported_columns))
+    elif inputs is None:
+        inputs = Binding(names if len(names) > 1 else [FEATURES], tuple(names))
+    elif inputs.names is None and len(names) == len(inputs.slots) == 1:
+        inputs = Binding(inputs.slots, tuple(names))
+    if sorted(inputs.names or ()) != names or any(len(slot) > 1 for slot in inputs.slots):
+        raise ModelError(
+            f"signature {signature!r} of the SavedModel takes {', '.join(map(repr, names))}; say "
+            f"which column feeds each, feature_cols={{{names[0]!r}: …}}"
+        )
+    tensors = [graph.takes[name] for name in inputs.names or ()]
+    columns = _fitting_columns(inputs, list(zip(tensors, inputs.slots, strict=True)))
+    fed = dict(zip(inputs.columns, inputs.names or (), strict=False))
+    columns = tuple(replace(exported_columns.get(fed[c.name], c), name=c.name) for c in columns)
+    bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
+    outputs, rows, problem = outputs_of(graph, ModelInputs(inputs, columns, ()), bind)
+    if outputs is None:
+        raise ModelError(f"signature {signature!r} of the SavedModel cannot be called: {problem}")
+    writer = ModelWriter(directory)
+    writer.write(PACKED_FILE, packed)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
+    facts = KerasFacts(graph=signature, self_contained=True, keras=keras.__version__)
+    writer.finish(Signature(inputs, columns, outputs, own=facts.to_fields()))
+    return SavedModel("graph")
+
+
+def _columns_of(model: keras.Model, inputs: Binding) -> tuple[Column, ...]:
+    """Return the columns that fit a Keras model's inputs."""
+    return _fitting_columns(inputs, match_inputs(model, inputs))
+
+
+def _fitting_columns(
+    inputs: Binding, matched: Sequence[tuple[keras.KerasTensor | tf.TensorSpec, Sequence[str]]]
+) -> tuple[Column, ...]:
+    """Return the columns that fit tensors, each of which some columns feed."""
+    columns: dict[str, Column] = {}
+    for tensor, names in matched:
+        dtype = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype.name
+        dtype = _COLUMN_DTYPES.get(dtype, dtype)
+        shape = tuple(tensor.shape[1:])
+        if dtype not in _PLAIN or None in shape:
+            raise ModelError(
+                f"model input {tensor.name!r} takes {tensor.dtype} of shape {shape}, for which "
+                "there is no column: its shape must be known, and its type one that Spark has"
+            )
+        if len(names) > 1 and shape != (len(names),):
+            raise ModelError(
+                f"model input {tensor.name!r} takes rows of shape {shape}, which are not "
+                f"{len(names)} columns of a number each: {', '.join(names)}"
+            )
+        column_shape = () if len(names) > 1 or shape == (1,) else shape
+        for name in names:
+            column = Column(name, dtype, column_shape)
+            if columns.setdefault(name, column) != column:
+                raise ModelError(
+                    f"column {name!r} feeds several inputs that take different values: "
+                    f"{columns[name].describe()} and {column.describe()}"
+                )
+    return tuple(columns[name] for name in inputs.columns)

@@ -1,356 +1,332 @@
-"""The gradient exchange: where a Keras model's step is synchronised with the other ranks'.
+"""Sums and means of tensors over the ranks, by Horovod, within steps that may be traced.
 
-The ``apply`` of Keras's optimizers, while a step runs, first hands the gradients to the way of
-synchronising (allreduce adds those of all ranks up), inside the compiled step, and then goes on as
-before: clipping, loss scaling, gradient accumulation and moving averages see the reduced gradients,
-as in a single process. It does so for every optimizer that the step uses, wherever the model keeps
-it.
+Spark's Python workers, which have no Horovod, load this module; so it is imported at use.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import horovod.tensorflow as hvd
-import keras
+import numpy as np
 import tensorflow as tf
 
-from ...errors import ModelError
-from ...sync.synchroniser import Synchroniser
-from ...training.progress import Logs
-from .collectives import Part, replay_sums, sum_over_ranks
-from .losses import alone, parts_of_a_whole
-from .metrics import StepMetrics
-from .model import has_custom_steps
-from .optimizers import find_optimizers
-from .protocols import Nest
-from .scope import Scope, classes_with, in_condition, replaced, runner_variable
-from .tracing import Stopwatch
+from ...sync import allreduce
+from ...sync.synchroniser import Compression, Traffic
 
-# A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
-StepResult = tuple[Logs | None, tf.Tensor | None]
+# Types that MPI has no sum for; they are added up as float32.
+_NARROW = (tf.bfloat16,)
+# Sums by the names of the collectives, while a step is tried on one rank.
+_replayed_sums: list[dict[str, list[tf.Tensor]]] = []
+_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+_VARIABLE_NAME = "horovod_spark_runner"
 
 
-class GradientExchange:
-    """Runs the steps of a model as part of the world.
+def world_size() -> int:
+    """Return the number of ranks."""
+    return int(_horovod().size())
+
+
+def world_rank() -> int:
+    """Return this rank's number."""
+    return int(_horovod().rank())
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as hvd
+
+    return hvd
+
+
+@contextlib.contextmanager
+def replay_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
+    """Replay recorded sums over ranks instead of sending anything.
 
     Args:
-        model: a compiled model.
-        synchroniser: what becomes of gradients.
-        share_logs: whether the logs of each step are to be those of all ranks.
+        sums: those that are not there are added: what this rank alone gives.
+    """
+    _replayed_sums.append(sums)
+    try:
+        yield
+    finally:
+        _replayed_sums.pop()
+
+
+class Part:
+    """This rank's part of a global batch.
+
+    Args:
+        size: number of ranks.
+        fraction: scalar tensor: its rows over those of the global batch; ``None`` where all ranks
+            have equally many.
     """
 
-    def __init__(
-        self, model: keras.Model, synchroniser: Synchroniser, *, share_logs: bool = False
-    ) -> None:
-        self._model = model
-        self._synchroniser = synchroniser
-        self._custom_steps = has_custom_steps(model)
-        self._logs_wanted = runner_variable(share_logs)
-        self._logs_wanted_now = share_logs
-        self.share_logs = share_logs
-        # The model's optimizers, and after them those that only its step was seen to use. Where
-        # optimizers alternate, a resumed run may see another one first than it had.
-        self.optimizers = find_optimizers(model)
-        # How often each of them was, within a step, by its number.
-        self._applications: dict[int, int] = {}
-        # The names of what its steps log, before nested logs are taken apart.
-        self.logged: dict[str, set[str]] = {}
-        self.scope = Scope()
-        self.stopwatch = Stopwatch()
-        self._part = Part(1)
-        # A variable, not an argument: a function within the step may be traced only once.
-        self._fraction = runner_variable(1.0 / hvd.size(), tf.float64)
-        self._fraction_now = 1.0 / hvd.size()
-        self._control: tf.Tensor | None = None
-        self._reduced: tf.Tensor | None = None
-        self._inside = False
-        # Gradients of a step that is tried, by optimizer and weight.
-        self._tried: dict[str, tf.Tensor] | None = None
-        self._refusal: ModelError | None = None
+    def __init__(self, size: int, fraction: tf.Tensor | None = None) -> None:
+        self.size = size
+        self._fraction = fraction
+
+    @property
+    def equal(self) -> bool:
+        """True if all ranks have the same number of rows."""
+        return self._fraction is None
+
+    def fraction(self, dtype: tf.DType) -> tf.Tensor:
+        """Return the fraction as a tensor of ``dtype``."""
+        if self._fraction is None:
+            return tf.constant(1.0 / self.size, dtype)
+        return tf.cast(self._fraction, dtype)
+
+    def term(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
+        if self._fraction is None:
+            return tensor
+        # 0 · NaN is 0 here: a rank without rows does not count, whatever its filler row gives.
+        return tf.math.multiply_no_nan(tensor, tf.cast(self._fraction, tensor.dtype))
+
+    def total(self, summed: tf.Tensor) -> tf.Tensor:
+        """Return the mean, given the sum of all ranks' terms."""
+        return summed / tf.cast(self.size, summed.dtype) if self._fraction is None else summed
+
+    def present(self, dtype: tf.DType) -> tf.Tensor:
+        """Return 1 if this rank has rows, else 0."""
+        if self._fraction is None:
+            return tf.constant(1.0, dtype)
+        return tf.cast(self._fraction > 0, dtype)
+
+
+def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
+
+    Horovod fuses a group, and takes one type in a group only. In a compiled step, where it pays, a
+    group leaves as soon as its tensors are there, while others are still computed. One is on its
+    way at a time, so that sums are made in the same order whenever a step is repeated.
+
+    Args:
+        tensors: dense tensors or variables, in the order in which a forward pass uses what they
+            are for.
+        name: the same on all ranks, and different for every call within one step.
+    """
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if _replayed_sums:
+        return _replayed_sums[-1].setdefault(name, values)
+    if world_size() == 1:
+        return values
+    hvd = _horovod()
+    result: list[tf.Tensor] = [None] * len(values)
+    before: list[tf.Tensor] = []
+    for group, indices in _groups(values).items():
+        dtype = _summed_as(values[indices[0]])
+        parts = [tf.cast(values[index], dtype) for index in indices]
+        with tf.control_dependencies(before):
+            before = hvd.grouped_allreduce(
+                parts, op=hvd.Sum, name=f"{name}.{group}", ignore_name_scope=True
+            )
+        for index, value in zip(indices, before, strict=True):
+            result[index] = tf.cast(value, values[index].dtype)
+    return result
+
+
+def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
+    """Return the numbers of the tensors that are added up together, by a name for each group."""
+    by_type: dict[tf.DType, list[int]] = {}
+    for index, value in enumerate(values):
+        by_type.setdefault(_summed_as(value), []).append(index)
+    groups = {}
+    for dtype, indices in by_type.items():
+        least = allreduce.BUCKET_BYTES if _may_leave_early() else sys.maxsize
+        # Of shapes that only the step knows are counts and the like, which are small.
+        sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
+        for number, bucket in enumerate(allreduce.in_buckets(sizes, least)):
+            name = f"{dtype.name}.{number}" if number else dtype.name
+            groups[name] = [indices[one] for one in sorted(bucket)]
+    return groups
+
+
+def _may_leave_early() -> bool:
+    """Return whether sending tensors early pays while others are computed.
+
+    Not where all are there, nor where the ranks of one host compute and add up on the same cores:
+    there is nothing to wait for meanwhile (benchmarks/overlap.py).
+    """
+    if tf.executing_eagerly():
+        return False
+    return _horovod().local_size() < world_size() or bool(tf.config.list_logical_devices("GPU"))
+
+
+def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
+    """Return the differentiable sum over all ranks that have rows, for use inside a loss.
+
+    The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
+    rank is the sum of all ranks' by their fractions, over the rank's own.
+    """
+
+    def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        present = part.present(value.dtype)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            fraction = part.fraction(upstream.dtype)
+            (total,) = sum_over_ranks([upstream * fraction], f"{name}.gradient")
+            return tf.math.divide_no_nan(total, fraction) * part.present(upstream.dtype)
+
+        return sum_over_ranks([value * present], name)[0], gradient
+
+    return tf.custom_gradient(summed)(tensor)
+
+
+class TensorCollectives:
+    """Sums of tensors, as `horovod_spark_runner.sync` needs them."""
+
+    def __init__(self) -> None:
+        # A variable: only compiled steps know how often they have run.
+        with tf.device("CPU"):
+            self._counted = runner_variable([0.0, 0.0], tf.float64)
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return int(hvd.size())
+        return world_size()
 
-    def set_fraction(self, fraction: float) -> None:
-        """Set this rank's fraction of the global batch's rows for the next step."""
-        if fraction != self._fraction_now:
-            self._fraction.assign(fraction)
-            self._fraction_now = fraction
+    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Return `sum_over_ranks`."""
+        return sum_over_ranks(tensors, name)
 
-    def want_logs(self, wanted: bool) -> None:
-        """Set whether the next step's logs are used; the same on all ranks."""
-        wanted = wanted or self.share_logs
-        if wanted != self._logs_wanted_now:
-            self._logs_wanted.assign(wanted)
-            self._logs_wanted_now = wanted
+    def compression(self, name: str) -> Compression:
+        """Return Horovod's own compression of that name."""
+        algorithm: Compression = getattr(_horovod().Compression, name)
+        return algorithm
 
-    def step(self, data: Nest, control: tf.Tensor) -> StepResult:
-        """Run the model's ``train_step`` as part of the world; may be traced.
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Apply a function of arrays to tensors, on the host and in each step."""
+        widened = [_wide(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in widened]
 
-        Args:
-            data: what ``train_step`` takes.
-            control: float32 vector of what this rank asks of all: 1 for each request and 0 else.
+        def called(*arrays: np.ndarray) -> list[np.ndarray]:
+            made = function(arrays)
+            return [m.astype(a.dtype, copy=False) for m, a in zip(made, arrays, strict=True)]
 
-        Returns:
-            The step's logs, and how many ranks made each request; ``None`` where ranks do not meet
-            in every step.
-        """
-        return self._step(data, control, Part(hvd.size(), self._fraction))
+        # Stateful: called in every step, and several in the order of the step.
+        made = tf.numpy_function(called, widened, kinds, stateful=True)
+        result = []
+        for tensor, output in zip(tensors, made, strict=True):
+            output.set_shape(tensor.shape)
+            result.append(tf.cast(output, tensor.dtype))
+        return result
 
-    def equal_step(self, data: Nest, control: tf.Tensor) -> StepResult:
-        """Run a `step` in which every rank has the same number of rows."""
-        return self._step(data, control, Part(hvd.size()))
+    def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
 
-    def test_step(self, data: Nest) -> Logs | None:
-        """Run the model's ``test_step`` as part of the world; may be traced."""
-        part = Part(hvd.size(), self._fraction)
-        self.scope.enter()
-        metrics = StepMetrics(self._model, part)
-        with parts_of_a_whole(part, self.scope), self._custom_step_logs(metrics):
-            logs = self._model.test_step(data)
-        self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
-        return metrics.finish(logs, share=self.share_logs)
+    def count(self, sent: float, whole: float) -> None:
+        """Count the bytes sent each time a step reaches this point."""
+        self._counted.assign_add([sent, whole])
 
-    def try_step(
-        self, data: Nest, fraction: float, sums: dict[str, list[tf.Tensor]]
-    ) -> dict[str, tf.Tensor]:
-        """Run the model's ``train_step`` on this rank alone, and apply no gradients.
-
-        Args:
-            data: what ``train_step`` takes.
-            fraction: which part of a global batch it is.
-            sums: those over the rows of the global batch; see `replay_sums`.
-
-        Returns:
-            What optimizers are given, by optimizer and weight.
-        """
-        part = Part(2, tf.constant(fraction, tf.float64))
-        self._tried, self._applications = {}, {}
-        eager = tf.config.functions_run_eagerly()
-        # Nothing that is traced here may stay in a function that real steps use.
-        tf.config.run_functions_eagerly(True)
-        self.scope.enter()
-        try:
-            with (
-                replay_sums(sums),
-                parts_of_a_whole(part, self.scope),
-                self._reducing_optimizers(),
-            ):
-                self._train_step(data)
-            return self._tried
-        finally:
-            self._tried = None
-            tf.config.run_functions_eagerly(eager)
-
-    def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
-        together = self._synchroniser.meets_in_every_step
-        # Between meetings, a rank's step is that of a process of its own.
-        self._part, self._control = part if together else Part(1), control
-        in_step = self._synchroniser.in_step
-        self._reduced = None
-        self._applications = {}
-        self.scope.enter()
-        metrics = StepMetrics(self._model, part)
-        statistics = _Statistics(self._model, self._part, self._synchroniser)
-        with (
-            parts_of_a_whole(self._part, self.scope),
-            self._reducing_optimizers(),
-            self._custom_step_logs(metrics) if in_step else contextlib.nullcontext(),
-        ):
-            logs = self._train_step(data)
-        if self._reduced is None and together:
-            # No gradients were applied, or in a graph of their own, whose tensors stay there.
-            self._reduced = sum_over_ranks([control], "control")[0]
-        statistics.average()
-        self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
-        return metrics.finish(logs, share=self.share_logs and in_step), self._reduced
-
-    def _custom_step_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
-        """Merge the logs of a custom step over all ranks where they are used."""
-        if hvd.size() == 1 or not self._custom_steps:
-            return contextlib.nullcontext()
-        return metrics.results_of_all(self.scope, self._logs_wanted)
-
-    def _train_step(self, data: Nest) -> Logs | None:
-        self._refusal = None
-        try:
-            logs: Logs | None = self._model.train_step(data)
-        except Exception:
-            if self._refusal is not None:  # AutoGraph makes another exception of it
-                raise self._refusal from None
-            raise
-        return logs
-
-    def reduce(self, gradients: Sequence[tf.Tensor | None], place: str) -> list[tf.Tensor | None]:
-        """Return the gradients of the global batch; ``None`` entries stay.
-
-        Args:
-            gradients: this rank's, dense.
-            place: what they are for; see `Synchroniser.gradients`.
-        """
-        # What the ranks ask of each other goes along, where its sum can be used outside.
-        along = [self._control] if self.scope.outermost else []
-        start = self.stopwatch.begin(gradients)
-        reduced, summed = self._synchroniser.gradients(
-            gradients, self._part, self.scope.name("gradients"), place, along
-        )
-        self.stopwatch.end(start, [*reduced, *summed])
-        if summed:
-            self._reduced = summed[0]
-        return reduced
-
-    @contextlib.contextmanager
-    def _reducing_optimizers(self) -> Iterator[None]:
-        """Make all optimizers reduce gradients before they apply them."""
-        with contextlib.ExitStack() as stack:
-            for cls in classes_with(keras.optimizers.Optimizer, "apply"):
-                stack.enter_context(replaced(cls, "apply", self._reducing))
-            yield
-
-    def _reducing(self, original: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(original)
-        def apply(
-            optimizer: keras.optimizers.Optimizer,
-            grads: Sequence[tf.Tensor],
-            trainable_variables: Iterable[keras.Variable] | None = None,
-        ) -> object:
-            if self._inside:  # an optimizer that wraps others, or calls its base class
-                return original(optimizer, grads, trainable_variables)
-            if trainable_variables is not None:
-                trainable_variables = list(trainable_variables)
-            self._inside = True
-            try:
-                variables = trainable_variables or optimizer._trainable_variables
-                dense = _dense(grads, variables)
-                if self._tried is not None:
-                    place = self._place_of(optimizer)
-                    for variable, one in zip(variables, dense, strict=False):
-                        if one is not None:
-                            self._tried[f"{place} {variable.path}"] = one
-                    return None
-                self._check_applied(optimizer)
-                reduced = self.reduce(dense, self._place_of(optimizer))
-                with alone():
-                    return original(optimizer, reduced, trainable_variables)
-            finally:
-                self._inside = False
-
-        return apply
-
-    def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
-        """Return a name for an optimizer's current application: the optimizer and its count in the
-        step.
-        """
-        number = next(
-            (n for n, o in enumerate(self.optimizers) if o is optimizer), len(self.optimizers)
-        )
-        if number == len(self.optimizers):
-            self.optimizers.append(optimizer)
-        time = self._applications[number] = self._applications.get(number, -1) + 1
-        return f"{number}.{time}"
-
-    def _check_applied(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Check that all ranks apply gradients here, as they come from the step.
-
-        Raises:
-            ModelError: a tensor decides, by which ranks could part; or the optimizer's own
-                ``apply_gradients`` has seen this rank's alone.
-        """
-        if self._part.size == 1:
-            return
-        if in_condition(self.scope):
-            self._refuse(
-                f"the train_step of model {self._model.name!r} applies gradients inside a "
-                "condition or loop on a tensor: ranks could decide differently and wait for "
-                "each other for ever. Apply them in every step (multiply them by 0 where they "
-                "are not to count), and repeat steps with Python's range"
-            )
-        kind, method = type(optimizer), "apply_gradients"
-        if getattr(kind, method) is not getattr(keras.optimizers.Optimizer, method):
-            self._refuse(
-                f"optimizer {optimizer.name!r} ({kind.__name__}) overrides {method}(), which sees "
-                "the gradients of its own rank's rows; override apply(grads, trainable_variables), "
-                "which sees those of all ranks, or train with num_workers=1"
-            )
-
-    def _refuse(self, text: str) -> NoReturn:
-        self._refusal = ModelError(text)
-        raise self._refusal
+    def counted(self) -> Traffic:
+        """Return the counted bytes, summed over all steps so far."""
+        return Traffic(*self._counted.numpy().tolist())
 
 
-def _dense(
-    gradients: Iterable[tf.Tensor | None], variables: Sequence[keras.Variable]
-) -> list[tf.Tensor | None]:
-    """Return gradients as dense tensors of static shape.
-
-    That of a gradient of rows of a table, or of what the user's own operations make, may be known
-    in the step only; what it is for has one.
-    """
-    listed = list(gradients)
-    if listed and len(listed) != len(variables):
-        raise ModelError(
-            f"an optimizer is given {len(listed)} gradients for {len(variables)} variables; give "
-            "apply() one for each, and the variables as well where it is not built"
-        )
-    return [_shaped(one, variable) for one, variable in zip(listed, variables, strict=False)]
+def _summed_as(tensor: tf.Tensor) -> tf.DType:
+    return tf.float32 if tensor.dtype in _NARROW else tensor.dtype
 
 
-def _shaped(gradient: tf.Tensor | None, variable: keras.Variable) -> tf.Tensor | None:
-    # Another operation would make TensorFlow fuse, and round, otherwise than in plain Keras.
-    static = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined()
-    if gradient is None or static:
-        return gradient
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+def _wide(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of single precision at least."""
+    dense = tf.convert_to_tensor(tensor)
+    return tf.cast(dense, tf.float32) if dense.dtype.size < 4 else dense
 
 
-class _Statistics:
-    """Averages the state that training changes besides weights, such as batch normalisation's
-    moments.
+def runner_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
+    """Return a variable of ours, which steps use besides the model's."""
+    return tf.Variable(value, trainable=False, dtype=dtype, name=_VARIABLE_NAME)
 
-    Their changes are averaged, not their values: what did not change stays as it is, to the bit.
 
-    Args:
-        model: the model, before a step.
-        part: this rank's part of the step.
-        synchroniser: what becomes of the changes.
+def is_runner_variable(variable: tf.Variable) -> bool:
+    """Return whether `runner_variable` created the variable."""
+    return bool(variable.name.partition(":")[0] == _VARIABLE_NAME)
+
+
+class Scope:
+    """A step while it runs or is traced: names for its collectives, and their scopes.
+
+    A function of the user's own with ``@tf.function`` on it is traced once and used again in other
+    steps. So names are given once only, and it is noted that there is such a function.
     """
 
-    def __init__(self, model: keras.Model, part: Part, synchroniser: Synchroniser) -> None:
-        self._part = part
-        self._synchroniser = synchroniser
-        self._variables = _changing_statistics(model) if part.size > 1 else []
-        self._before = [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
+    def __init__(self) -> None:
+        self.nested = False
+        self._number = 0
+        self.graph: tf.Graph | None = None
 
-    def average(self) -> None:
-        if not self._variables:
-            return
-        # Infinity less infinity would be no number.
-        bases = [tf.where(tf.math.is_finite(b), b, tf.zeros_like(b)) for b in self._before]
-        local_changes = [
-            tf.convert_to_tensor(variable) - base
-            for variable, base in zip(self._variables, bases, strict=True)
-        ]
-        changes = self._synchroniser.changes(local_changes, self._part, "statistics")
-        for variable, base, change in zip(self._variables, bases, changes, strict=True):
-            variable.assign(base + change)
+    def enter(self) -> None:
+        """Begin a step."""
+        self.graph = _current_graph()
+        if self.graph is None:  # what runs eagerly may use the names of the step before
+            self._number = 0
+
+    @property
+    def outermost(self) -> bool:
+        """True if this is the step itself, not a function within it."""
+        return _current_graph() is self.graph
+
+    def note(self) -> None:
+        """Record that operations here depend on this rank's rows."""
+        self.nested = self.nested or not self.outermost
+
+    def name(self, kind: str) -> str:
+        """Return a name for a collective."""
+        self.note()
+        self._number += 1
+        return f"{kind}.{self._number}"
 
 
-def _changing_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Return the float variables that layers change while they are trained.
+def _current_graph() -> tf.Graph | None:
+    """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    Those of frozen layers do not change and need not be sent.
+
+def in_condition(scope: Scope) -> bool:
+    """Return whether the current trace, within the step, is inside a condition or loop."""
+    graph = _current_graph()
+    while graph is not None and graph is not scope.graph:
+        if type(graph).__name__ in _CONDITIONAL_GRAPHS:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+class Stopwatch:
+    """Adds up, inside compiled steps, the time from when some tensors are there to others.
+
+    It waits for no tensor that the step would not wait for, and nothing of the step waits for it.
+    On a GPU it knows nothing: there a tensor counts as there once its making is queued.
     """
-    statistics: dict[int, keras.Variable] = {}
-    # Keras has no public way to reach layers inside layers.
-    for layer in model._flatten_layers(include_self=True, recursive=True):
-        if layer.trainable:
-            for variable in layer._non_trainable_variables:
-                if tf.as_dtype(variable.dtype).is_floating:
-                    statistics[id(variable)] = variable
-    return list(statistics.values())
+
+    def __init__(self) -> None:
+        self._runs = world_size() > 1 and not tf.config.list_logical_devices("GPU")
+        self._seconds = runner_variable(0.0, tf.float64)
+
+    def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+        """Return the time at which all ``tensors`` are computed, for `end`."""
+        return self._moment(tensors) if self._runs else None
+
+    def end(self, start: tf.Tensor | None, tensors: Sequence[tf.Tensor | None]) -> None:
+        """Add up the time from a moment until all of ``tensors`` are there."""
+        if start is not None:
+            self._seconds.assign_add(self._moment(tensors) - start)
+
+    @property
+    def seconds(self) -> float | None:
+        """Sum over all steps so far; ``None`` where it is unknown."""
+        if not self._runs:
+            return 0.0 if world_size() == 1 else None
+        return float(self._seconds.numpy())
+
+    def _moment(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
+        with tf.control_dependencies([tensor for tensor in tensors if tensor is not None]):
+            return tf.timestamp()

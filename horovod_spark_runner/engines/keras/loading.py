@@ -1,31 +1,86 @@
-"""A trained Keras model made again, to predict."""
+"""Make a trained Keras model again; put given weights into a model.
+
+By itself, Keras draws initial values at random (three times the memory of a weight; TensorFlow
+keeps what it has once taken), reads a weight as a whole, and copies it twice into its variable.
+Under `sparing_memory`, a large weight begins as zeros that take no memory, and is read into what
+its variable uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import inspect
+import math
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import cloudpickle
+import h5py
+import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.saving.saving_lib import H5IOStore
 
+from ...checkpoint.attachments import contents_of
+from ...checkpoint.files import VARIABLES_FILE
+from ...cluster.worker.reporting import notify
 from ...data.manifest import Manifest
 from ...errors import ModelError
 from ...storage.arrays import ArraysFile
-from ...training.trained_model import Model, Recipe
-from .artifact import load_archive
-from .binding import InputBinding
-from .graph import Graph
-from .keras_state import fresh_keras_state, keras_state, using_keras_state
-from .model import build_model, finalize_layers
-from .outputs import build_by_call, call_model, output_specs, pick
-from .protocols import Nest
-from .sample import calling, sample_inputs
-from .saved import KerasParts
+from ...storage.checksums import read_verified_file
+from ...storage.contents import PART_BYTES, Contents, spool, unpack
+from ...storage.filesystem import Location
+from ...training.engine import GRAPH_FILE, KERAS_FILE, SAVED_MODEL
+from ...training.spec import WarmStart
+from ...training.trained_model import (
+    Model,
+    Recipe,
+)
+from ...training.warm_start import ARRAYS
+from .binding import ALIGNMENT, InputBinding, as_tensor
+from .model import (
+    Nest,
+    build_by_call,
+    build_model,
+    call_model,
+    calling,
+    finalize_layers,
+    fresh_keras_state,
+    keras_state,
+    output_specs,
+    pick,
+    replaced,
+    sample_inputs,
+    using_keras_state,
+)
+from .optimizers import find_optimizers
+from .saved import (
+    KIND,
+    KerasParts,
+    name_lambdas_in,
+)
+from .state import value_of
 
-if TYPE_CHECKING:
-    import keras
+# Arguments of keras.Layer that Keras adds to the configuration of every subclass.
+_BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
+# Numbers from which a weight counts as large.
+_LARGE = 4 * 1024 * 1024
+# Kinds of numbers whose memory NumPy can hand over.
+_SHARED_KINDS = "fiu"
+# Only for the thread that saves or loads: others may use Keras meanwhile.
+_sparing: ContextVar[bool] = ContextVar("sparing", default=False)
+_SHOWN = 5
+# In a .keras file.
+_WEIGHTS = "model.weights.h5"
 
 
 def load_model(recipe: Recipe) -> Model:
@@ -39,7 +94,7 @@ def load_model(recipe: Recipe) -> Model:
     def call(inputs: Nest) -> Nest:
         return call_model(model, inputs)
 
-    forward = call if parts.eager else _compiled(call, recipe.batch_size)
+    forward = call if parts.eager else _compiled(call)
 
     def prepare(values: dict[str, np.ndarray]) -> Nest:
         return tf.nest.map_structure(tf.convert_to_tensor, bind(values))
@@ -52,14 +107,14 @@ def load_model(recipe: Recipe) -> Model:
     return Model(prepare, compute)
 
 
-def _compiled(call: Callable[[Nest], Nest], rows: int | None) -> Callable[[Nest], Nest]:
-    """Return ``call`` as one graph, traced once, for so many rows, or for any number of them."""
+def _compiled(call: Callable[[Nest], Nest]) -> Callable[[Nest], Nest]:
+    """Return ``call`` as one graph, traced once, for any number of rows."""
     # Without AutoGraph, as Keras itself predicts; it would leave a file behind, too.
     function = tf.function(call, autograph=False)
     traced: list[Callable[[Nest], Nest]] = []
 
     def shape_of(tensor: tf.Tensor) -> tf.TensorSpec:
-        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
     def forward(inputs: Nest) -> Nest:
         if not traced:
@@ -151,7 +206,7 @@ def set_weights(
     Args:
         model: the model.
         trained: the shapes of the trained one's weights.
-        values: their values; each is asked for when the one before is in its place.
+        values: their values; each is read when the one before is assigned.
         recipe: how the trained one is made again.
         bind: what makes the model's inputs of columns.
 
@@ -161,16 +216,436 @@ def set_weights(
     if not model.built or len(model.weights) != len(trained):
         with using_keras_state(recipe.parts.state):
             build_by_call(model, sample_inputs(model, bind, recipe.sample_rows().inputs))
-    built = [tuple(weight.shape) for weight in model.weights]
-    if list(trained) != built:
-        index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
-        difference = (
-            f"{len(built)} weights, the trained one has {len(trained)}"
-            if index is None
-            else f"weight {index} of shape {built[index]}, the trained one has {trained[index]}"
-        )
+    if difference := _first_difference(model, trained):
         made = "model_fn builds" if recipe.parts.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {difference}")
     for weight, value in zip(model.weights, values, strict=True):
         weight.assign(value)
     finalize_layers(model)
+
+
+def _first_difference(model: keras.Model, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return how a model's weights differ from others of these shapes; ``""`` if they do not."""
+    for index, (weight, shape) in enumerate(zip(model.weights, shapes, strict=False)):
+        if tuple(weight.shape) != shape:
+            ours = f"weight {index} is {weight.path!r} of shape {tuple(weight.shape)}"
+            return f"{ours}, there it has shape {shape}"
+    same = len(model.weights) == len(shapes)
+    return "" if same else f"the model has {len(model.weights)} weights, there are {len(shapes)}"
+
+
+def load_archive(archive: Contents, objects: Mapping[str, object] | None) -> keras.Model:
+    """Return the model in a ``.keras`` file, not compiled.
+
+    Args:
+        archive: contents of the file.
+        objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "model")
+        unpack(archive.open(), place, KIND)
+        return load_unpacked(place, objects)
+
+
+def load_unpacked(folder: Path, objects: Mapping[str, object] | None) -> keras.Model:
+    if objects is not None:
+        name_lambdas_in(folder)
+    custom_objects = _revivable(objects or {})
+    with sparing_memory():
+        return keras.saving.load_model(folder, custom_objects=custom_objects, compile=False)
+
+
+def _revivable(objects: Mapping[str, object]) -> dict[str, object]:
+    """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
+
+    Keras writes such arguments of its base classes for every subclass, and then cannot load one
+    whose ``__init__`` takes its own arguments only, as most subclasses of ``keras.Model`` do.
+    """
+    return {
+        name: _lenient(value)
+        if isinstance(value, type) and issubclass(value, keras.Layer)
+        else value
+        for name, value in objects.items()
+    }
+
+
+def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
+    taken = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return cls
+
+    def from_config(_: type, config: Mapping[str, object], *args: object) -> keras.Layer:
+        arguments = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
+        return cls.from_config(arguments, *args)
+
+    return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
+
+
+def pack_saved_model(folder: Location, sums: Mapping[str, str] | None = None) -> Contents:
+    """Return a SavedModel's files as one archive.
+
+    Args:
+        folder: where it lies.
+        sums: SHA-256 of all its files, where they are known.
+
+    Raises:
+        ModelError: there is no SavedModel, or a file is missing or damaged.
+    """
+    files = folder.files() if folder.is_folder else []
+    if not any(file.name == GRAPH_FILE for file in files):
+        raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
+    names = [file.name for file in files] if sums is None else list(sums)
+
+    def write(whole: IO[bytes]) -> None:
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name in names:
+                _add_file(archive, folder, name, sums)
+
+    return spool(write)
+
+
+def _add_file(
+    archive: zipfile.ZipFile, folder: Location, name: str, sums: Mapping[str, str] | None
+) -> None:
+    try:
+        if sums is None:
+            contents = folder.join(name).spool(lambda part: None)
+        else:
+            contents = read_verified_file(folder, name, sums)
+    except ValueError as error:
+        raise ModelError(f"the SavedModel in {folder}: {error}") from error
+    with archive.open(name, "w", force_zip64=True) as entry, contents.open() as file:
+        shutil.copyfileobj(file, entry, PART_BYTES)
+
+
+class Graph:
+    """One signature of a SavedModel, called as a Keras model is.
+
+    Args:
+        packed: what `pack_saved_model` returned.
+        signature: the signature's name.
+
+    Attributes:
+        loaded: what TensorFlow loads of it.
+        takes: what the signature takes, by name.
+
+    Raises:
+        ModelError: there is no such signature, or it takes nothing, or a fixed number of rows.
+    """
+
+    def __init__(self, packed: Contents, signature: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            unpack(packed.open(), folder, "a SavedModel's files")
+            self.loaded = tf.saved_model.load(folder)
+        signatures = sorted(self.loaded.signatures)
+        if signature not in signatures:
+            has = ", ".join(signatures) or "none"
+            raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
+        self._call = self.loaded.signatures[signature]
+        self.takes: Mapping[str, tf.TensorSpec] = self._call.structured_input_signature[1]
+        if not self.takes:
+            raise ModelError(f"signature {signature!r} of the SavedModel takes no inputs")
+        fixed = [n for n, spec in self.takes.items() if not spec.shape.rank or spec.shape[0]]
+        if fixed:
+            raise ModelError(
+                f"signature {signature!r} of the SavedModel takes {fixed[0]!r} of shape "
+                f"{self.takes[fixed[0]].shape}; it must take any number of rows"
+            )
+
+    def predict_step(self, data: tuple[Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Return the outputs by name."""
+        (inputs,) = data
+        shaped = {
+            name: tf.reshape(tf.cast(inputs[name], spec.dtype), [-1, *spec.shape[1:]])
+            for name, spec in self.takes.items()
+        }
+        return dict(sorted(self._call(**shaped).items()))
+
+
+@contextlib.contextmanager
+def sparing_memory() -> Iterator[None]:
+    """Save and load models without copies of large weights.
+
+    Whatever a model is built with inside has to be loaded, too: it begins as zeros.
+    """
+    _watch()
+    token = _sparing.set(True)
+    try:
+        yield
+    finally:
+        _sparing.reset(token)
+
+
+@functools.cache
+def _watch() -> None:
+    make, fill = keras.Layer.add_weight, keras.Variable.assign
+    read, write = H5IOStore.__getitem__, H5IOStore.__setitem__
+
+    @functools.wraps(make)
+    def add_weight(
+        self: keras.Layer, shape: Any = None, initializer: Any = None, *args: Any, **kwargs: Any
+    ) -> keras.Variable:
+        if _sparing.get() and _is_large(shape):
+            initializer = _zeros
+        return make(self, shape, initializer, *args, **kwargs)
+
+    @functools.wraps(fill)
+    def assign(self: keras.Variable, value: Any) -> Any:
+        if not (_sparing.get() and isinstance(value, np.memmap) and _fits_variable(self, value)):
+            return fill(self, value)
+        copy = _aligned(value.shape, value.dtype)
+        copy[...] = value
+        tensor = as_tensor(copy)
+        self.value.assign(tensor)
+        return tensor
+
+    @functools.wraps(read)
+    def get(self: H5IOStore, key: str) -> Any:
+        mapped = _mapped(self._h5_entry_group.get(key)) if _sparing.get() else None
+        return read(self, key) if mapped is None else mapped
+
+    @functools.wraps(write)
+    def put(self: H5IOStore, key: str, value: Any) -> None:
+        if _sparing.get() and isinstance(value, keras.Variable):
+            value = value_of(value)
+        write(self, key, value)
+
+    keras.Layer.add_weight, keras.Variable.assign = add_weight, assign
+    H5IOStore.__getitem__, H5IOStore.__setitem__ = get, put
+
+
+def _is_large(shape: Any) -> bool:
+    sizes = shape if isinstance(shape, (tuple, list)) else ()
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= _LARGE
+
+
+def _zeros(shape: Sequence[int], dtype: str | None = None) -> tf.Tensor:
+    kind = tf.as_dtype(dtype or keras.config.floatx()).as_numpy_dtype
+    if np.dtype(kind).kind not in _SHARED_KINDS:
+        return tf.zeros(shape, kind)
+    return as_tensor(_aligned(tuple(shape), np.dtype(kind)))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros where TensorFlow wants numbers to begin; memory is taken as it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return raw[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _fits_variable(variable: keras.Variable, value: np.ndarray) -> bool:
+    return (
+        isinstance(variable.value, tf.Variable)
+        and tuple(variable.value.shape) == value.shape
+        and variable.value.dtype.as_numpy_dtype == value.dtype
+    )
+
+
+def _mapped(data: Any) -> np.memmap | None:
+    """Return a memory map of a contiguous array in an HDF5 file; ``None`` for any other."""
+    if (
+        not isinstance(data, h5py.Dataset)
+        or data.size < _LARGE
+        or data.dtype.kind not in _SHARED_KINDS
+    ):
+        return None
+    begin = data.id.get_offset()
+    if "dtype" in data.attrs or not data.dtype.isnative or begin is None:
+        return None
+    if data.external or data.is_virtual or data.file.driver != "sec2":
+        return None
+    return np.memmap(data.file.filename, data.dtype, "r", begin, data.shape)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight to begin with.
+
+    Attributes:
+        path: such as ``dense/kernel``.
+        shape: of its value.
+        read: returns its value.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray] = field(repr=False)
+
+
+def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
+    """Load the weights of ``start`` into the built ``model``; report weights that were left out.
+
+    Raises:
+        ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
+            of them does.
+    """
+    weights: list[_Weight] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if start.kind == ARRAYS:
+            weights = _weights_of_run(start)
+        else:
+            for name, data in start.files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                contents_of(data).write_to(path)
+        if start.kind == SAVED_MODEL:
+            weights = _weights_of_saved_model(folder, start.origin)
+        if start.kind == KERAS_FILE:
+            taken = _load_keras_file(model, path, start)
+        elif start.skip_mismatch:
+            taken = _assign_by_path(model, weights)
+        else:
+            taken = _assign(model, weights, start.origin)
+    if start.skip_mismatch:
+        _report_taken_weights(model, taken, weights, start.origin, start.kind)
+    finalize_layers(model)
+
+
+def _weights_of_run(start: WarmStart) -> list[_Weight]:
+    ((name, data),) = start.files.items()
+    file = ArraysFile(contents_of(data))
+    prefix = "model/" if name == VARIABLES_FILE else ""
+    keys = [key for key in sorted(file.names) if key.startswith(prefix)]
+    paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
+    return [
+        _Weight(path, file.shape(key), partial(file.read, key))
+        for path, key in zip(paths, keys, strict=True)
+    ]
+
+
+def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
+    variables = getattr(tf.saved_model.load(folder), "variables", ())
+    # The states of random layers stand among the weights; they are no weights.
+    weights = [v for v in variables if "seed_generator_state" not in v.name]
+    if not weights:
+        raise ModelError(
+            f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
+            "(model.export), or load it in model_fn"
+        )
+    return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+
+
+def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
+    """Load a file as Keras does and return the indices of the weights that were in it."""
+    indices = {id(weight): index for index, weight in enumerate(model.weights)}
+    # Such files may hold an optimizer, with its learning rate, and states of random layers.
+    optimizers = find_optimizers(model) if model.compiled else []
+    others = [v for optimizer in optimizers for v in optimizer.variables]
+    others += [v for v in model.variables if id(v) not in indices]
+    saved_values = [np.array(variable) for variable in others]
+    taken: set[int] = set()
+
+    def noting(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def assign(variable: keras.Variable, value: object) -> object:
+            result = original(variable, value)
+            if id(variable) in indices:
+                taken.add(indices[id(variable)])
+            return result
+
+        return assign
+
+    try:
+        # Keras does not tell what it takes where some may be missing.
+        with warnings.catch_warnings(), replaced(keras.Variable, "assign", noting):
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            if start.skip_mismatch:
+                warnings.simplefilter("ignore")  # what was left out is reported in one line
+            model.load_weights(path, skip_mismatch=start.skip_mismatch)
+    except Exception as error:  # Keras raises many types for files that do not fit
+        raise ModelError(
+            f"initial_weights={start.origin!r} do not fit the model: {error}"
+        ) from error
+    for variable, value in zip(others, saved_values, strict=True):
+        variable.assign(value)
+    return taken
+
+
+def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
+    if difference := _first_difference(model, [weight.shape for weight in sources]):
+        raise ModelError(
+            f"initial_weights={origin!r} do not fit the model: {difference}; "
+            "InitialWeights(…, skip_mismatch=True) takes over those that fit"
+        )
+    for variable, weight in zip(model.weights, sources, strict=True):
+        variable.assign(weight.read())
+    return set(range(len(sources)))
+
+
+def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
+    variables = list(model.weights)
+    taken = set()
+    for index, source in _match_paths(
+        [v.path for v in variables], [w.path for w in weights]
+    ).items():
+        if tuple(variables[index].shape) == weights[source].shape:
+            variables[index].assign(weights[source].read())
+            taken.add(index)
+    return taken
+
+
+def _match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    """Map the index of each model path to the index of the same path of the file. Pure.
+
+    If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
+    does not count. A path that occurs several times is matched only if it does so equally often.
+    """
+    return _equal_paths(model_paths, file_paths) or _equal_paths(
+        _below_root(model_paths), _below_root(file_paths)
+    )
+
+
+def _equal_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
+    ours, theirs = _indices(model_paths), _indices(file_paths)
+    return {
+        index: other
+        for path, indices in ours.items()
+        if len(indices) == len(theirs.get(path, ()))
+        for index, other in zip(indices, theirs[path], strict=True)
+    }
+
+
+def _below_root(paths: Sequence[str]) -> list[str]:
+    roots = {path.partition("/")[0] for path in paths}
+    if len(roots) == 1 and all(path.count("/") >= 2 for path in paths):
+        return [path.partition("/")[2] for path in paths]
+    return list(paths)
+
+
+def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
+    indices: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        indices.setdefault(path, []).append(index)
+    return indices
+
+
+def _report_taken_weights(
+    model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
+) -> None:
+    """Report to the driver which weights were loaded.
+
+    Raises:
+        ModelError: none was.
+    """
+    variables = list(model.weights)
+    left = [w for n, w in enumerate(variables) if n not in taken]
+    if not taken:
+        kinds = "the kinds of their layers, in their order, as Keras goes through its files"
+        order = kinds if kind == KERAS_FILE else "the names of their layers"
+        raise ModelError(
+            f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
+            f"which are {_listed(left)}"
+            + (f"; there are {_listed(weights)}" if weights else "")
+            + f". Weights go by {order}"
+        )
+    text = f"initial_weights={origin!r}: {len(taken)} of {len(variables)} weights taken over"
+    if left:
+        text += f"; {len(left)} keep their initial values ({_listed(left)})"
+    notify(text, warn=bool(left))
+
+
+def _listed(weights: Sequence[Any]) -> str:
+    names = [f"{w.path} {tuple(w.shape)}" for w in weights[:_SHOWN]]
+    more = len(weights) - _SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

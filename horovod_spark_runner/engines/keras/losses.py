@@ -1,27 +1,38 @@
-"""Losses and means of one rank's rows as parts of those of the global batch.
+"""Losses and means of one rank's rows as parts of those of the global batch; labels for losses.
 
 A step averages the ranks' gradients by their rows. That is the gradient of the global batch where
 a loss is a mean over rows. Keras also has losses that are sums, or means over what is not masked or
 over the sum of sample weights; their denominators are those of the global batch here. With
 fraction f of the rows, and the local loss S/d of the sum S over the denominator d, a rank takes
 S/(f·D), D being the sum of all ranks' d: the mean of the ranks' losses by f is then sum(S)/D.
+
+Labels are checked because Keras cuts fractions off the numbers of classes, names neither column nor
+value where a class is not among the outputs' (on a GPU its loss is NaN), and has a loss without a
+lowest value where the label of one of two classes is neither 0 nor 1 nor in between. Models of
+several outputs are left to it, as in ``fit``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
-from .collectives import Part, differentiable_sum, sum_over_ranks
-from .metric_state import counting_means, reduced_by
-from .scope import Scope
+from ...errors import ModelError
+from .exchange import Part, Scope, differentiable_sum, sum_over_ranks
+from .metrics import counting_means, reduced_by
+from .model import Nest
 
 _MEANS = ("sum_over_batch_size", "mean")
 _Reduce = Callable[..., tf.Tensor]
+_OF_TWO = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
+# By which computed probabilities may leave 0 to 1: 1 - 0.9 - 0.1 is below 0.
+_ROUNDING = 1e-6
 
 
 @contextlib.contextmanager
@@ -110,3 +121,101 @@ def _all_reduce(
     if str(getattr(reduce_op, "name", reduce_op)).upper().endswith("MEAN"):
         return tf.nest.map_structure(lambda v: v / tf.cast(part.size, v.dtype), summed)
     return summed
+
+
+class LabelCheck:
+    """Checks the labels of every batch, of a model with one output.
+
+    Args:
+        model: the compiled model.
+        outputs: what its call gives; ``None`` if it has no call.
+        columns: the label columns, for messages.
+        weighted: whether rows have weights of which some are 0: these may hold anything.
+    """
+
+    def __init__(
+        self, model: keras.Model, outputs: Nest | None, columns: Sequence[str], *, weighted: bool
+    ) -> None:
+        self._model = model
+        self._outputs = keras.tree.flatten(outputs)
+        names = ", ".join(map(repr, columns))
+        many = len(columns) > 1
+        self._subject = (
+            f"the label columns {names} hold" if many else f"the label column {names} holds"
+        )
+        self._weighted = weighted
+
+    def __call__(self, labels: Nest) -> None:
+        """Check labels, arrays in the structure the losses take.
+
+        Raises:
+            ModelError: some cannot be meant; the message has the columns and a value.
+        """
+        values = keras.tree.flatten(labels)
+        losses = getattr(self._model._compile_loss, "_flat_losses", None)
+        if losses is None or not len(losses) == len(values) == len(self._outputs) == 1:
+            return
+        loss, shape = losses[0].loss, _shape_of(self._outputs[0])
+        if not _is_of_keras(loss):
+            return
+        function, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+        if function is keras.losses.sparse_categorical_crossentropy:
+            prefix = f"loss {loss.name!r} takes numbers of classes, but {self._subject}"
+            classes = None if shape is None else shape[arguments.get("axis", -1)]
+            _check_classes(prefix, values[0], classes, arguments.get("ignore_class"))
+        elif function in _OF_TWO and shape and shape[1:] == (1,) and not self._weighted:
+            prefix = f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._subject}"
+            _check_of_two(prefix, values[0])
+
+
+def _is_of_keras(loss: keras.losses.Loss) -> bool:
+    """Return whether a loss reads labels by Keras' own code, not by a custom method."""
+    kind = type(loss)
+    overrides_call = kind.__call__ is not keras.losses.Loss.__call__
+    return not overrides_call and kind.call.__module__.startswith("keras.")
+
+
+def _shape_of(output: object) -> tuple[int | None, ...] | None:
+    """Return the shape of an output; ``None`` if it is not known."""
+    shape = getattr(output, "shape", None)
+    return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
+
+
+def _check_classes(
+    prefix: str, values: np.ndarray, classes: int | None, ignored: int | None
+) -> None:
+    if values.dtype.kind == "f":
+        wrong = values[values != np.floor(values)]
+        if wrong.size:
+            raise ModelError(
+                f"{prefix} fractions such as {wrong.flat[0]:g}, which Keras would cut off; index "
+                "the classes (pyspark.ml.feature.StringIndexer), or compile the model with a "
+                "loss for floats, such as 'mse'"
+            )
+    if classes is None:
+        return
+    wrong = outside(values, 0, classes - 1)
+    wrong = wrong if ignored is None else wrong[wrong != ignored]
+    if wrong.size:
+        raise ModelError(
+            f"{prefix} {wrong[0]:g}, and the output has {classes} classes, 0 to {classes - 1}; "
+            "index them from 0 (pyspark.ml.feature.StringIndexer), or give the output as many "
+            "numbers as there are classes"
+        )
+
+
+def _check_of_two(prefix: str, values: np.ndarray) -> None:
+    wrong = outside(values, -_ROUNDING, 1 + _ROUNDING)
+    if wrong.size:
+        raise ModelError(
+            f"{prefix} {wrong[0]:.8g}, for which it has no lowest value; turn the two classes into "
+            "0 and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
+            "or floats ('mse')"
+        )
+
+
+def outside(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return the values below or above bounds, one after the other."""
+    if not values.size or (values.min() >= low and values.max() <= high):
+        return values.reshape(-1)[:0]
+    return values[(values < low) | (values > high)]

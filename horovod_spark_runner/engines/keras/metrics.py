@@ -1,4 +1,4 @@
-"""Metrics of all ranks as those of one process.
+"""Metrics that merge over ranks and tasks into those of one process.
 
 Keras metrics keep sums (a total and a count, a confusion matrix, …), which Keras itself adds up
 over replicas. Adding them up over the ranks before asking for the result gives each metric of the
@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
+from ...errors import ModelError
 from ...training.progress import Logs, flat
-from .collectives import Part, sum_over_ranks
-from .metric_state import FIRST, MEAN, merge_of, metric_variables
-from .protocols import Metric, MetricVariable, Nest
-from .scope import Scope, classes_with, in_condition, replaced
+from .exchange import Part, Scope, in_condition, sum_over_ranks, world_rank, world_size
+from .model import Nest, classes_with, replaced
+
+SUM, MEAN, FIRST = "sum", "mean", "first"
+# A method as its class holds it.
+_Update = Callable[..., object]
+_Reduce = Callable[..., tf.Tensor]
 
 
 def epoch_logs(
@@ -44,7 +48,7 @@ def epoch_logs(
     results = model.get_metrics_result()
     if not isinstance(logs, Mapping) or names == set(results):
         return flat(results)
-    part = Part(hvd.size(), tf.constant(fraction, tf.float64))
+    part = Part(world_size(), tf.constant(fraction, tf.float64))
     return _over_ranks(flat(logs), local, _values(results), part)
 
 
@@ -67,7 +71,7 @@ class StepMetrics:
     def __init__(self, model: keras.Model, part: Part) -> None:
         self._model = model
         self._part = part
-        self._before: list[tuple[MetricVariable, tf.Tensor]] = []
+        self._before: list[tuple[keras.Variable, tf.Tensor]] = []
         self._inside = False
         if not part.equal and part.size > 1:
             self._before = [
@@ -91,10 +95,10 @@ class StepMetrics:
             yield
 
     def _result_of_all(
-        self, original: Callable[[Metric], Nest], scope: Scope, wanted: tf.Variable
-    ) -> Callable[[Metric], Nest]:
+        self, original: Callable[[keras.metrics.Metric], Nest], scope: Scope, wanted: tf.Variable
+    ) -> Callable[[keras.metrics.Metric], Nest]:
         @functools.wraps(original)
-        def result(metric: Metric) -> Nest:
+        def result(metric: keras.metrics.Metric) -> Nest:
             is_model_metric = any(metric is other for other in self._model.metrics)
             # Ranks may decide differently within a condition, and wait for each other for ever.
             if self._inside or not is_model_metric or not metric.variables or in_condition(scope):
@@ -120,7 +124,7 @@ class StepMetrics:
 
         return result
 
-    def _take_back(self, variables: Sequence[MetricVariable]) -> None:
+    def _take_back(self, variables: Sequence[keras.Variable]) -> None:
         """Undo the contribution of a placeholder row to some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
@@ -165,7 +169,7 @@ def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str,
         tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
         for name in metric_names
     ]
-    # What a rank without rows logged is that of the row that stands in.
+    # A rank without rows has logged the results of its filler row.
     flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
     summed = sum_over_ranks([*terms, *flags], "logs")
     means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
@@ -176,7 +180,7 @@ def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str,
 
 
 def _number(value: object) -> tf.Tensor | None:
-    """Return a logged value as a tensor of real numbers; ``None`` if it is something else."""
+    """Return a logged value as a float tensor; ``None`` if it is something else."""
     try:
         number = tf.convert_to_tensor(value)
     except (TypeError, ValueError):
@@ -187,7 +191,7 @@ def _number(value: object) -> tf.Tensor | None:
 
 
 @contextlib.contextmanager
-def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
+def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterator[None]:
     """Assign metrics' variables their values over all ranks, temporarily."""
     local_values = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
@@ -197,16 +201,16 @@ def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterat
         variable.assign(value)
 
 
-def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
+def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]:
     """Return the values over all ranks, combined by each variable's aggregation.
 
     Args:
         variables: of metrics.
         name: of the collective.
     """
-    if hvd.size() == 1:
+    if world_size() == 1:
         return [tf.convert_to_tensor(v) for v in variables]
-    first = hvd.rank() == 0
+    first = world_rank() == 0
     terms = []
     for variable in variables:
         value = tf.convert_to_tensor(variable)
@@ -214,6 +218,72 @@ def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]
         terms.append(value if keep else tf.zeros_like(value))
     summed = sum_over_ranks(terms, name)
     return [
-        value / tf.cast(hvd.size(), value.dtype) if merge_of(variable) == MEAN else value
+        value / tf.cast(world_size(), value.dtype) if merge_of(variable) == MEAN else value
         for variable, value in zip(variables, summed, strict=True)
     ]
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables in which the model's metrics keep their sums."""
+    return variables_of(model.metrics)
+
+
+def variables_of(metrics: Iterable[keras.metrics.Metric]) -> list[keras.Variable]:
+    """Return the variables of some metrics, each once."""
+    variables = {id(v): v for metric in metrics for v in metric.variables}
+    return list(variables.values())
+
+
+def merge_of(variable: keras.Variable) -> str:
+    """Return how a metric's variable is merged over all processes.
+
+    ``"sum"``, ``"mean"``, or ``"first"`` where one process's stands for all.
+    """
+    aggregation = variable.aggregation
+    return aggregation if aggregation in (SUM, MEAN) else FIRST
+
+
+@contextlib.contextmanager
+def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Iterator[None]:
+    """Make Keras' means weigh one number for a whole batch by the batch's rows.
+
+    Args:
+        rows: returns how many, or a part of all.
+        exact: refuse what would be no mean over rows.
+
+    Raises:
+        ModelError: rows have weights, but a metric's function gives one number for all of them.
+    """
+
+    def wrap(original: _Update) -> _Update:
+        @functools.wraps(original)
+        def update_state(
+            metric: keras.metrics.Metric, values: Nest, sample_weight: Nest = None
+        ) -> object:
+            whole = tf.convert_to_tensor(values).shape.rank == 0
+            if whole and sample_weight is None:
+                sample_weight = rows()
+            elif whole and exact and tf.convert_to_tensor(sample_weight).shape.rank != 0:
+                raise ModelError(
+                    f"metric {metric.name!r} gives one number for a whole batch, in which the "
+                    "weights of its rows cannot count; let its function return a number per row, "
+                    "or evaluate without weights"
+                )
+            return original(metric, values, sample_weight)
+
+        return update_state
+
+    with replaced(keras.metrics.Mean, "update_state", wrap):
+        yield
+
+
+def reduced_by(wrap: Callable[[_Reduce], _Reduce]) -> contextlib.AbstractContextManager[None]:
+    """Replace the function by which Keras' losses are reduced to a number.
+
+    It is called with the values, and ``sample_weight``, ``mask``, ``reduction`` and ``dtype`` by
+    name. The mask is that of the predictions and of the loss itself (``ignore_class``).
+
+    Args:
+        wrap: makes it of Keras' own.
+    """
+    return replaced(keras_loss, "reduce_weighted_values", wrap)

@@ -8,7 +8,8 @@ import keras
 
 from ...config.compression import Compression, Moving, Residual
 from ...errors import ModelError
-from ...sync.threshold import notice_late_momentum
+from ...sync.codec import notice_late_momentum
+from .model import all_layers
 
 
 def find_optimizers(
@@ -26,7 +27,7 @@ def find_optimizers(
     optimizers: list[keras.optimizers.Optimizer] = []
     _collect(model.optimizer, optimizers, set())
     seen: set[int] = set()
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in all_layers(model):
         _collect(vars(layer), optimizers, seen)
     _collect(list(applied), optimizers, seen)
     inner = {id(part) for optimizer in optimizers for part in _inner_optimizers(optimizer)}
@@ -105,10 +106,9 @@ def check_compression(
     for optimizer in optimizers:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ModelError(
-                f"optimizer {optimizer.name!r} scales the loss by a factor that changes, and "
-                f"compression={kind}(…) sends a part of a step's gradients in later steps, at "
-                "another scale. Train in float32 or mixed_bfloat16, which need no loss scaling, or "
-                "use compression='bf16' or 'none'"
+                f"optimizer {optimizer.name!r} scales the loss by a changing factor, but "
+                f"compression={kind}(…) sends a part of a step's gradients in later steps. Train "
+                "in float32 or mixed_bfloat16, or use compression='bf16' or 'none'"
             )
     leaves = leaf_optimizers(optimizers)
     if not isinstance(compression, Moving) or not compression.momentum:
@@ -121,10 +121,9 @@ def check_compression(
         if not plain or any(getattr(optimizer, limit) for limit in ("momentum", *limits)):
             raise ModelError(
                 f"optimizer {optimizer.name!r} ({type(optimizer).__name__}) would see sums of "
-                f"momentum: compression={kind}(…, momentum={compression.momentum:g}) applies it on "
-                "each rank, before it chooses what to send. Compile the model with plain "
-                "keras.optimizers.SGD(rate), without momentum, clipping and accumulation, or give "
-                "momentum=0"
+                f"momentum, which compression={kind}(…, momentum={compression.momentum:g}) applies "
+                "on each rank. Compile the model with plain keras.optimizers.SGD(rate), without "
+                "momentum, clipping and accumulation, or give momentum=0"
             )
 
 
@@ -144,10 +143,9 @@ class LearningRates:
         for optimizer in self._optimizers:
             if not hasattr(optimizer._learning_rate, "assign"):
                 raise ModelError(
-                    f"lr_scaling={scaling!r} needs a model compiled with a plain "
-                    f"learning rate, but that of {optimizer.name!r} is a "
-                    f"{type(optimizer._learning_rate).__name__}; scale the schedule in model_fn "
-                    "instead"
+                    f"lr_scaling={scaling!r} needs a plain learning rate, but that of "
+                    f"{optimizer.name!r} is a {type(optimizer._learning_rate).__name__}; scale the "
+                    "schedule in model_fn instead"
                 )
 
     def read(self) -> list[float]:

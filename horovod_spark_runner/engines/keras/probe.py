@@ -30,15 +30,13 @@ from ...training.part_comparison import (
     try_varied,
     vary_weights,
 )
-from .generators import nothing_drawn
-from .metric_state import SUM, merge_of, metric_variables
+from .metrics import SUM, merge_of, metric_variables
+from .model import Nest, all_layers, replaced
 from .optimizers import leaf_optimizers
-from .protocols import CompiledMetrics, Loss, Metric, Nest
-from .scope import replaced
-from .untracked import tracked_variables
+from .state import nothing_drawn, tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
-    from .exchange import GradientExchange
+    from .step import GradientExchange
 
 _RTOL, _ATOL = 1e-3, 1e-5
 _ADDED = "added"
@@ -101,7 +99,7 @@ def _preserve_state(
     saved = [(v, np.array(v)) for key, v in variables.items() if key not in slots]
     numbers = [
         (vars(layer), {k: v for k, v in vars(layer).items() if _may_count(k, v)})
-        for layer in model._flatten_layers(include_self=True, recursive=True)
+        for layer in all_layers(model)
     ]
     trained = {id(v) for v in model.trainable_weights}
     with nothing_drawn():
@@ -158,7 +156,7 @@ def _try_step(model: keras.Model, exchange: GradientExchange, data: Nest, rows: 
         return values
 
     low = bool(tf.config.list_logical_devices("GPU"))
-    low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in _layers_of(model))
+    low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in all_layers(model)[1:])
     differences = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
     subjects = {
         _ADDED: f"loss {{name}} that a layer adds (add_loss) of model {model.name!r}",
@@ -188,7 +186,7 @@ def loss_title(model: keras.Model) -> str:
 
 def _is_to_be_tried(model: keras.Model) -> bool:
     """Return whether a training step runs custom code, or compares rows."""
-    operations = [*_layers_of(model), *getattr(model, "operations", ())]
+    operations = [*all_layers(model)[1:], *getattr(model, "operations", ())]
     return (
         not _is_of_keras(type(model))
         or any(_is_custom(each) for each in operations)
@@ -201,11 +199,7 @@ def _is_custom(operation: object) -> bool:
     return not is_layer or not _is_of_keras(type(operation))
 
 
-def _layers_of(model: keras.Model) -> list[keras.Layer]:
-    return list(model._flatten_layers(include_self=False, recursive=True))
-
-
-def _losses_of(model: keras.Model) -> list[Loss]:
+def _losses_of(model: keras.Model) -> list[keras.losses.Loss]:
     flat = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ()
     return [output.loss for output in flat]
 
@@ -224,8 +218,7 @@ def _treat_rows_alone() -> Iterator[None]:
 
         return call
 
-    owner = next(cls for cls in keras.Layer.__mro__ if "__call__" in vars(cls))
-    with replaced(owner, "__call__", wrap):
+    with replaced(keras.Layer, "__call__", wrap):
         yield
 
 
@@ -233,9 +226,9 @@ def _treat_rows_alone() -> Iterator[None]:
 
 
 def _try_metrics(
-    model: keras.Model, custom_metrics: Sequence[Metric], data: Nest, rows: int
+    model: keras.Model, custom_metrics: Sequence[keras.metrics.Metric], data: Nest, rows: int
 ) -> list[str]:
-    compiled: CompiledMetrics = model._compile_metrics
+    compiled: keras.metrics.Metric = model._compile_metrics
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
         return []
@@ -266,14 +259,14 @@ def _try_metrics(
         )
     return [
         f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
-        "every rank computes it from its own rows, and the mean of that is told, which is another "
+        "every rank computes it from its own rows, and their mean, which is reported, is another "
         "number than that of the global batch"
         for metric, (_, one), (_, other) in zip(custom_metrics, in_turn, at_once, strict=True)
         if not _are_close_results(one, other)
     ]
 
 
-def check_sums(metric: Metric, states: Sequence[State], advice: str) -> None:
+def check_sums(metric: keras.metrics.Metric, states: Sequence[State], advice: str) -> None:
     """Check that a metric's variables are sums over rows.
 
     Args:
@@ -315,7 +308,7 @@ def _is_custom_metric(metric: keras.metrics.Metric) -> bool:
     return custom_update or (function is not None and not _is_of_keras(function))
 
 
-def _is_custom_loss(loss: Loss) -> bool:
+def _is_custom_loss(loss: keras.losses.Loss) -> bool:
     function = getattr(loss, "fn", None)
     if function is None:
         return not _is_of_keras(type(loss).call)

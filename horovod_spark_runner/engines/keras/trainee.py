@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 from mpi4py import MPI
 
 from ...checkpoint.config_diff import ModelChanges
 from ...checkpoint.model_state import Variable
 from ...checkpoint.run_directory import RunDirectory
 from ...config.prediction import added_columns
-from ...sync.synchroniser import Synchroniser
+from ...config.sync import Allreduce, DiLoCo, Sync
+from ...errors import ModelError
+from ...sync.synchroniser import SyncedState, Synchroniser
 from ...training.epochs import Step
 from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.traces import Timeline
 from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
-from .architecture import describe_model
 from .artifact import outputs_of, save_model
-from .build import BuiltModel
+from .binding import BatchBinding, as_tensor
 from .callbacks import Callbacks, check_callbacks, overrides
-from .changes import compare_models
 from .export import SavedModelBuilder, make_builder
-from .generators import generators, nothing_drawn, separate_generators
-from .initial_weights import load_initial_weights
-from .metric_state import merge_of, metric_variables
-from .metrics import epoch_logs
-from .model import finalize_layers, has_custom_steps
-from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
+from .loading import load_initial_weights
+from .metrics import epoch_logs, merge_of, metric_variables
+from .model import (
+    Nest,
+    all_layers,
+    build_model,
+    check_losses,
+    check_trainable,
+    finalize_layers,
+    has_custom_steps,
+    sample_inputs,
+)
+from .optimizers import (
+    LearningRates,
+    check_compression,
+    check_optimizers,
+    find_optimizers,
+    leaf_optimizers,
+    rate_of_last_step,
+)
 from .probe import try_model
-from .protocols import MetricVariable
-from .sample import sample_inputs
 from .saved import SavedModel
-from .tracing import KerasTracer
-from .variables import KerasVariables
+from .state import (
+    KerasVariables,
+    check_tracked,
+    compare_models,
+    describe_model,
+    generators,
+    nothing_drawn,
+    separate_generators,
+)
+from .step import GradientExchange, Steps
 
 
 class KerasTrainee(Trainee):
@@ -45,7 +71,7 @@ class KerasTrainee(Trainee):
     Args:
         spec: the training.
         world: communicator of all ranks.
-        synchroniser: what becomes of gradients.
+        synchroniser: reduces gradients.
 
     Raises:
         ModelError: the model cannot be trained here, or not on these columns.
@@ -149,8 +175,8 @@ class KerasTrainee(Trainee):
     def exchange_seconds(self) -> float | None:
         return self._exchange.stopwatch.seconds
 
-    def tracer(self) -> KerasTracer:
-        return KerasTracer()
+    def tracer(self) -> _KerasTracer:
+        return _KerasTracer()
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)
@@ -172,7 +198,7 @@ class KerasTrainee(Trainee):
     def generators(self) -> dict[str, Variable]:
         return generators()
 
-    def metric_variables(self) -> list[MetricVariable]:
+    def metric_variables(self) -> list[keras.Variable]:
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:
@@ -202,3 +228,154 @@ class KerasTrainee(Trainee):
 def _is_the_users(callback: keras.callbacks.Callback) -> bool:
     calls = isinstance(callback, keras.callbacks.LambdaCallback)
     return calls or not type(callback).__module__.startswith("keras.")
+
+
+class BuiltModel:
+    """A model, its optimizers and its steps, all variables made.
+
+    ``Model.fit`` makes what a model does not have yet when it traces its first step. So does this,
+    with one row: weights of subclassed models, optimizers, metrics and the names of outputs are
+    known before a checkpoint is restored or anything is sent.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        synchroniser: reduces gradients.
+        share_logs: whether the steps' logs are to be those of all ranks.
+
+    Raises:
+        ModelError: the model cannot be trained here, or not on these columns.
+    """
+
+    def __init__(
+        self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser, *, share_logs: bool
+    ) -> None:
+        self.model = build_model(spec.model)
+        check_trainable(self.model)
+        check_optimizers(find_optimizers(self.model))
+        # No collective can run inside what XLA compiles, as Keras has it do by itself on a GPU.
+        self.model.jit_compile = False
+        if world.Get_rank():
+            # Ops without a seed of their own must not draw the same numbers on all ranks; what they
+            # draw for weights is replaced by rank 0's.
+            tf.random.set_seed(spec.fit.seed + world.Get_rank())
+        self.batches = BatchBinding(self.model, spec)
+        filler = self.batches.filler
+        example = tf.nest.map_structure(as_tensor, self.batches.inputs(filler))
+        outputs = self.batches.outputs_of(example)
+        self.batches.bind_labels(outputs)
+        self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
+        eager = bool(self.model.run_eagerly)
+        data, test_data = self.batches.training_data(filler), self.batches.data(filler)
+        custom = has_custom_steps(self.model)
+        optimizer = self.model.optimizer
+        if (eager or not custom) and optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        if not (eager or custom):
+            _build_compiled(self.model, data, outputs)
+        self.steps = Steps(self.exchange, data, test_data, eager=eager, custom=custom)
+        self.optimizers = find_optimizers(self.model, self.exchange.optimizers)
+        check_optimizers(self.optimizers)
+        if self.steps.graph is not None:
+            check_tracked(self.model, self.optimizers, self.steps.graph)
+        if isinstance(spec.config.sync, Allreduce):
+            check_compression(self.optimizers, spec.config.sync.compression)
+        if world.Get_size() > 1:
+            check_losses(self.model)
+        # DiLoCo makes an outer step on one rank, too.
+        if world.Get_size() > 1 or isinstance(spec.config.sync, DiLoCo):
+            _check_between_meetings(self.model, self.optimizers, synchroniser, spec.config.sync)
+
+
+def _build_compiled(model: keras.Model, data: Nest, outputs: Nest | None) -> None:
+    """Make the metrics and losses that a model is compiled with.
+
+    TensorFlow traces a step that makes variables twice, which takes as long again.
+
+    Args:
+        model: the model.
+        data: a row, as ``train_step`` takes it.
+        outputs: what the model's call gives.
+    """
+    _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+    if labels is None or outputs is None:
+        return
+    labels = tf.nest.map_structure(lambda y: tf.TensorSpec((None, *y.shape[1:]), y.dtype), labels)
+    for compiled in (model._compile_metrics, model._compile_loss):
+        if compiled is not None and not compiled.built:
+            compiled.build(labels, outputs)
+
+
+def _check_between_meetings(
+    model: keras.Model,
+    optimizers: Sequence[keras.optimizers.Optimizer],
+    sync: Synchroniser,
+    options: Sync,
+) -> None:
+    """Check that a model can be trained by ranks that do not meet in every step.
+
+    Args:
+        model: the model.
+        optimizers: its optimizers.
+        sync: the synchroniser.
+        options: its settings.
+
+    Raises:
+        ModelError: it has a layer, weight or optimizer that would not do what it says.
+    """
+    if sync.meets_in_every_step:
+        return
+    for what in _of_every_step(model, optimizers, sync):
+        raise ModelError(
+            f"{what} does not go with sync={type(options).__name__}(…), by which ranks do not meet "
+            "in every step; leave it out, or use sync=Allreduce()"
+        )
+
+
+def _of_every_step(
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
+) -> Iterator[str]:
+    """Yield the parts of a model that must be equal on all ranks in every step."""
+    for layer in all_layers(model)[1:]:
+        if getattr(layer, "synchronized", False):
+            yield f"layer {layer.name!r} with synchronized=True"
+    for optimizer in optimizers:
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if scales and sync.synced_state is SyncedState.EVERYTHING:
+            yield f"average_optimizer=True for {optimizer.name!r}, whose loss scale is its rank's,"
+    for optimizer in leaf_optimizers(optimizers):
+        if optimizer.use_ema and sync.synced_state is SyncedState.WEIGHTS:
+            yield (
+                f"optimizer {optimizer.name!r} with use_ema=True, for which there is "
+                "LocalSGD(average_optimizer=True),"
+            )
+    for weight in model.trainable_weights:
+        if getattr(weight, "constraint", None) is not None:
+            yield f"weight {weight.path!r} with the constraint {type(weight.constraint).__name__}"
+    if not sync.in_step and model.steps_per_execution > 1:
+        yield f"steps_per_execution={model.steps_per_execution}"
+
+
+class _KerasTracer(Timeline):
+    """Horovod's timeline, and TensorFlow's profiler; see `Tracer`."""
+
+    start_timeline, stop_timeline = Timeline.start, Timeline.stop
+
+    def __init__(self) -> None:
+        super().__init__(hvd)
+        self._place = ""
+
+    def start_profile(self) -> None:
+        self._place = tempfile.mkdtemp(prefix="tf-profile-")
+        tf.profiler.experimental.start(self._place)
+
+    def stop_profile(self, folder: Path, name: str) -> None:
+        try:
+            tf.profiler.experimental.stop()
+            # TensorFlow names it after the time.
+            (made,) = Path(self._place, "plugins", "profile").iterdir()
+            target = folder / "plugins" / "profile" / name
+            target.parent.mkdir(parents=True)
+            shutil.move(made, target)
+        finally:
+            shutil.rmtree(self._place, ignore_errors=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError
-from ...sync import buckets
+from ...sync import allreduce
 from ...sync.synchroniser import Compression, Synchroniser, Traffic
 from .model import dtype_name
 from .optimizers import parameters_of
@@ -319,7 +319,7 @@ class GradientExchange:
 
 def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     sizes = [one.numel() * one.element_size() for one in parameters]
-    parts = buckets.in_buckets(sizes, buckets.BUCKET_BYTES)
+    parts = allreduce.in_buckets(sizes, allreduce.BUCKET_BYTES)
     return [[parameters[n] for n in part] for part in parts]
 
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...config.compression import Compression, Moving
 from ...config.sync import Allreduce, Sync
 from ...errors import InvalidInputError, ModelError, brief
-from ...sync.threshold import notice_late_momentum
+from ...sync.codec import notice_late_momentum
 from .losses import LOSS
 from .torch_model import TorchModel
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from ...config.validators import check_choice
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
-from ...training.detect_engine import LIGHTNING_MODULES
+from ...training.engine import LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,26 +18,30 @@ from ...data.manifest import Manifest
 from ...errors import InvalidInputError, ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...storage.contents import Contents
-from ...training.progress import flat, plain
+from ...training.progress import Logs, flat, plain
 from ...training.sample_rows import repeat_rows
 from ...training.spec import ModelSource
 from ...training.trained_model import Recipe
 from ...training.trainee import Question
-from .archive import LAMBDA, custom_parts, read_compile_config
 from .binding import InputBinding, bind_outputs, needs_labels
-from .graph import Graph
-from .keras_state import fresh_keras_state, using_keras_state
-from .label_values import LabelCheck
-from .loading import make_model, set_weights
-from .metric_state import SUM, counting_means, merge_of, reduced_by, variables_of
-from .model import build_model
-from .outputs import call_model, call_outputs, output_leaves, unchanged
+from .engine import check_metric_names
+from .loading import Graph, make_model, set_weights
+from .losses import LabelCheck
+from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
+from .model import (
+    Nest,
+    build_model,
+    call_model,
+    call_outputs,
+    fresh_keras_state,
+    output_leaves,
+    replaced,
+    unchanged,
+    using_keras_state,
+)
 from .probe import State, check_sums, close, loss_title, rows_of, values_of
-from .protocols import CompiledMetrics, Metric, Nest
-from .requested_metrics import make_metrics
-from .saved import WITH_MODEL_FN, KerasParts
-from .scope import replaced
-from .variables import value_of
+from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
+from .state import value_of
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
@@ -104,7 +108,7 @@ class KerasEvaluator:
 
     Args:
         recipe: how the model is made.
-        question: what is asked of it.
+        question: the evaluation that is requested.
 
     Raises:
         ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
@@ -114,7 +118,7 @@ class KerasEvaluator:
     def __init__(self, recipe: Recipe, question: Question) -> None:
         self._state = recipe.parts.state
         self._compiled = question.compiled
-        self._requested: CompiledMetrics | None = None
+        self._requested: keras.metrics.Metric | None = None
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
@@ -130,12 +134,6 @@ class KerasEvaluator:
                 _check_no_custom_metrics(self._model)
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.parts.eager
-            if recipe.batch_size is not None:
-                raise ModelError(
-                    f"model {self._model.name!r} takes batches of exactly {recipe.batch_size} "
-                    "rows, and rows that fill the last one would count; build it with "
-                    "keras.Input(shape=…) instead of batch_shape"
-                )
             self._begin(recipe, question)
 
     def _begin(self, recipe: Recipe, question: Question) -> None:
@@ -159,17 +157,17 @@ class KerasEvaluator:
         self._reset()
         self._initial = [np.array(variable, np.float64) for variable in self._variables]
 
-    def _compile(self, portable: object, labels: Sequence[object]) -> CompiledMetrics:
+    def _compile(self, portable: object, labels: Sequence[object]) -> keras.metrics.Metric:
         if not any(labels):
             raise InvalidInputError(
                 "metrics compare outputs with labels, but the model was trained without label "
                 "columns"
             )
-        made = make_metrics(portable)
-        made = made if isinstance(made, (list, dict)) else [made]
+        check_metric_names(portable)
+        made = portable if isinstance(portable, (list, dict)) else [portable]
         names = getattr(self._model, "output_names", None)
         plain_ones, weighted = (None, made) if self._weight is not None else (made, None)
-        compiled: CompiledMetrics = CompileMetrics(plain_ones, weighted, output_names=names)
+        compiled: keras.metrics.Metric = CompileMetrics(plain_ones, weighted, output_names=names)
         return compiled
 
     def _make_step(self, data: Nest) -> Callable[[Nest], tf.Tensor]:
@@ -189,7 +187,7 @@ class KerasEvaluator:
         except Exception as error:  # a metric's or the user's own code may fail in any way
             text = on_one_line(error)
             raise InvalidInputError(
-                f"model {self._model.name!r} cannot be evaluated by what was asked for: "
+                f"model {self._model.name!r} cannot be evaluated by the requested metrics: "
                 f"{type(error).__name__}: {text}"
             ) from error
 
@@ -219,7 +217,6 @@ class KerasEvaluator:
         Args:
             seen: where to put what the model's metrics are computed from.
         """
-        owner = next(c for c in type(self._model).__mro__ if "compute_metrics" in vars(c))
 
         def noting(original: Callable[..., object]) -> Callable[..., object]:
             @functools.wraps(original)
@@ -232,7 +229,7 @@ class KerasEvaluator:
             return compute_metrics
 
         with (
-            replaced(owner, "compute_metrics", noting),
+            replaced(type(self._model), "compute_metrics", noting),
             reduced_by(self._checking),
         ):
             yield
@@ -254,16 +251,20 @@ class KerasEvaluator:
         return reduce
 
     @property
-    def _metrics(self) -> list[Metric]:
-        metrics = [] if self._requested is None else list(self._requested.metrics)
+    def _requested_metrics(self) -> list[keras.metrics.Metric]:
+        return [] if self._requested is None else list(self._requested.metrics)
+
+    @property
+    def _metrics(self) -> list[keras.metrics.Metric]:
+        metrics = self._requested_metrics
         for metric in self._model.metrics if self._compiled else ():
             metrics.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
         return metrics
 
-    def _results(self) -> dict[str, object]:
-        """Return the results of the model's own metrics."""
-        results: dict[str, object] = self._model.get_metrics_result() if self._compiled else {}
-        return results
+    def _results(self) -> list[Logs]:
+        """Return the results of the model's own metrics, and those of the requested ones."""
+        results = [self._model.get_metrics_result()] if self._compiled else []
+        return [*results, self._requested.result()] if self._requested is not None else results
 
     def _check_names(self) -> None:
         """Check that no two metrics have one name.
@@ -271,8 +272,7 @@ class KerasEvaluator:
         Raises:
             InvalidInputError: two have.
         """
-        names = list(flat(self._results()))
-        names += [] if self._requested is None else list(flat(self._requested.result()))
+        names = [name for results in self._results() for name in flat(results)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInputError(
@@ -295,7 +295,7 @@ class KerasEvaluator:
     def _reset(self) -> None:
         if self._compiled:
             self._model.reset_metrics()
-        for metric in () if self._requested is None else self._requested.metrics:
+        for metric in self._requested_metrics:
             metric.reset_state()
 
     def _data(self, features: Arrays, labels: Arrays) -> Nest:
@@ -331,14 +331,8 @@ class KerasEvaluator:
             self._assign(self._initial)
             for part in parts:
                 self._step(rows_of(data, part))
-            requested = (
-                {}
-                if self._requested is None
-                else {m.name: m.result() for m in self._requested.metrics}
-            )
-            results = {**self._results(), **requested}
-            values = {name: np.asarray(value) for name, value in plain(results).items()}
-            return [values_of(m.variables) for m in self._metrics], values
+            results = {name: np.asarray(value) for name, value in self._plain_results().items()}
+            return [values_of(m.variables) for m in self._metrics], results
 
         with unchanged(self._model, self._variables):
             (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
@@ -351,10 +345,9 @@ class KerasEvaluator:
             if close(value, again[name]) and not close(value, parts[name]):
                 title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"{title} of model {self._model.name!r} is no mean over the rows "
-                    "of a batch: its value depends on which rows are in a batch together, so that "
-                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or ask "
-                    "for other metrics by name, metrics=[…]"
+                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch: "
+                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
+                    "request other metrics by name, metrics=[…]"
                 )
 
     def take_sums(self) -> list[np.ndarray]:
@@ -366,11 +359,12 @@ class KerasEvaluator:
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         with using_keras_state(self._state):
             self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
-            results = plain(self._results())
-            if self._requested is not None:
-                results.update(plain(self._requested.result()))
+            results = self._plain_results()
             self._assign(self._initial)
         return results
+
+    def _plain_results(self) -> dict[str, LogValue]:
+        return {name: value for part in self._results() for name, value in plain(part).items()}
 
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self._variables, values, strict=True):
@@ -386,7 +380,7 @@ def _check_no_custom_metrics(model: keras.Model) -> None:
     for name in ("test_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ModelError(
-                f"what {name} of model {model.name!r} gives, which is its own, is known to "
+                f"{name} of model {model.name!r} is custom, and its results are known to "
                 "trainings only; ask for metrics, metrics=['accuracy', …]"
             )
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ...errors import ModelError
-from ...scoring.stage import ERROR, KEEP, SKIP
-from ...scoring.vectors import (
+from ..errors import ModelError
+from ..scoring.columns import ERROR, KEEP, SKIP
+from ..scoring.vectors import (
     Interaction,
     MinMaxScaler,
     Normalizer,
@@ -18,7 +18,7 @@ from ...scoring.vectors import (
     VectorAssembler,
     VectorSlicer,
 )
-from .builder import Graph, Rows
+from .onnx_builder import Graph, Rows
 
 
 def vector_assembler(rows: Rows, stage: VectorAssembler) -> None:

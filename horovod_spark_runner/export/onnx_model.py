@@ -7,25 +7,44 @@ each column, which may be left out; rows that are left out or errors by the outp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._version import __version__
-from ...errors import InvalidInputError, ModelError
-from ...scoring.bundle import Bundle
-from ...scoring.categories import StringIndexer
-from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
-from ...scoring.network import Network
-from ...scoring.stage import Stage, inputs_of
-from ...training.onnx import METADATA
-from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
-from .categories import index_to_string, one_hot_encoder, string_indexer
-from .network import network
-from .values import binarizer, bucketizer, imputer
-from .vectors import (
+from .._version import __version__
+from ..errors import DataError, InvalidInputError, ModelError
+from ..scoring.bundle import Bundle
+from ..scoring.columns import (
+    ARRAY,
+    DTYPES,
+    TEXT,
+    VECTOR,
+    WORDS,
+    Column,
+    Input,
+    Numbers,
+    Stage,
+    Vectors,
+    Words,
+    inputs_of,
+)
+from ..scoring.network import Network
+from ..scoring.scorer import Scorer
+from ..scoring.values import StringIndexer
+from ..training.onnx import METADATA, OnnxSession
+from .onnx_builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
+from .onnx_network import network
+from .onnx_values import (
+    binarizer,
+    bucketizer,
+    imputer,
+    index_to_string,
+    one_hot_encoder,
+    string_indexer,
+)
+from .onnx_vectors import (
     interaction,
     min_max_scaler,
     normalizer,
@@ -36,7 +55,10 @@ from .vectors import (
     vector_slicer,
 )
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FORMAT = 1
 STATE, NULL, ROWS = "row_state", ".null", "rows"
 WRITERS: dict[str, Callable[[Rows, Any], None]] = {
     "Binarizer": binarizer,
@@ -82,7 +104,7 @@ def _check_has_form(stages: Iterable[Stage]) -> None:
             )
 
 
-def wanted_columns(bundle: Bundle, columns: Sequence[str] | None) -> tuple[str, ...]:
+def _wanted_columns(bundle: Bundle, columns: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns that a file is to give.
 
     Raises:
@@ -149,7 +171,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
     """
     import onnx
 
-    wanted = wanted_columns(bundle, columns)
+    wanted = _wanted_columns(bundle, columns)
     stages, taken = _needed_stages(bundle, wanted)
     _check_has_form(stages)
     inputs = [one for one in bundle.inputs if one.name in taken]
@@ -177,7 +199,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
         ],
     )
     facts = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "version": __version__,
         "inputs": [asdict(one) for one in inputs],
         "outputs": list(wanted),
@@ -257,3 +279,138 @@ def _result(rows: Rows, name: str) -> Any:
     graph.nodes.append(onnx.helper.make_node("Identity", [data], [name], f"result {name}"))
     shape: list[Any] = [ROWS] if column.size is None else [ROWS, column.size]
     return onnx.helper.make_tensor_value_info(name, element_type(column.dtype), shape)
+
+
+_ROWS = 50
+# Sums of vectors' elements may be made in another order; networks are of float32.
+_TOLERANCE, _NETWORK = 1e-9, 1e-4
+
+
+def pipeline_file(bundle: Bundle, frame: DataFrame, columns: Sequence[str] | None) -> bytes:
+    """Return a pipeline as an ONNX file with the scorer's results.
+
+    Args:
+        bundle: the pipeline; its networks must be ONNX.
+        frame: a DataFrame with rows to compare by.
+        columns: the columns it is to give; by default those that the last stage adds.
+
+    Raises:
+        ModelError: a stage has no form in ONNX, or a row's values differ; the message names it.
+        InvalidInputError: ``columns`` names what the pipeline does not add.
+    """
+    contents = onnx_of(bundle, columns)
+    session = OnnxSession(contents)
+    wanted = _wanted_columns(bundle, columns)
+    taken = {one["name"] for one in session.facts["inputs"]}
+    names = [one.name for one in bundle.inputs if one.needed or one.name in taken]
+    quoted = ["`" + name.replace("`", "``") + "`" for name in names]
+    sampled = frame.select(*quoted).limit(_ROWS).collect()
+    if not sampled:
+        return contents
+    rows = [dict(zip(names, row, strict=True)) for row in sampled]
+    _compare(bundle, session, rows, wanted)
+    return contents
+
+
+def _compare(
+    bundle: Bundle, session: OnnxSession, rows: list[dict[str, Any]], wanted: Sequence[str]
+) -> None:
+    scorer = Scorer(bundle)
+    try:
+        made = _made(bundle, session, rows)
+    except DataError:  # which ends the whole call
+        rows = [row for row in rows if not _neither_takes(bundle, session, scorer, row)]
+        if not rows:
+            return
+        made = _made(bundle, session, rows)
+    networks = any(isinstance(stage, Network) for stage in bundle.stages)
+    tolerance = _NETWORK if networks else _TOLERANCE
+    for number, row in enumerate(rows):
+        state = int(made[STATE][number])
+        try:
+            expected = scorer.score_row(row, wanted)
+        except DataError as error:
+            if state <= 0:
+                raise _differs(row, f"row_state is {state}", f"the error {error}") from error
+            continue
+        if expected is None or state:
+            if (expected is None) != (state == -1):
+                raise _differs(row, f"row_state is {state}", expected)
+            continue
+        for name in wanted:
+            if not same(made[name][number], expected[name], tolerance):
+                raise _differs(row, f"{name!r} is {made[name][number]!r:.300}", expected[name])
+
+
+def _made(
+    bundle: Bundle, session: OnnxSession, rows: list[dict[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Run the file on rows."""
+    taken = {one["name"] for one in session.facts["inputs"]}
+    inputs = {one.name: one for one in bundle.inputs if one.name in taken}
+    return session(onnx_inputs(inputs.values(), {n: [row[n] for row in rows] for n in inputs}))
+
+
+def _neither_takes(
+    bundle: Bundle, session: OnnxSession, scorer: Scorer, row: dict[str, Any]
+) -> bool:
+    """Return whether file and scorer both refuse a row; raise the error of only one."""
+    try:
+        _made(bundle, session, [row])
+        return False
+    except DataError as error:
+        try:
+            expected = scorer.score_row(row)
+        except DataError:
+            return True
+        raise _differs(row, f"call is the error {error}", expected) from error
+
+
+def same(ours: object, expected: object, tolerance: float) -> bool:
+    """Return whether file and scorer give equal values; null is NaN, or the least integer."""
+    if expected is None:
+        whole = np.asarray(ours)
+        if whole.dtype.kind == "f":
+            return bool(np.isnan(whole).all())
+        return whole.dtype.kind != "i" or bool((whole == np.iinfo(whole.dtype).min).all())
+    if isinstance(expected, str):
+        return bool(ours == expected)
+    one, other = np.asarray(ours, np.float64), np.asarray(expected, np.float64)
+    return one.shape == other.shape and bool(
+        np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    )
+
+
+def _differs(row: Mapping[str, object], difference: str, expected: object) -> ModelError:
+    return ModelError(
+        f"the ONNX file does not give what the pipeline gives: for the row {row!r:.500} its "
+        f"{difference}, and the pipeline's is {expected!r:.300}"
+    )
+
+
+def onnx_inputs(inputs: Any, values: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    """Return the inputs of a pipeline's ONNX file from columns of Python values.
+
+    Args:
+        inputs: the columns it takes.
+        values: their values; ``None`` for null.
+
+    Raises:
+        DataError: a value is of another type than the column.
+    """
+    fed: dict[str, np.ndarray] = {}
+    for one in inputs:
+        column = one.convert(list(values[one.name]))
+        fed[one.name], valid = _array(one, column), column.valid
+        if valid is not None:
+            fed[one.name + NULL] = ~valid
+    return fed
+
+
+def _array(one: Input, column: Column) -> np.ndarray:
+    if isinstance(column, Words):
+        return np.array(["" if text is None else text for text in column.data], object)
+    if isinstance(column, Vectors):
+        return column.dense()
+    assert isinstance(column, Numbers)
+    return column.data.astype(DTYPES[one.kind])

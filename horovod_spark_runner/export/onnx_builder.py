@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelError
-from ...scoring.columns import DENSE_SIZE
+from ..errors import ModelError
+from ..scoring.columns import DENSE_SIZE
 
 OPSET, ML_OPSET, IR_VERSION = 18, 4, 8
 ML = "ai.onnx.ml"
@@ -50,7 +50,7 @@ class Graph:
         """Return a name that nothing has yet; no column's begins so."""
         return f"\u00b7{len(self.nodes)}"
 
-    def constant(self, value: Any) -> str:
+    def constant(self, value: object) -> str:
         """Return the name of an array, a number or a text that does not change."""
         import onnx
 
@@ -85,7 +85,7 @@ class Graph:
         negative = self.add("Less", data, self.constant(0.0))
         return self.add("Where", negative, self.add("Ceil", data), self.add("Floor", data))
 
-    def where(self, mask: str, data: str, other: Any, dtype: str) -> str:
+    def where(self, mask: str, data: str, other: object, dtype: str) -> str:
         """Return values where a mask is true, and one value elsewhere.
 
         Args:

@@ -1,21 +1,21 @@
-"""Collectives of arrays over all ranks, by MPI, for compressed gradients.
-
-Their bytes are counted as `Traffic` says; what each rank gives to all others is sent N−1 times.
-"""
+"""MPI between ranks: the `Wire` of compressed gradients, and the `Ranks` of asynchronous steps."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from ..cluster.protocol.network import ADDRESS
 from ..errors import EnvironmentProblem
+from .distributed_memory import DistributedMemory, Memory
 from .synchroniser import bytes_of_sum
 
 
-def need_threads(what: str, others: str) -> None:
+def _need_threads(what: str, others: str) -> None:
     """Check that several threads of this rank may be in MPI at once.
 
     Args:
@@ -39,38 +39,10 @@ _MOST_ELEMENTS = 1 << 28
 _MOST_BYTES = 1 << 30
 
 
-class Wire(Protocol):
-    """Collectives of NumPy arrays; all ranks call the same in the same order.
-
-    Attributes:
-        size: number of ranks.
-        rank: this one's.
-        sent: bytes this rank has sent, as a ring sends them.
-    """
-
-    size: int
-    rank: int
-    sent: float
-
-    def sum(self, array: np.ndarray) -> np.ndarray:
-        """Return the sum over all ranks of arrays of one shape and type."""
-        ...
-
-    def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """Return all ranks' flat arrays, which are of one type and as long as each likes."""
-        ...
-
-    def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Send each rank its part; return the parts that all have sent to this one.
-
-        Args:
-            parts: flat arrays of one type, one for each rank, as long as all ranks' for that one.
-        """
-        ...
-
-
 class MpiWire:
     """MPI implementation of `Wire`, on a separate communicator, as other threads may use others.
+
+    Bytes are counted as `Traffic` says; what each rank gives to all others is sent N−1 times.
 
     Raises:
         EnvironmentProblem: MPI was initialised without support for several threads.
@@ -78,7 +50,7 @@ class MpiWire:
 
     def __init__(self) -> None:
         others = "sync=Allreduce(), LocalSGD(…) or DiLoCo(…)"
-        need_threads("compressed gradients travel by MPI", others)
+        _need_threads("compressed gradients travel by MPI", others)
         self._world = MPI.COMM_WORLD.Dup()
         self.size = self._world.Get_size()
         self.rank = self._world.Get_rank()
@@ -120,3 +92,35 @@ class MpiWire:
         MPI.Request.Waitall(waiting)
         self.sent += sum(part.nbytes for part in parts) - local.nbytes
         return received
+
+
+_KEY_BYTES = 32
+
+
+class MpiRanks:
+    """All ranks of MPI's world; see `asynchronous.Ranks`.
+
+    Raises:
+        EnvironmentProblem: MPI was initialised without support for several threads.
+    """
+
+    def __init__(self) -> None:
+        _need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
+        self._world = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        # By MPI, as the weights of all ranks: who can read the one can read the other.
+        self._key: bytes = self._world.bcast(os.urandom(_KEY_BYTES))
+        self._reached = False  # whether the others were
+
+    def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
+        address = os.environ.get(ADDRESS, "127.0.0.1")  # of a world on several hosts
+        memory = DistributedMemory(values, holders, self, address, self._key, again=self._reached)
+        self._reached = True
+        return memory
+
+    def gather(self, value: object) -> list[Any]:
+        """Return all ranks' values."""
+        return self._world.allgather(value)
+
+    def barrier(self) -> None:
+        self._world.Barrier()

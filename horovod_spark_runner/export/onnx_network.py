@@ -10,20 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelError
-from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
-from ...scoring.stage import ERROR, SKIP
-from ...training.onnx import (
-    BOUNDS,
-    CLASS,
-    METADATA,
-    PLAIN,
-    PROBABILITY,
-    TOLERANCE,
-    VECTOR,
-)
-from ...typed_json import load_json
-from .builder import TEXT, Rows, Values
+from ..errors import ModelError
+from ..scoring.columns import ERROR, SKIP
+from ..scoring.network import INEXACT, MODEL_FILE, Network, beyond
+from ..training.onnx import BOUNDS, CLASS, METADATA, PLAIN, PROBABILITY, TOLERANCE, VECTOR
+from ..typed_json import load_json
+from .onnx_builder import TEXT, Rows, Values
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,7 @@ def _facts(whole: Any) -> dict[str, Any]:
     return facts
 
 
-def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
+def _check_bounds(rows: Rows, stage: Network, whole: object, valid: str | None) -> None:
     """Report rows with integers that the network's inputs do not hold.
 
     Args:

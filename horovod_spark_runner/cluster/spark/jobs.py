@@ -1,4 +1,4 @@
-"""A Spark job on its own thread, with its own tag, by which it is cancelled."""
+"""Spark jobs: on a thread of their own with a tag, by which they are cancelled; their progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ...machine import repeat_in_thread
 from .session import classic_context, described, inheriting_thread, is_stopped
 
 if TYPE_CHECKING:
@@ -159,3 +162,100 @@ def _is_active(tracker: Any, tag: str) -> bool:
             if info.isDefined() and info.get().numActiveTasks():
                 return True
     return False
+
+
+# Seconds between reports.
+_REPORT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class _StageProgress:
+    """Progress of a thread's jobs that write rows.
+
+    Attributes:
+        done: tasks of the newest stage that have ended.
+        tasks: tasks of that stage.
+        rows: rows written so far, by all stages; tasks report them to Spark when they end, and
+            every ten seconds.
+        expected: how many rows there will be; ``None`` if that is unknown.
+    """
+
+    done: int
+    tasks: int
+    rows: int
+    expected: int | None = None
+
+    def describe(self) -> str:
+        """Return it as text for people."""
+        of = f" of {self.expected:,}" if self.expected and self.rows <= self.expected else ""
+        tasks = f"{self.done:,} of {self.tasks:,} tasks done"
+        if not self.rows:
+            return f"computing the rows, {tasks}"
+        return f"materializing {self.rows:,}{of} rows, {tasks}"
+
+
+@contextlib.contextmanager
+def report_job_progress(
+    spark: SparkSession,
+    say: Callable[[str], None],
+    expected: int | None = None,
+    every: float = _REPORT_SECONDS,
+) -> Iterator[None]:
+    """Report the progress of the jobs that this thread starts inside.
+
+    Spark Connect has no such information: there only the elapsed time is reported.
+
+    Args:
+        spark: session of the jobs.
+        say: takes a line of text every so many seconds, on its own thread.
+        expected: how many rows these jobs will write, if that is known.
+        every: seconds between lines; the first one comes after half of them.
+    """
+    context = classic_context(spark)
+    tag, began = f"horovod-progress-{uuid.uuid4().hex[:8]}", time.monotonic()
+    scala = None if context is None else context._jsc.sc()
+
+    def report() -> None:
+        progress = None
+        # Spark may be stopped meanwhile, and forgets old stages.
+        with contextlib.suppress(Exception):
+            progress = None if scala is None else _progress(scala, tag, expected)
+        elapsed = f"preparing the data, {time.monotonic() - began:.0f} s so far"
+        say(elapsed if progress is None else progress.describe())
+
+    if context is not None:
+        context.addJobTag(tag)
+    try:
+        with repeat_in_thread(report, "hsr-job-progress", every=every, first=every / 2):
+            yield
+    finally:
+        with contextlib.suppress(Exception):
+            if context is not None:
+                context.removeJobTag(tag)
+
+
+def _progress(scala: Any, tag: str, expected: int | None) -> _StageProgress | None:
+    """Return the progress of the jobs with a tag; ``None`` if no stage of them is running."""
+    tracker = scala.statusTracker()
+    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
+    jobs = [info.get() for info in infos if info.isDefined()]
+    running = {s for job in jobs if job.status().toString() == "RUNNING" for s in job.stageIds()}
+    ended = {s for job in jobs if job.status().toString() == "SUCCEEDED" for s in job.stageIds()}
+    active = []
+    for stage in running:
+        with contextlib.suppress(Exception):  # it has not begun
+            data = scala.statusStore().lastStageAttempt(stage)
+            if data.status().toString() == "ACTIVE":
+                active.append((stage, data))
+    if not active:
+        return None
+    _, newest = max(active, key=lambda entry: entry[0])
+    rows = newest.outputRecords() + sum(_written(scala, stage) for stage in ended - running)
+    return _StageProgress(newest.numCompleteTasks(), newest.numTasks(), rows, expected)
+
+
+def _written(scala: Any, stage: int) -> int:
+    """Return the rows that a stage has written; a skipped stage has written none."""
+    with contextlib.suppress(Exception):
+        return int(scala.statusStore().lastStageAttempt(stage).outputRecords())
+    return 0

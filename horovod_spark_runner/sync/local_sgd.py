@@ -14,20 +14,24 @@ import numpy as np
 from ..config.sync import DiLoCo, LocalSGD
 from ..errors import ModelError
 from .synchroniser import (
+    MODEL,
+    Arrays,
     Collectives,
     Share,
     SyncedState,
     Tensor,
     Traffic,
     Variables,
+    base_of,
     bytes_of_sum,
+    change_of,
+    read_values,
 )
-from .values import MODEL, Arrays, base_of, change_of, read_values
 
 _VELOCITY = "shared/velocity/"
 
 
-class RoundsSynchroniser:
+class LocalSGDSynchroniser:
     """Ranks hold the same weights after every so many steps, and at every epoch's end.
 
     Whole numbers (batches seen, say) may stand still on ranks without rows, which take them from

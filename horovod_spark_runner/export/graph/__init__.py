@@ -1,1 +1,0 @@
-"""Exported pipelines as one ONNX graph."""
