@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
     from .config.training import CheckpointOptions, InitialWeights, RestartOptions
     from .dataset import Dataset, prepare_dataset
-    from .engines.torch.callbacks import TorchCallback, TorchEarlyStopping
+    from .engines.torch.torch_callback import TorchCallback, TorchEarlyStopping
     from .engines.torch.torch_model import TorchModel
     from .estimator import HorovodEstimator
     from .export.pipeline import export_pipeline
@@ -73,8 +73,8 @@ _LAZY = {
     "TFTransformer": ".model.transformer",
     "Threshold": ".config.compression",
     "TopK": ".config.compression",
-    "TorchCallback": ".engines.torch.callbacks",
-    "TorchEarlyStopping": ".engines.torch.callbacks",
+    "TorchCallback": ".engines.torch.torch_callback",
+    "TorchEarlyStopping": ".engines.torch.torch_callback",
     "TorchModel": ".engines.torch.torch_model",
     "TorchTransformer": ".model.torch_transformer",
     "TrainingPlan": ".planning.plan",

@@ -32,7 +32,7 @@ _OF_QUERIES = (
     "horovod_spark_runner.model.evaluating",
     "horovod_spark_runner.model.inference",
     "horovod_spark_runner.engines.keras.evaluate",
-    "horovod_spark_runner.engines.torch.evaluator",
+    "horovod_spark_runner.engines.torch.evaluate",
 )
 _PR_SET_PDEATHSIG = 1
 # In a worker and all that it forks: itself.

@@ -68,10 +68,8 @@ ALLOWED = {
     "engines.keras.engine": LIGHT,
     "engines.keras.saved": LIGHT,
     "engines.torch": LIGHT | {"horovod", "mpi4py", "torch"},
-    "engines.torch.callbacks": LIGHT,
     "engines.torch.engine": LIGHT,
-    "engines.torch.saved": LIGHT,
-    "engines.torch.source": LIGHT,
+    "engines.torch.torch_callback": LIGHT,
     "engines.torch.torch_model": LIGHT,
     "tune.study": LIGHT | {"optuna"},
 }
@@ -246,7 +244,7 @@ def all_imports(path: Path) -> set[str]:
         # Spark's Python workers are no ranks, and may have neither Horovod nor MPI.
         (
             "import horovod_spark_runner.engines.keras.evaluate, "
-            "horovod_spark_runner.engines.torch.evaluator",
+            "horovod_spark_runner.engines.torch.evaluate",
             ["mpi4py", "horovod"],
         ),
     ],

@@ -16,7 +16,7 @@ from ..config.prediction import (
     PredictionSettings,
 )
 from ..config.validators import ColumnNames, check_place
-from ..engines.torch.saved import PROGRAM, SCRIPT, ModuleWithExample
+from ..engines.torch.engine import PROGRAM, SCRIPT, ModuleWithExample
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from .load import ModelHandle, adopt_model

@@ -161,7 +161,9 @@ def train_run(
 def _describe_end(summary: TrainingSummary) -> str:
     """Describe a finished training: its time, and the metrics of its last epoch."""
     history, took = summary.history, duration(summary.timings["total"])
-    metrics = [f"{name} {value:.4g}" for one in history[-1:] for name, value in one.items()]
+    last = history[-1] if history else {}
+    # Lists, as of a confusion matrix, are in the summary.
+    metrics = [f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float)]
     return "  ".join([f"finished in {took}: epoch {len(history)}", *metrics])
 
 

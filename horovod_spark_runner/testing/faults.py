@@ -150,10 +150,10 @@ class _Callbacks:
 
     def __call__(self) -> list[Any]:
         if self.framework == "torch":
-            from ..engines.torch.hooks import made_callbacks
+            from ..engines.torch.callbacks import check_callbacks
             from .torch_injector import TorchFaultInjector
 
-            return [*made_callbacks(self.given), TorchFaultInjector(self.faults)]
+            return [*check_callbacks(self.given), TorchFaultInjector(self.faults)]
         from ..engines.keras.callbacks import check_callbacks
         from .keras_injector import KerasFaultInjector
 

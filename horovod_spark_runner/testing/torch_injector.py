@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..engines.torch.callbacks import TorchCallback
+from ..engines.torch.torch_callback import TorchCallback
 from .faults import Faults
 
 

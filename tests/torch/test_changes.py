@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from horovod_spark_runner import TorchModel
-from horovod_spark_runner.engines.torch.changes import compare, describe
-from horovod_spark_runner.engines.torch.optimizers import make_optimizers
-from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
+from horovod_spark_runner.engines.torch.optimizers import (
+    Schedulers,
+    make_optimizers,
+    make_schedulers,
+)
+from horovod_spark_runner.engines.torch.state import compare_models, describe_model
 
 
 def described(loss: Any = "MSELoss", rate: float = 0.1, **given: Any) -> Any:
@@ -23,8 +26,8 @@ def described(loss: Any = "MSELoss", rate: float = 0.1, **given: Any) -> Any:
     sgd = functools.partial(torch.optim.SGD, lr=rate)
     model = TorchModel(net, loss, sgd, **given)
     optimizers = make_optimizers(model, net)
-    schedulers = Schedulers(planned_schedulers(model, optimizers))
-    return json.loads(json.dumps(describe(model, net, optimizers, schedulers)))
+    schedulers = Schedulers(make_schedulers(model, optimizers))
+    return json.loads(json.dumps(describe_model(model, net, optimizers, schedulers)))
 
 
 def decay(optimizer: Any) -> Any:
@@ -35,12 +38,12 @@ def decay(optimizer: Any) -> Any:
 def test_another_learning_rate_is_warned_of_each_time(scheduler: Any) -> None:
     then = described(rate=0.1, scheduler=scheduler)
     asked = described(rate=0.2, scheduler=scheduler)
-    changes = compare(then, asked, in_epoch=True)
+    changes = compare_models(then, asked, in_epoch=True)
     (text,) = changes.warnings
     assert re.search("lr.*SGD.*0.2.*0.1", text)
-    again = compare(changes.record, asked, in_epoch=True)
+    again = compare_models(changes.record, asked, in_epoch=True)
     assert (again.refusal, again.warnings) == (None, changes.warnings)
-    assert compare(changes.record, then, in_epoch=True).warnings == ()
+    assert compare_models(changes.record, then, in_epoch=True).warnings == ()
 
 
 class Focal(nn.Module):
@@ -78,19 +81,19 @@ def scaled(output: Tensor, label: Tensor, by: float) -> Tensor:
 )
 def test_another_loss_step_or_metric(then: Any, now: Any, shown: str) -> None:
     kept, asked = described(**then), described(**now)
-    within = compare(kept, asked, in_epoch=True).refusal
+    within = compare_models(kept, asked, in_epoch=True).refusal
     assert within is not None
     (setting,) = now
     wanted = f"{setting}.*{re.escape(shown)}"
     assert re.search(f"{wanted}.*checkpoint.*epoch", within), within
-    between = compare(kept, asked, in_epoch=False)
+    between = compare_models(kept, asked, in_epoch=False)
     assert between.refusal is None
     assert len(between.warnings) == ("metrics" not in now)
     for text in between.warnings:
         assert re.search(wanted, text), text
         assert "new" in text, text
     # Once told, it is the run's own.
-    again = compare(between.record, asked, in_epoch=True)
+    again = compare_models(between.record, asked, in_epoch=True)
     assert (again.refusal, again.warnings) == (None, ())
 
 
@@ -107,15 +110,15 @@ def test_what_is_the_same_is_not_told() -> None:
         return here
 
     for then, now in [("MSELoss", nn.MSELoss()), (first, elsewhere()), (Focal(1.0), Focal(1.0))]:
-        changes = compare(described(then), described(now), in_epoch=True)
+        changes = compare_models(described(then), described(now), in_epoch=True)
         assert (changes.refusal, changes.warnings) == (None, ())
     # What is no part of the sums may change at any step.
-    clipped = compare(described(), described(clip_norm=1.0), in_epoch=True)
+    clipped = compare_models(described(), described(clip_norm=1.0), in_epoch=True)
     (text,) = clipped.warnings
     assert re.search(r"clip_norm.*\b1\b.*None", text)
 
 
 def test_checkpoints_that_say_nothing_of_the_model_are_gone_on_with() -> None:
     now = described()
-    changes = compare({}, now, in_epoch=True)
+    changes = compare_models({}, now, in_epoch=True)
     assert (changes.refusal, changes.warnings, changes.record) == (None, (), now)

@@ -14,9 +14,8 @@ from mpi4py import MPI
 from torch import nn
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK, TorchModel
-from horovod_spark_runner.engines.torch.collectives import TensorCollectives
-from horovod_spark_runner.engines.torch.exchange import GradientExchange
-from horovod_spark_runner.engines.torch.step import Steps
+from horovod_spark_runner.engines.torch.custom_step import CustomSteps
+from horovod_spark_runner.engines.torch.exchange import GradientExchange, TensorCollectives
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.sync.mpi import MpiWire
 from tests.torch.models import digits_net
@@ -115,7 +114,7 @@ def test_closures_are_refused_on_one_rank_where_they_come_too_late(
     sync = CompressedSynchroniser(way, TensorCollectives(), MpiWire())
     no: Any = None  # of what computes
     alone, cpu = MPI.COMM_WORLD, torch.device("cpu")
-    Steps(model, module, {"": optimizer}, no, no, no, no, sync, alone, cpu)
+    CustomSteps(model, module, {"": optimizer}, no, no, sync, alone, cpu)
     losses = []
 
     def closure() -> Any:

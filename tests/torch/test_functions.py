@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import ModelError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.torch.batches import Batches
+from horovod_spark_runner.engines.torch.binding import BatchBinding
 from horovod_spark_runner.engines.torch.losses import Losses
 from horovod_spark_runner.engines.torch.metrics import Metrics, Sums
 from horovod_spark_runner.training.spec import Binding
@@ -138,7 +138,7 @@ def test_accuracy_is_told_by_the_loss() -> None:
 def test_columns_of_another_type_or_shape_than_the_weights(
     column: Column, module: nn.Module, message: str
 ) -> None:
-    batches = Batches(module, spec_of([column]), CPU)
+    batches = BatchBinding(module, spec_of([column]), CPU)
     batch = batches.of(
         {"x": column.blank().repeat(2, 0), "y": np.zeros(2, np.float32)}, training=False
     )

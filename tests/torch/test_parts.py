@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
@@ -34,22 +33,22 @@ from horovod_spark_runner.checkpoint.model_state import broadcast
 from horovod_spark_runner.checkpoint.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
-from horovod_spark_runner.engines.torch.build import check_module
-from horovod_spark_runner.engines.torch.feeding import input_feed
-from horovod_spark_runner.engines.torch.hooks import made_callbacks
-from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.engines.torch.losses import Losses
+from horovod_spark_runner.engines.torch.binding import match_inputs
+from horovod_spark_runner.engines.torch.callbacks import check_callbacks
+from horovod_spark_runner.engines.torch.engine import check_callback_argument, model_source
+from horovod_spark_runner.engines.torch.loading import load_initial_weights
+from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
+from horovod_spark_runner.engines.torch.model import check_module
 from horovod_spark_runner.engines.torch.optimizers import (
+    Schedulers,
     check_complex,
     check_gradients,
     make_optimizers,
+    make_schedulers,
     settings_of,
 )
-from horovod_spark_runner.engines.torch.schedulers import Schedulers, planned_schedulers
-from horovod_spark_runner.engines.torch.source import check_callback_argument, model_source
-from horovod_spark_runner.engines.torch.targets import CLASSES, ELEMENTS
+from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, set_tensor
 from horovod_spark_runner.engines.torch.trainee import TorchTrainee
-from horovod_spark_runner.engines.torch.variables import TorchVariables, as_array, set_tensor
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.sync.local_sgd import LocalSGDSynchroniser
@@ -126,9 +125,9 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
             with pytest.raises(InvalidInputError, match=told.format(name)):
                 check_callback_argument(given)
             with pytest.raises(InvalidInputError, match=told.format(name)):
-                made_callbacks(given)
+                check_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):
-            made_callbacks(lambda: [callback])  # noqa: B023
+            check_callbacks(lambda: [callback])  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -178,11 +177,10 @@ class Scaled(nn.BatchNorm1d):
 def test_a_layer_with_a_forward_of_its_own_is_not_synchronised() -> None:
     wrapped = nn.BatchNorm1d(2)
     wrapped.forward = functools.partial(wrapped.forward)  # type: ignore[method-assign]
+    exchange: Any = None  # is not used yet
     for layer in (Scaled(2), wrapped):
         with pytest.raises(ModelError, match="'1'.*forward.*sync_batch_norm"):
-            synchronise_norms(
-                nn.Sequential(nn.Linear(3, 2), layer), lambda: 1.0, contextlib.nullcontext
-            )
+            synchronise_norms(nn.Sequential(nn.Linear(3, 2), layer), exchange)
 
 
 COLUMNS = {
@@ -205,11 +203,11 @@ COLUMNS = {
 def test_columns_that_do_not_feed_a_module(binding: Binding, message: str) -> None:
     known = {**COLUMNS, "width": Column("width", "int32")}
     with pytest.raises(ModelError, match=message):
-        input_feed(TwoHeads(), binding, known)
+        match_inputs(TwoHeads(), binding, known)
 
 
 def test_columns_called_as_parameters_feed_them_in_any_order() -> None:
-    feed = input_feed(TwoHeads(), Binding(("group", "image")), COLUMNS)
+    feed = match_inputs(TwoHeads(), Binding(("group", "image")), COLUMNS)
     assert feed.names == ("group", "image")
     arrays = {"image": np.ones((2, 64), np.float32), "group": np.zeros(2, np.int32)}
     values = feed.values(arrays, torch.device("cpu"))
@@ -516,7 +514,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)
         optimizers = make_optimizers(model, NET)
         optimizer = optimizers[""]
-        schedulers = Schedulers(planned_schedulers(model, optimizers))
+        schedulers = Schedulers(make_schedulers(model, optimizers))
         return optimizer, schedulers, settings_of(optimizer)
 
     optimizer, schedulers, begun = made()

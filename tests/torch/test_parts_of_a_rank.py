@@ -46,7 +46,7 @@ X = Column("x", "float32", (3,))
 
 @pytest.fixture(scope="module", autouse=True)
 def begun() -> None:
-    from horovod_spark_runner.engines.torch.rank import begin
+    from horovod_spark_runner.engines.torch.trainee import begin
 
     begin(0)
 
@@ -55,8 +55,8 @@ def trainee(made: Any, sync: Any = None, **fields: Any) -> Any:
     """Return what a rank makes of what ``made`` returns, as its only one."""
     from mpi4py import MPI
 
-    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
     from horovod_spark_runner.engines.torch.engine import ENGINE
+    from horovod_spark_runner.engines.torch.exchange import TensorCollectives
 
     synchroniser = sync or AllreduceSynchroniser("none", TensorCollectives())
     return ENGINE.trainee(spec_of([X], model=source(made), **fields), MPI.COMM_SELF, synchroniser)
@@ -64,7 +64,7 @@ def trainee(made: Any, sync: Any = None, **fields: Any) -> Any:
 
 def alone() -> AsyncSynchroniser:
     """Return the way of the first of two ranks that make steps by themselves."""
-    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.exchange import TensorCollectives
 
     ranks: Any = SimpleNamespace(rank=0, size=2)
     return AsyncSynchroniser(AsyncServer(), TensorCollectives(), ranks)
@@ -246,7 +246,7 @@ BALANCE = torch.tensor([1.0, 0.0, 2.0])
 def test_labels_of_which_none_counts_change_nothing(
     loss: Any, label: int, as_pytorch: bool, way: str
 ) -> None:
-    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.exchange import TensorCollectives
 
     def made() -> TorchModel:
         torch.manual_seed(4)
@@ -308,7 +308,7 @@ def reporting(*names: str) -> TorchModel:
 
 def test_what_ranks_report_in_another_order_is_added_up_by_name() -> None:
     """One rank goes on within an epoch of two."""
-    from horovod_spark_runner.engines.torch.collectives import TensorCollectives
+    from horovod_spark_runner.engines.torch.exchange import TensorCollectives
 
     sync = AllreduceSynchroniser("none", TensorCollectives())
     ranks = [trainee(lambda n=n: reporting(*n)) for n in (("mean", "least"), ("least", "mean"))]
@@ -449,11 +449,11 @@ def test_the_module_forgets_what_it_was_tried_on() -> None:
 def test_a_rank_without_rows_calls_the_step_and_reports_nothing() -> None:
     one = trainee(Module)
     train(one, 0)
-    held = one._sums.numpy(), one.module.own.compute()
+    held = one._results.sums.numpy(), one.module.own.compute()
     idle = step(1).batch
     one._adapter.loss(list(map(torch.from_numpy, (idle.arrays["x"], idle.arrays["y"]))), 1, rows=0)
     assert one.module.part.calls == 2
-    np.testing.assert_array_equal(one._sums.numpy(), held[0])
+    np.testing.assert_array_equal(one._results.sums.numpy(), held[0])
     assert one.module.own.compute() == held[1]
     assert one.module.own._update_count == 1
 

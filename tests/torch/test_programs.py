@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from horovod_spark_runner import ModelError, TorchTransformer
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.engines.torch.feeding import Feed
-from horovod_spark_runner.engines.torch.initial_weights import load_initial_weights
-from horovod_spark_runner.engines.torch.outputs import leaves
+from horovod_spark_runner.engines.torch.binding import InputBinding
+from horovod_spark_runner.engines.torch.loading import load_initial_weights
+from horovod_spark_runner.engines.torch.model import output_leaves
 from horovod_spark_runner.engines.torch.program import dump_program, load_program, make_program
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 from horovod_spark_runner.storage.contents import Contents
@@ -301,7 +301,7 @@ def test_programs_give_what_modules_give(make: Callable[[], nn.Module], shapes: 
 
     torch.manual_seed(1)
     module = make().eval()
-    feed = Feed(tuple((str(number),) for number in range(len(shapes))))
+    feed = InputBinding(tuple((str(number),) for number in range(len(shapes))))
     read = load_program(dump_program(make_program(module, feed, rows(3))), "here")
     # Copied, sent, and exported once more.
     copies = [read, copy.deepcopy(read), pickle.loads(pickle.dumps(read))]
@@ -309,9 +309,9 @@ def test_programs_give_what_modules_give(make: Callable[[], nn.Module], shapes: 
     for count in (1, 2, 17):
         given = rows(count)
         with torch.inference_mode():
-            expected = dict(leaves(module(*given)))
+            expected = dict(output_leaves(module(*given)))
             for program in copies:
-                found = dict(leaves(program(*given)))
+                found = dict(output_leaves(program(*given)))
                 assert list(found) == list(expected)
                 for path, value in expected.items():
                     torch.testing.assert_close(found[path], value, rtol=1e-6, atol=1e-6)

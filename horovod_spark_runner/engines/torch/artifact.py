@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...checkpoint.run_directory import RunDirectory
 from ...config.importable import import_name
-from ...errors import CheckpointError, ModelError, on_one_line
+from ...data.manifest import Column
+from ...errors import CheckpointError, ModelError, brief, on_one_line
 from ...frameworks import TORCH
+from ...serialize import dumps
 from ...storage.arrays import Arrays, dump_arrays
-from ...training.sample_rows import SAMPLE_FILE, check_close, repeat_rows
-from ...training.spec import OutputSpec
+from ...storage.filesystem import Location
+from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close, few_rows, repeat_rows
+from ...training.spec import FEATURES, Binding, OutputSpec
 from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
-from .feeding import Feed
-from .loading import (
-    BY_CHANCE,
-    CPU,
-    ROWS,
-    Predicting,
-    device_of,
-    to_numpy,
-    unsteady,
+from .binding import InputBinding, match_inputs
+from .engine import (
+    FILES,
+    PROGRAM,
+    PROGRAM_FILE,
+    SCRIPT_FILE,
+    ModuleWithExample,
+    SavedModel,
+    TorchFacts,
 )
-from .outputs import leaves, output_specs
-from .program import dump_program, load_program, make_program, silent
-from .saved import FILES, PROGRAM_FILE, TorchFacts
-from .variables import as_array, weights_of
+from .loading import BY_CHANCE, CPU, ROWS, Predictor, device_of, load_script, unsteady
+from .model import check_module, evaluating, input_names, output_leaves, to_numpy
+from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
+from .state import as_array, weights_of
 
 # Rows that a program is tried with: other numbers of them than it is made with.
 _OTHERS = (1, 5)
-
 logger = logging.getLogger(__name__)
 
 
-def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
+def save_model(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> str:
     """Write a trained module: its weights, its signature, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
@@ -59,7 +67,7 @@ def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs,
     """
     try:
         directory.saved_model.delete_folder()  # an earlier one, of another model
-        with _evaluating(module):
+        with evaluating(module):
             return _save(directory, module, inputs, feed)
     except OSError as error:
         raise CheckpointError(
@@ -69,27 +77,19 @@ def save_module(directory: RunDirectory, module: nn.Module, inputs: ModelInputs,
         ) from error
 
 
-def outputs_of(module: nn.Module, inputs: ModelInputs, feed: Feed) -> tuple[OutputSpec, ...] | None:
-    """Return a module's outputs, if it can be called; see `save_module`."""
-    with _evaluating(module):
-        return _outputs(Predicting(module, feed, device_of(module)), inputs)[0]
+def outputs_of(
+    module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> tuple[OutputSpec, ...] | None:
+    """Return a module's outputs, if it can be called; see `save_model`."""
+    with evaluating(module):
+        return _outputs(Predictor(module, feed, device_of(module)), inputs)[0]
 
 
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module, and all its parts, into evaluation mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed) -> str:
+def _save(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: InputBinding
+) -> str:
     device = device_of(module)
-    called = Predicting(module, feed, device)
+    called = Predictor(module, feed, device)
     files = ModelWriter(directory)
     weights = weights_of(module)
     arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
@@ -120,7 +120,7 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
         weights=tuple(weights),
         transforms=inputs.transforms,
         problem=problem,
-        own=facts.to_fields(),
+        own=asdict(facts),
         targets=inputs.targets,
     )
     files.finish(signature, FILES)
@@ -131,24 +131,24 @@ def _save(directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed:
 
 
 def _outputs(
-    called: Predicting, inputs: ModelInputs
+    called: Predictor, inputs: ModelInputs
 ) -> tuple[tuple[OutputSpec, ...] | None, Arrays, str]:
     """Return the module's outputs and the rows it was tried with, or the reason why it has none."""
     try:
         rows = inputs.choose_rows(called.outputs)
-        return output_specs(called.module, called.of(repeat_rows(rows, ROWS)), ROWS), rows, ""
+        return called.describe(rows), rows, ""
     except Exception as error:  # the user's own forward may fail in any way
         return None, {}, _first_line(error)
 
 
-def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
+def _program(called: Predictor, rows: Arrays) -> tuple[bytes | None, str]:
     """Return the module as a program that gives the same, or why there is none."""
     on_cpu = called.feed.values(repeat_rows(rows, ROWS), CPU)
     try:
         with silent():
             data = dump_program(make_program(called.module, called.feed, on_cpu))
         again = load_program(data, PROGRAM_FILE, called.device)
-        made = Predicting(again, called.feed, called.device)
+        made = Predictor(again, called.feed, called.device)
         for count in _OTHERS:
             _check_same(called, made, repeat_rows(rows, count))
     except Exception as error:  # whatever torch.export or the module raises
@@ -156,19 +156,295 @@ def _program(called: Predicting, rows: Arrays) -> tuple[bytes | None, str]:
     return data, ""
 
 
-def _check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_same(called: Predictor, other: Predictor, arrays: Mapping[str, np.ndarray]) -> None:
     """Check that two modules give the same for some rows.
 
     Raises:
         ModelError: they give outputs in other places.
         AssertionError: they give other numbers.
     """
-    ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
-    if [path for path, _ in ours] != [path for path, _ in theirs]:
+    ours, theirs = (dict(output_leaves(each.of(arrays))) for each in (called, other))
+    if list(ours) != list(theirs):
         raise ModelError("its outputs are in other places")
-    for (_, value), (_, other_value) in zip(ours, theirs, strict=True):
-        check_close(to_numpy(value), to_numpy(other_value))
+    for path, value in ours.items():
+        check_close(to_numpy(value), to_numpy(theirs[path]))
 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {on_one_line(error, 300)}"
+
+
+# Types that Spark has as well.
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
+# Rows and calls that show whether a program drops some of what it computes.
+_MANY, _CALLS = 8, 6
+
+
+def adopt_model(
+    directory: RunDirectory, model: Any, inputs: Binding | None, kind: str
+) -> SavedModel:
+    """Write an externally trained model to ``directory``; see `Engine.adopt`.
+
+    Args:
+        directory: a directory without a model.
+        model: a `ModuleWithExample`, or the path or URL of a program.
+        inputs: the columns of its inputs; ``None`` for the names by convention.
+        kind: `PROGRAM`, `SCRIPT`, or ``""`` for a module.
+
+    Raises:
+        ModelError: it cannot be predicted with.
+    """
+    if not kind:
+        return _adopt_module(directory, model, inputs)
+    (_adopt_program if kind == PROGRAM else _adopt_script)(directory, model, inputs)
+    return SavedModel()
+
+
+def _adopt_module(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
+) -> SavedModel:
+    """Write a module to ``directory``.
+
+    Raises:
+        ModelError: it is no module, is not called as ``example`` says, or cannot be sent to
+            Spark's workers.
+    """
+    module = source.module
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"from_module takes a torch.nn.Module, got {brief(module)}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            "from_module takes a module of Python's, and this is TorchScript; save it, "
+            "torch.jit.save(module, path), and give the file to from_torchscript(path)"
+        )
+    check_module(module)
+    feed, takes = _fed(module, source.example, inputs)
+    device = device_of(module)
+    _try(Predictor(module.eval(), feed, device), takes)
+    try:
+        # Workers need not have the GPU that it may be on.
+        pickled = dumps(module if device.type == "cpu" else copy.deepcopy(module).cpu())
+    except Exception as error:  # whatever keeps its parts from being pickled
+        raise ModelError(
+            f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
+        ) from error
+    if why := save_model(directory, module, takes, feed):
+        logger.warning("%s", why)
+    return SavedModel(module=pickled)
+
+
+def _adopt_script(
+    directory: RunDirectory, source: ModuleWithExample, inputs: Binding | None
+) -> None:
+    """Write a file of TorchScript to ``directory``.
+
+    Raises:
+        ModelError: there is none, or it is not called as ``example`` says.
+    """
+    place = Location(source.module)
+    data = _contents(place)
+    try:
+        module = load_script(data)
+    except Exception as error:  # PyTorch's own has no public base
+        reason = on_one_line(error, 300)
+        raise ModelError(f"{place} cannot be read as TorchScript: {reason}") from error
+    feed, takes = _fed(module, source.example, inputs)
+    _write_captured(
+        directory,
+        (SCRIPT_FILE, data),
+        Predictor(module, feed, CPU),
+        takes,
+        "torch.jit.script or torch.jit.trace",
+    )
+
+
+def _adopt_program(
+    directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
+) -> None:
+    """Write a program of torch.export to ``directory``.
+
+    Raises:
+        ModelError: there is none, it holds more than a graph and tensors, or columns do not fit.
+    """
+    place = Location(path)
+    data = _contents(place)
+    program = load_program(data, str(place))
+    by_name = {one.name: (one.shape, one.dtype) for one in taken_by(program)}
+    binding, names = _bound(inputs, list(by_name), "the program")
+    columns = _columns(binding, names, [by_name[name] for name in names])
+    called = Predictor(program, InputBinding(binding.slots, tuple(names)), CPU)
+    _write_captured(
+        directory,
+        (PROGRAM_FILE, data),
+        called,
+        ModelInputs(binding, columns, ()),
+        "torch.export.export",
+        fixed_rows(program),
+    )
+
+
+def _write_captured(
+    directory: RunDirectory,
+    file: tuple[str, bytes],
+    called: Predictor,
+    takes: ModelInputs,
+    captured_by: str,
+    fixed: int | None = None,
+) -> None:
+    """Write a model whose file holds all of it.
+
+    Raises:
+        ModelError: a prediction for a row depends on more than that row, as of what was captured
+            in training mode.
+    """
+    outputs, rows = _try(called, takes, fixed)
+    if why := unsteady(called, repeat_rows(rows, fixed or _MANY), _CALLS):
+        raise ModelError(
+            f"the program {why}, as a module does in training mode (dropout, batch normalisation "
+            "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
+            f"cuts rows into batches: call module.eval() before {captured_by}, and write the file "
+            "anew"
+        )
+    writer = ModelWriter(directory)
+    writer.write(*file)
+    writer.write(SAMPLE_FILE, SampleRows(rows).dump())
+    program = file[0] == PROGRAM_FILE
+    facts = TorchFacts(
+        torch=torch.__version__, names=called.feed.names, program=program, script=not program
+    )
+    signature = Signature(
+        takes.inputs,
+        takes.columns,
+        outputs,
+        engine=TORCH,
+        batch_size=fixed,
+        own=asdict(facts),
+    )
+    writer.finish(signature)
+
+
+def _contents(place: Location) -> bytes:
+    if not place.exists() or place.is_folder:
+        raise ModelError(f"model file {place} does not exist")
+    return place.read_bytes()
+
+
+def _fed(
+    module: nn.Module, example: Any, inputs: Binding | None
+) -> tuple[InputBinding, ModelInputs]:
+    """Return the feed of a module that is called like ``example``, and its inputs."""
+    by_name = isinstance(example, Mapping)
+    values = list(example.values()) if isinstance(example, Mapping) else example
+    values = list(values) if by_name or isinstance(values, tuple) else [values]
+    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in values]
+    kinds = [_kind(tensor) for tensor in tensors]
+    if by_name:
+        names = list(example)
+    elif isinstance(module, torch.jit.ScriptModule):
+        names = [f"input{number}" for number in range(len(kinds))]
+    else:
+        names = [*input_names(module)][: len(kinds)]
+        names += [f"input{number}" for number in range(len(names), len(kinds))]
+    if not by_name and inputs is not None and inputs.names is None:
+        if len(inputs.slots) != len(kinds):
+            raise ModelError(
+                f"feature_cols gives {inputs.describe()}, but the example has {len(kinds)} inputs"
+            )
+        binding, order = inputs, names
+    else:
+        binding, order = _bound(inputs, names, "the example")
+    columns = _columns(binding, order, [kinds[names.index(name)] for name in order])
+    sample = _rows_of(binding, columns, [tensors[names.index(name)] for name in order])
+    takes = ModelInputs(binding, columns, (), sample=sample)
+    if isinstance(module, torch.jit.ScriptModule):
+        return InputBinding(binding.slots, tuple(order) if by_name else None), takes
+    columns_by_name = {column.name: column for column in columns}
+    return match_inputs(module, binding, columns_by_name), takes
+
+
+def _rows_of(
+    binding: Binding, columns: Sequence[Column], tensors: Sequence[Tensor]
+) -> Arrays | None:
+    """Return the rows of an example by column; ``None`` if there are none."""
+    arrays: dict[str, np.ndarray] = {}
+    for slot, tensor in zip(binding.slots, tensors, strict=True):
+        values = tensor.detach().cpu().numpy()
+        for number, name in enumerate(slot):
+            arrays.setdefault(name, values if len(slot) == 1 else values[:, number])
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) > 1 or counts == {0}:
+        return None
+    return few_rows({column.name: arrays[column.name] for column in columns})
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return shape and type of one row of an example."""
+    if not tensor.ndim:
+        raise ModelError(
+            "example must hold what the module is called with, tensors or arrays with rows in the "
+            f"first dimension; got {brief(tensor)}"
+        )
+    return tuple(tensor.shape[1:]), tensor.dtype
+
+
+def _bound(inputs: Binding | None, names: Sequence[str], what: str) -> tuple[Binding, list[str]]:
+    """Return the columns of all inputs, and the inputs in their order."""
+    if inputs is None:
+        binding = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+        return binding, list(names)
+    if inputs.names is None and len(inputs.slots) == len(names) == 1:
+        return inputs, list(names)
+    if sorted(inputs.names or ()) != sorted(names):
+        raise ModelError(
+            f"{what} takes {', '.join(map(repr, names))}; say which column feeds each, "
+            f"feature_cols={{{names[0]!r}: …}}"
+        )
+    return inputs, list(inputs.names or ())
+
+
+def _columns(
+    binding: Binding,
+    names: Sequence[str],
+    kinds: Sequence[tuple[tuple[int, ...], torch.dtype]],
+) -> tuple[Column, ...]:
+    """Return the columns that fit inputs of these shapes and types."""
+    columns: dict[str, Column] = {}
+    for input_name, slot, (shape, kind) in zip(names, binding.slots, kinds, strict=True):
+        dtype = str(kind).removeprefix("torch.")
+        if dtype not in _PLAIN:
+            raise ModelError(
+                f"input {input_name!r} takes {dtype}, which Spark has no column of; let forward "
+                f"take one of {', '.join(_PLAIN)}, and cast it"
+            )
+        if len(slot) > 1 and shape != (len(slot),):
+            raise ModelError(
+                f"input {input_name!r} takes rows of shape {shape}, which are not {len(slot)} "
+                f"columns of a number each: {', '.join(slot)}"
+            )
+        for name in slot:
+            column = Column(name, dtype, () if len(slot) > 1 else shape)
+            if columns.setdefault(name, column) != column:
+                raise ModelError(
+                    f"column {name!r} feeds several inputs that take different values: "
+                    f"{columns[name].describe()} and {column.describe()}"
+                )
+    return tuple(columns[name] for name in binding.columns)
+
+
+def _try(called: Predictor, takes: ModelInputs, fixed: int | None = None) -> tuple[Any, Arrays]:
+    """Call a module; return its outputs, and the rows it was called with.
+
+    Raises:
+        ModelError: it cannot be called with such rows.
+    """
+    try:
+        rows = takes.choose_rows(functools.partial(called.outputs, count=fixed))
+        return called.describe(rows, fixed or ROWS), rows
+    except ModelError:
+        raise
+    except Exception as error:  # the user's own forward may fail in any way
+        described = ", ".join(column.describe() for column in takes.columns)
+        raise ModelError(
+            f"{type(called.module).__name__} cannot be called with {described}: "
+            f"{type(error).__name__}: {on_one_line(error)}"
+        ) from error

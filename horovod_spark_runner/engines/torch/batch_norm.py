@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,20 +13,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import ModelError
 from ...training.sample_rows import repeat_rows
 from ...training.spec import TrainingSpec
-from .batches import Batches
-from .collectives import TensorCollectives
-
-# Within such a context, this rank waits for the others.
-Waiting = Callable[[], AbstractContextManager[None]]
+from .binding import BatchBinding
+from .exchange import GradientExchange, TensorCollectives
+from .model import preserve_random
 
 
-def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting: Waiting) -> None:
+def synchronise_norms(module: nn.Module, exchange: GradientExchange) -> None:
     """Make all batch-normalisation layers use the moments of all ranks' rows in training.
 
     Args:
         module: the module.
-        fraction: returns this rank's part of the rows of the step.
-        waiting: notes how long sums are waited for.
+        exchange: knows this rank's part of the rows, and notes how long sums are waited for.
 
     Raises:
         ModelError: there is no such layer, or one is called otherwise already.
@@ -45,7 +40,7 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting:
             )
         # The layer stays what it is; only its call in a training is another one.
         layer.forward = functools.partial(  # type: ignore[method-assign]
-            _forward, layer, f"norm.{number}", fraction, waiting
+            _forward, layer, f"norm.{number}", exchange
         )
 
 
@@ -57,35 +52,27 @@ def release_norms(module: nn.Module) -> None:
             del layer.forward
 
 
-def _forward(
-    layer: _BatchNorm,
-    name: str,
-    fraction: Callable[[], float],
-    waiting: Waiting,
-    values: Tensor,
-) -> Tensor:
+def _forward(layer: _BatchNorm, name: str, exchange: GradientExchange, values: Tensor) -> Tensor:
     if not layer.training:
         return type(layer).forward(layer, values)
-    row_fraction = fraction()
     dims = [0, *range(2, values.dim())]
     shape = [1, -1, *[1] * (values.dim() - 2)]
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     numbers = wide.numel() / max(1, wide.shape[1])
-    if not row_fraction:
+    if not exchange.fraction:
         # Rows that only stand in count for nothing, whatever the layers before make of them; but
         # these are gone through backwards, as on other ranks.
         wide, numbers = torch.where(torch.zeros_like(wide, dtype=torch.bool), wide, 0.0), 0.0
     rows = torch.full_like(wide.new_empty(1), numbers)
     first = torch.cat([wide.sum(dims), rows])
-    sums = _sum_of_ranks(first, f"{name}.mean", row_fraction, waiting)
+    sums = _sum_of_ranks(first, f"{name}.mean", exchange)
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
     second = centred.square().sum(dims)
-    squares = _sum_of_ranks(
-        second if row_fraction else second * 0.0, f"{name}.variance", row_fraction, waiting
-    )
-    variance = squares / count
+    if not exchange.fraction:
+        second = second * 0.0
+    variance = _sum_of_ranks(second, f"{name}.variance", exchange) / count
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
         result = result * layer.weight.view(shape) + layer.bias.view(shape)
@@ -106,8 +93,8 @@ def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor)
 
 
-def _sum_of_ranks(value: Tensor, name: str, row_fraction: float, waiting: Waiting) -> Tensor:
-    summed: Tensor = _SumOfRanks.apply(value, name, row_fraction, waiting)  # type: ignore[no-untyped-call]
+def _sum_of_ranks(value: Tensor, name: str, exchange: GradientExchange) -> Tensor:
+    summed: Tensor = _SumOfRanks.apply(value, name, exchange)  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -119,28 +106,22 @@ class _SumOfRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, name: str, row_fraction: float, waiting: Waiting
-    ) -> Tensor:
-        ctx.name, ctx.row_fraction, ctx.waiting = name, row_fraction, waiting
-        with waiting():
+    def forward(ctx: Any, value: Tensor, name: str, exchange: GradientExchange) -> Tensor:
+        ctx.name, ctx.exchange = name, exchange
+        with exchange.waiting():
             return TensorCollectives().sum([value], name)[0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        term = upstream * ctx.row_fraction if ctx.row_fraction else torch.zeros_like(upstream)
-        with ctx.waiting():
+        part = ctx.exchange.fraction
+        term = upstream * part if part else torch.zeros_like(upstream)
+        with ctx.exchange.waiting():
             (total,) = TensorCollectives().sum([term], f"{ctx.name}.gradient")
-        return (
-            total / ctx.row_fraction if ctx.row_fraction else torch.zeros_like(total),
-            None,
-            None,
-            None,
-        )
+        return total / part if part else torch.zeros_like(total), None, None
 
 
 def check_lone_rows(
-    module: nn.Module, batches: Batches, spec: TrainingSpec, size: int, *, together: bool
+    module: nn.Module, batches: BatchBinding, spec: TrainingSpec, size: int, *, together: bool
 ) -> None:
     """Check that no step takes moments of one row only, where the module cannot be trained on it.
 
@@ -165,9 +146,8 @@ def check_lone_rows(
     if not any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         return
     tried = copy.deepcopy(module)
-    state = torch.get_rng_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), preserve_random():
             batches.call(tried, batches.of(repeat_rows(batches.sample, 1), training=False))
     except ValueError as error:
         whom = "all ranks together" if together else "a rank"
@@ -179,5 +159,3 @@ def check_lone_rows(
             f"single row in a step of an epoch, of which {type(module).__name__} cannot take "
             f"moments ({error}); {advice}"
         ) from error
-    finally:
-        torch.set_rng_state(state)

@@ -1,149 +1,138 @@
-"""Callbacks of PyTorch trainings. Loads no framework."""
+"""The callbacks and schedulers of a PyTorch training, called by the loop."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ...config.validators import check_choice, check_count, check_number
-from ...errors import InvalidInputError, brief
+import numpy as np
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import nn
-
-
-# What Keras and Lightning call their hooks.
-_HOOK = re.compile(
-    r"on_((fit|train|test|predict|validation)_?)?((batch|epoch)_?)?(begin|start|end)"
-)
+from ...storage.arrays import Arrays
+from ...training.progress import Logs, plain
+from ...training.trainee import Hooks
+from .model import Modes
+from .torch_callback import TorchCallback, list_callbacks
 
 
-class TorchCallback:
-    """Base class of callbacks, which a training calls on every rank; override the hooks you need.
-
-    All ranks must do the same. The results of an epoch are the same on all of them.
-
-    Attributes:
-        stop_training: set it to true, on any rank, to end the training after this step or epoch.
-    """
-
-    stop_training: bool = False
-
-    def on_train_begin(self, module: nn.Module) -> None:
-        """Before the first step, of a resumed run as well.
-
-        Args:
-            module: the module that is trained.
-        """
-
-    def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch.
-
-        Args:
-            epoch: its number, from 0.
-        """
-
-    def on_step_end(self, step: int, logs: Mapping[str, Any]) -> None:
-        """After a step.
-
-        Args:
-            step: its number in the epoch.
-            logs: those of this rank so far.
-        """
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """After an epoch and its validation.
-
-        Args:
-            epoch: its number, from 0.
-            logs: the results over the rows of all ranks.
-        """
-
-    def on_train_end(self) -> None:
-        """After the last step; weights may be set here for the last time."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints: JSON, and NumPy arrays as values."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from `state_dict`.
-
-        Args:
-            state: that of a checkpoint.
-        """
-
-
-def check_hooks(callback: TorchCallback) -> None:
-    """Check that a callback has no hooks that nobody would call.
+def check_callbacks(callbacks: Any) -> list[TorchCallback]:
+    """Return the callbacks that are given, or that the function given returns.
 
     Raises:
-        InvalidInputError: one is called as in Keras or Lightning.
+        InvalidInputError: something is no callback.
     """
-    hooks = [name for name in vars(TorchCallback) if name.startswith("on_")]
-    for name in dir(type(callback)):
-        if _HOOK.fullmatch(name) and name not in hooks:
-            raise InvalidInputError(
-                f"{type(callback).__name__} has a hook {name}, which is never called; those of "
-                f"TorchCallback are {', '.join(hooks)}"
-            )
+    if callable(callbacks) and not isinstance(callbacks, TorchCallback):
+        callbacks = callbacks()
+    return list_callbacks(callbacks)
 
 
-@dataclass
-class TorchEarlyStopping(TorchCallback):
-    """Ends a training whose results get no better.
+class Callbacks(Hooks):
+    """PyTorch implementation of `Hooks`.
 
-    Attributes:
-        monitor: the result to look at (``"val_loss"``).
-        patience: epochs in a row without an improvement after which the training ends, as in
-            Keras; 0, the default, is as 1. It does not end with the first epoch.
-        min_delta: the least change that counts as an improvement (0).
-        mode: whether a result is better if it is smaller, ``"min"`` (default), or larger,
-            ``"max"``.
-
-    Raises:
-        InvalidInputError: an option has a value that it cannot have.
+    Args:
+        callbacks: the callbacks, the same on all ranks.
+        module: what they watch.
+        modes: its modes.
+        capture: returns what else checkpoints keep as JSON.
+        restore: takes that over.
+        after_epoch: receives the results of an epoch.
     """
 
-    monitor: str = "val_loss"
-    patience: int = 0
-    min_delta: float = 0.0
-    mode: Literal["min", "max"] = "min"
-    best: float | None = field(default=None, init=False)
-    waited: int = field(default=0, init=False)
+    def __init__(
+        self,
+        callbacks: Sequence[TorchCallback],
+        module: nn.Module,
+        modes: Modes,
+        capture: Callable[[], dict[str, Any]],
+        restore: Callable[[Mapping[str, Any]], None],
+        after_epoch: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self._callbacks = callbacks
+        self._module, self._modes = module, modes
+        self._capture, self._restore = capture, restore
+        self._after_epoch = after_epoch
+        self._stop = False
+        steps = TorchCallback.on_step_end
+        self.watch_end = any(type(callback).on_step_end is not steps for callback in callbacks)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.monitor, str):
-            raise InvalidInputError(
-                "monitor must be the name of a result, such as 'val_loss', got "
-                f"{brief(self.monitor)}"
-            )
-        check_count("patience", self.patience, 0)
-        check_number("min_delta", self.min_delta)
-        check_choice("mode", self.mode, ("min", "max"))
+    @property
+    def stop_training(self) -> bool:
+        return self._stop or self._stop_requested()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        if self.monitor not in logs:
-            raise InvalidInputError(
-                f"TorchEarlyStopping looks at {self.monitor!r}, but the epoch gave "
-                f"{', '.join(map(repr, logs)) or 'nothing'}"
-            )
-        value = logs[self.monitor]
-        if not isinstance(value, float):
-            raise InvalidInputError(f"{self.monitor!r} is {brief(value)}, which is no number")
-        sign = 1.0 if self.mode == "min" else -1.0
-        best = math.inf if self.best is None or math.isnan(self.best) else sign * self.best
-        if sign * value < best - self.min_delta:
-            self.best, self.waited = value, 0
-            return
-        self.waited += 1
-        self.stop_training = epoch > 0 and self.waited >= max(1, self.patience)
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        self._stop = value
+        if not value:
+            self._forget()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+    def _stop_requested(self) -> bool:
+        """Return whether a callback requests the end of the training."""
+        return any(callback.stop_training for callback in self._callbacks)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+    def _forget(self) -> None:
+        """Forget that one has."""
+        for callback in self._callbacks:
+            callback.stop_training = False
+
+    def train_begin(self) -> None:
+        for callback in self._callbacks:
+            callback.on_train_begin(self._module)
+
+    def train_end(self, logs: Logs | None) -> None:
+        for callback in self._callbacks:
+            callback.on_train_end()
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._set_mode()
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch)
+
+    def _set_mode(self) -> None:
+        """Begin in training mode, as loops written by hand do; callbacks may change it."""
+        self._module.train()
+
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
+        results = plain(logs)
+        for callback in self._callbacks:
+            callback.on_epoch_end(epoch, results)
+        self._after_epoch(results)
+        return dict(logs)
+
+    def test_begin(self) -> None:
+        self._modes.evaluate()
+
+    def test_end(self, logs: Logs) -> None:
+        self._modes.train()
+
+    def train_step_end(self, number: int, logs: Logs | None) -> None:
+        for callback in self._callbacks:
+            callback.on_step_end(number, dict(logs or {}))
+
+    def capture(self) -> tuple[dict[str, Any], Arrays]:
+        states: dict[str, dict[str, Any]] = {}
+        arrays: Arrays = {}
+        for number, callback in enumerate(self._callbacks):
+            name = _name(number, callback)
+            states[name] = {}
+            for key, value in callback.state_dict().items():
+                if isinstance(value, np.ndarray):
+                    arrays[f"{name}/{key}"] = np.array(value)
+                else:
+                    states[name][key] = value
+        return {"callbacks": states, "training": self._capture()}, arrays
+
+    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+        self._restore(state["training"])
+        for number, callback in enumerate(self._callbacks):
+            name = _name(number, callback)
+            held = {
+                key.removeprefix(f"{name}/"): value
+                for key, value in arrays.items()
+                if key.startswith(f"{name}/")
+            }
+            if name in state["callbacks"] or held:
+                callback.load_state_dict({**state["callbacks"].get(name, {}), **held})
+
+
+def _name(number: int, callback: TorchCallback) -> str:
+    return f"{number:03d}.{type(callback).__name__}"

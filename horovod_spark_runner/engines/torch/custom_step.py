@@ -1,4 +1,4 @@
-"""Arguments of a user-defined step, and the connection of its optimizers."""
+"""Training by a user's ``train_step``: its argument, its results, its gradients on all ranks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import ModelError
-from .variables import parameters_of
+from ...errors import ModelError, brief
+from ...training.epochs import Step
+from ...training.part_comparison import Values
+from .binding import TorchBatch, plain_label
+from .model import one_number
+from .optimizers import parameters_of
+from .probe import Recorder, forgetting
+from .step import Steps
+
+# Where a gradient's values lie, and how often it was changed in place.
+_State = tuple[int, int]
 
 
 class TorchStep:
@@ -69,7 +77,7 @@ class TorchStep:
     def synchronize(self, optimizer: Optimizer | None = None) -> None:
         """Make gradients those of all ranks now, and not when an optimizer steps.
 
-        Between this, after the last ``backward()``, and ``step()``, gradients can be looked at and
+        Between this, after the last ``backward()``, and ``step()``, gradients can be read and
         changed, all at once (``torch.nn.utils.clip_grad_norm_``) as in one process. All ranks must
         call it alike.
 
@@ -82,23 +90,108 @@ class TorchStep:
         self._synchronize(optimizer)
 
 
-def clip(
-    optimizer_parameters: Sequence[nn.Parameter], norm: float | None, value: float | None
-) -> None:
-    """Limit gradients, as `TorchModel.clip_norm` and ``clip_value`` say."""
-    there = [parameter for parameter in optimizer_parameters if parameter.grad is not None]
-    if norm is not None and there:
-        torch.nn.utils.clip_grad_norm_(there, norm)
-    if value is not None and there:
-        torch.nn.utils.clip_grad_value_(there, value)
+class CustomSteps(Steps):
+    """Training by a user's ``train_step``; validation as usual."""
 
+    def _connect(self) -> None:
+        self._gradients = CustomStepGradients(self._optimizers, self._ranks)
+        for optimizer in self._optimizers.values():
+            optimizer.register_step_pre_hook(self._before_step)
 
-# Where a gradient's values lie, and how often it was changed in place.
-_State = tuple[int, int]
+    def _train_batch(self, step: Step) -> None:
+        self._gradients.begin()
+        batch = self._batch_of(step) or self._batches.nothing()
+        logs = self._call(batch, self._synchronize)
+        self._gradients.end()
+        self._agree_to_step(None)
+        self._add_logs(logs, step.batch.rows)
+
+    def try_step(self, step: Step, recorder: Recorder) -> Values:
+        batch = self._batches.of(step.batch.arrays, training=True)
+        with forgetting(self._model.train_step):
+            self._call(batch, lambda optimizer: recorder.record(*self._chosen(optimizer)))
+        return {}
+
+    def _call(self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]) -> object:
+        """Call the user's ``train_step`` on a batch."""
+        assert self._model.train_step is not None
+        torch_step = TorchStep(
+            self._module,
+            batch.inputs,
+            [plain_label(label) for label in batch.labels],
+            batch.weights,
+            self._optimizers,
+            lambda: self._batches.call(self._module, batch),
+            synchronize,
+        )
+        with self._autocast():
+            return self._model.train_step(torch_step)
+
+    def _add_logs(self, logs: object, rows: int) -> None:
+        """Add what ``train_step`` returned to the results, by the rows that it is of."""
+        if logs is None:
+            return
+        if not isinstance(logs, Mapping):
+            raise ModelError(
+                "train_step must return what to report, numbers by name, or None, but returned "
+                f"{brief(logs)}"
+            )
+        for name, value in logs.items():
+            number = one_number(value)
+            if number is None:
+                shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
+                raise ModelError(
+                    f"train_step reports {name!r} with {shown}; report one number, the mean over "
+                    "the rows of the batch"
+                )
+            self._results.sums.add(str(name), number * rows if rows else 0.0, rows)
+
+    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        return list(self._optimizers.values()) if optimizer is None else [optimizer]
+
+    def _synchronize(self, optimizer: Optimizer | None) -> None:
+        """Exchange gradients; see `TorchStep.synchronize`."""
+        if self._ranks > 1:
+            for each in self._chosen(optimizer):
+                self._gradients.exchanged(each)
+                self._exchange(each)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        clips = self._model.clip_norm is not None or self._model.clip_value is not None
+        if closure is not None and (self._ranks > 1 or self.exchange.lasting or clips):
+            raise ModelError(
+                "an optimizer's step() is given a closure, which computes gradients after those of "
+                "all ranks were exchanged and clipped: call backward() before step(), and step() "
+                "without a closure"
+            )
+        if self._gradients.stepping(optimizer):
+            self._exchange(optimizer)
+        self._clip(optimizer)
+
+    def _exchange(self, optimizer: Optimizer) -> None:
+        self._agree_to_step(optimizer)
+        self.exchange.of(optimizer)
+
+    def _agree_to_step(self, optimizer: Optimizer | None) -> None:
+        """Check that all ranks are about to step with the same optimizer, or with none."""
+        if self._ranks == 1:
+            return
+        found = (repr(name) for name, one in self._optimizers.items() if one is optimizer)
+        name = next(found, "none")
+        with self.exchange.waiting():
+            names = self._world.allgather(name)
+        if len(set(names)) > 1:
+            shown = ", ".join(f"rank {rank} {each}" for rank, each in enumerate(names[:8]))
+            raise ModelError(
+                "train_step let the ranks step with other optimizers, or not as often: next "
+                f"are {shown}. Call step() of each optimizer equally often in every step (multiply "
+                "a loss by 0 where it is not to count)"
+            )
 
 
 class CustomStepGradients:
-    """Tracks gradients in a custom step, to refuse steps that are not exact.
+    """Record of the gradients in a custom step, by which steps that are not exact are refused.
 
     Args:
         optimizers: the optimizers, by name.
@@ -134,7 +227,7 @@ class CustomStepGradients:
                 )
 
     def begin(self) -> None:
-        """Begin a step: gradients that an optimizer has stepped with are gone."""
+        """Begin a step: clear gradients that an optimizer has stepped with."""
         self._watch()
         for noted in (self._last, self._added, self._changed, self._exchanged, self._late):
             noted.clear()

@@ -1,32 +1,42 @@
-"""The engine of PyTorch modules. Loads no framework until it is used."""
+"""The engine of PyTorch modules: model sources, recipes of saved models. Loads no framework."""
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.run_directory import RunDirectory
+from ...errors import InvalidInputError, ModelError, RunDirectoryError, brief
+from ...frameworks import TORCH
 from ...quiet import quiet_imports
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
 from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
 from ...training.onnx import ClassColumn, check_no_classes
-from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
-from ...training.trained_model import Model, Recipe, StoredModel
+from ...training.sample_rows import SAMPLE_FILE
+from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, check_model_fn
+from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
-from .saved import SavedModule, TorchParts, held_files, torch_parts
-from .source import (
-    check_callback_argument,
-    check_exportable,
-    model_source,
-    portable_metrics,
-)
+from .torch_callback import TorchCallback, list_callbacks
+from .torch_model import TorchModel, is_lightning
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch import nn
 
     from .trainee import TorchTrainee
+
+
+_MODULE = "torch.nn.modules.module.Module"
+# The module as a program of torch.export, or TorchScript, which needs no code of the user's.
+PROGRAM_FILE = "module.pt2"
+SCRIPT_FILE = "script.pt"
+# What a model that was trained elsewhere is, if it is no module.
+PROGRAM, SCRIPT = "program", "script"
+FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 
 
 class _TorchEngine:
@@ -53,28 +63,27 @@ class _TorchEngine:
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
-            from .build import names_of
+            from .model import names_of
         return names_of(source)
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
-        from .rank import begin
+        from .trainee import begin
 
         begin(seed)
 
     def collectives(self) -> Collectives:
-        from .collectives import TensorCollectives
+        from .exchange import TensorCollectives
 
         return TensorCollectives()
 
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .build import build
-        from .lightning.recognise import is_lightning
         from .lightning.trainee import LightningTrainee
+        from .model import build_model
         from .trainee import TorchTrainee
 
-        model, module = build(spec.model)
+        model, module = build_model(spec.model)
         kind = LightningTrainee if is_lightning(module) else TorchTrainee
         return kind(spec, world, synchroniser, model, module)
 
@@ -85,10 +94,10 @@ class _TorchEngine:
         inputs: Binding | None,
         custom_objects: Mapping[str, object],
         signature: str = "",
-    ) -> SavedModule:
+    ) -> SavedModel:
         with quiet_imports():
-            from .adopt import adopt
-        return adopt(directory, model, inputs, signature)
+            from .artifact import adopt_model
+        return adopt_model(directory, model, inputs, signature)
 
     def parts(
         self,
@@ -97,7 +106,7 @@ class _TorchEngine:
         saved: Any,
         custom_objects: Mapping[str, object],
     ) -> TorchParts:
-        return torch_parts(model, source, saved)
+        return _torch_parts(model, source, saved)
 
     def load(self, recipe: Recipe) -> Model:
         with quiet_imports():
@@ -106,11 +115,18 @@ class _TorchEngine:
 
     def model(self, recipe: Recipe) -> object:
         with quiet_imports():
-            from .loading import made_module
-        return made_module(recipe)
+            from .loading import made_model
+        return made_model(recipe)
 
     def held(self, parts: TorchParts) -> Mapping[str, bytes]:
-        return held_files(parts)
+        if parts.source is not None:
+            return {}
+        files = {
+            SCRIPT_FILE: parts.script,
+            PROGRAM_FILE: parts.program,
+            WEIGHTS_FILE: parts.weights,
+        }
+        return {name: data for name, data in files.items() if data is not None}
 
     def check_export(self, format: str, names: Sequence[str], transformed: Collection[str]) -> None:
         check_format(format, self.export_formats)
@@ -136,12 +152,202 @@ class _TorchEngine:
         return describe_outputs(recipe)
 
     def portable_metrics(self, metrics: object) -> object:
-        return portable_metrics(metrics)
+        if isinstance(metrics, Mapping):
+            return {str(name): _portable(one) for name, one in metrics.items()}
+        if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+            return [_portable(one) for one in metrics]
+        return [_portable(metrics)]
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
         with quiet_imports():
-            from .evaluator import TorchEvaluator
+            from .evaluate import TorchEvaluator
         return TorchEvaluator(recipe, question)
 
 
 ENGINE: Engine = _TorchEngine()
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """Rank 0's description of a written model, besides its files.
+
+    Attributes:
+        module: the pickled module, of one that was trained elsewhere. It travels in memory only:
+            nothing that is read from storage is unpickled.
+    """
+
+    module: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class ModuleWithExample:
+    """A module that was trained elsewhere.
+
+    Attributes:
+        module: the module, or the path or URL of its TorchScript.
+        example: rows it can be called with: an array or tensor, or a tuple or dictionary of them.
+    """
+
+    module: Any
+    example: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """PyTorch-specific fields of a signature.
+
+    Attributes:
+        torch: version of PyTorch.
+        module: class of the module, ``"package.module:Class"``.
+        names: parameters of ``forward`` that the inputs are for; ``None`` if given by position.
+        program: whether there is a program of torch.export, which gives the same.
+        script: whether there is TorchScript, which then is all there is.
+    """
+
+    torch: str = ""
+    module: str = ""
+    names: tuple[str, ...] | None = None
+    program: bool = False
+    script: bool = False
+
+
+@dataclass(frozen=True)
+class TorchParts:
+    """Parts that a PyTorch model is rebuilt from: one of ``source``, ``module``, ``program``,
+    ``script``.
+
+    Attributes:
+        source: builds the module.
+        weights: contents of the weights file; ``None`` if the rest holds the weights.
+        paths: names of the weights in ``state_dict()``, in the file's order.
+        names: parameters of ``forward`` that the inputs are for; ``None`` to give them by position.
+        module: the pickled module, see `SavedModel`; ``program`` is then for storage only.
+        program: contents of a file of torch.export.
+        script: contents of a file of TorchScript.
+    """
+
+    source: ModelSource | None = None
+    weights: bytes | None = field(default=None, repr=False)
+    paths: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
+    module: bytes | None = field(default=None, repr=False)
+    program: bytes | None = field(default=None, repr=False)
+    script: bytes | None = field(default=None, repr=False)
+
+
+def _torch_parts(
+    model: StoredModel, source: ModelSource | None, saved: SavedModel | None
+) -> TorchParts:
+    """Return the parts of a stored model; see `Engine.parts`.
+
+    Raises:
+        RunDirectoryError: a file is damaged, or the function that builds the module is needed.
+    """
+    facts, reweighted = model.facts(TorchFacts), model.signature.reweighted
+    called = TorchParts(paths=model.signature.weights, names=facts.names)
+    program = model.read(PROGRAM_FILE) if facts.program else None
+    if source is not None and source.function is not None:
+        if WEIGHTS_FILE not in model.sums:
+            raise RunDirectoryError(
+                f"{model.directory.location} holds a PyTorch program and no weights for what "
+                "model_fn builds; leave model_fn out"
+            )
+        return replace(called, source=source, weights=model.read(WEIGHTS_FILE))
+    if saved is not None and saved.module is not None:
+        weights = None if facts.program else model.read(WEIGHTS_FILE)
+        return replace(called, module=saved.module, program=program, weights=weights)
+    if facts.script:
+        return replace(called, script=model.read(SCRIPT_FILE))
+    if program is not None:
+        weights = model.read(WEIGHTS_FILE) if reweighted else None
+        return replace(called, program=program, weights=weights)
+    why = f", because {model.signature.problem}" if model.signature.problem else ""
+    raise RunDirectoryError(
+        f"{model.directory.location} holds the weights of a PyTorch module and no program of it"
+        f"{why}; code is not kept in storage. Give the function that builds it: "
+        + with_model_fn(TORCH)
+    )
+
+
+def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Args:
+        model: a function without required arguments that returns a `TorchModel` or a
+            ``LightningModule``, or one of these itself.
+        custom_objects: must not be given.
+
+    Raises:
+        ModelError: it is neither.
+        InvalidInputError: ``custom_objects`` is given.
+    """
+    if custom_objects:
+        raise InvalidInputError(
+            "custom_objects are for Keras' files; what a PyTorch module needs is part of model_fn"
+        )
+    if isinstance(model, TorchModel):
+        return ModelSource(function=_ModelFunction(model), engine=TORCH)
+    if is_lightning(model) and not isinstance(model, type):
+        return ModelSource(
+            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
+        )
+    # Without importing PyTorch: if it is a module, PyTorch is loaded already.
+    if any(f"{c.__module__}.{c.__name__}" == _MODULE for c in type(model).__mro__):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
+            "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
+        )
+    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
+        raise ModelError(
+            "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
+            f"{brief(model)}"
+        )
+    check_model_fn(model)
+    return ModelSource(function=model, engine=TORCH)
+
+
+@dataclass(frozen=True)
+class _ModelFunction:
+    """A function that returns a fixed model."""
+
+    model: TorchModel
+
+    def __call__(self) -> TorchModel:
+        return self.model
+
+
+def check_callback_argument(callbacks: object) -> None:
+    """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
+
+    Raises:
+        InvalidInputError: it holds something else than callbacks of PyTorch trainings.
+    """
+    if isinstance(callbacks, TorchCallback) or not callable(callbacks):
+        list_callbacks(callbacks)
+
+
+def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
+    """Check as much of an export as shows without the module; see `Engine.check_export`."""
+    for name in names:
+        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ModelError(
+                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
+                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
+                "there: TorchTransformer.setFeatureCols([…]), then export"
+            )
+    for name in transformed:
+        raise ModelError(
+            f"a program cannot take feature column {name!r}: the model was trained with a "
+            "transform of it, which is a function of Python's; transform the rows before, in a "
+            "column of their own, or put it into the module's forward"
+        )
+
+
+def _portable(metric: object) -> object:
+    if isinstance(metric, str) or (callable(metric) and not isinstance(metric, type)):
+        return metric
+    hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
+    raise InvalidInputError(
+        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
+        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+    )

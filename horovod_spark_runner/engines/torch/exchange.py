@@ -10,30 +10,40 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import horovod.torch as hvd
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError
 from ...sync import allreduce
-from ...sync.synchroniser import Synchroniser
-from .collectives import Part, TensorCollectives
-from .variables import parameters_of
+from ...sync.synchroniser import Compression, Synchroniser, Traffic
+from .model import dtype_name
+from .optimizers import parameters_of
 
 _Sent = tuple[list[Tensor | None], list[Tensor]]
+# Types that MPI has no sum for; they are added up as float32.
+_NARROW = (torch.bfloat16,)
 
 
 class GradientExchange:
-    """Gives optimizers the gradients of the global batch.
+    """Exchange of the gradients of the global batch, for optimizers.
 
     Args:
         optimizers: those of the training.
         synchroniser: what becomes of gradients.
         size: number of ranks.
         device: where gradients are.
+
+    Attributes:
+        size: the ranks that make a step together.
+        lasting: whether an update may contain parts of earlier steps' gradients.
+        counts: ranks that made each request of this step; ``None`` where steps do not meet.
+        total_count: the sum over all ranks of this step's `count`.
     """
 
     def __init__(
@@ -46,12 +56,14 @@ class GradientExchange:
         self._synchroniser = synchroniser
         # Between meetings, a rank's step is that of a process of its own.
         self._together = synchroniser.meets_in_every_step
-        self._size = size if self._together else 1
+        self.size = size if self._together else 1
+        self.lasting = synchroniser.lasting
+        self.counts: list[float] | None = None
+        self.total_count = 0.0
         self._device = device
-        self._part = Part(self._size)
+        self._part = _Part(self.size)
         self._requests: Sequence[bool] = ()
-        self._counts: list[float] | None = None
-        self._divisor = self._total_count = 0.0
+        self._divisor = 0.0
         self._calls = [0] * len(optimizers)
         self._optimizers = optimizers
         self._parameters = [parameters_of(optimizer) for optimizer in optimizers]
@@ -67,7 +79,8 @@ class GradientExchange:
         self._active: list[int] = []
         self._overlapping = False
         self._names: dict[int, str] = {}
-        self._waiting = [0] * len(self._buckets)
+        # In a backward pass: gradients that a bucket lacks, those that came, buckets that left.
+        self._missing = [0] * len(self._buckets)
         self._came: set[int] = set()
         self._sent: list[Future[_Sent]] = []
         self._watching = False
@@ -83,9 +96,14 @@ class GradientExchange:
         An exchange during the backward pass does not count. ``None`` on a GPU, which
         computes while this process waits.
         """
-        if self._size == 1:
+        if self.size == 1:
             return 0.0
         return self._seconds if self._device.type == "cpu" else None
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows of the step."""
+        return self._part.fraction
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -103,7 +121,108 @@ class GradientExchange:
             module: what is trained.
         """
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._overlapping = self._size > 1
+        self._overlapping = self.size > 1
+
+    @contextlib.contextmanager
+    def step(self, fraction: float | None, requests: Sequence[bool]) -> Iterator[None]:
+        """Begin and end a step, with this rank's requests to all ranks.
+
+        Args:
+            fraction: its part of the rows; ``None`` where all ranks have equally many.
+            requests: what it asks for.
+        """
+        self._part = _Part(self.size, fraction if self._together else None)
+        self._requests, self.counts = requests, None
+        self._calls = [0] * len(self._optimizers)
+        self._divisor = self.total_count = 0.0
+        yield
+        if self.counts is None and self._together:
+            with self.waiting():
+                self._note(TensorCollectives().sum([self._control()], "control")[0])
+
+    def count(self, divisor: float) -> None:
+        """Set the divisor of this rank's loss, before the backward pass.
+
+        The sum of all ranks' goes along with the gradients: see `total_count`.
+        """
+        self._divisor = divisor
+
+    # -- the usual step ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Wrap the backward pass, whose gradients may be sent before it has ended.
+
+        Raises:
+            ModelError: a gradient came in parts, or an optimizer has been given other parameters
+                than it had.
+        """
+        self._take_up()
+        self._missing = [sum(p.requires_grad for p in bucket) for bucket in self._buckets]
+        self._came, self._sent = set(), []
+        self._watching = self._thread is not None
+        try:
+            yield
+        finally:
+            self._watching = False
+        if self._twice is not None:
+            raise ModelError(
+                f"the gradient of {self._twice!r} came in parts, but gradients leave for the other "
+                "ranks as soon as they come. That is how torch.utils.checkpoint(…, "
+                "use_reentrant=True) computes gradients of what is used in several parts; give "
+                "use_reentrant=False"
+            )
+
+    def exchange(self) -> None:
+        """Replace all parameters' gradients by the global batch's, after the backward pass."""
+        with self.waiting():
+            while self._thread is not None and len(self._sent) < len(self._active):
+                self._submit()
+            for place, number in enumerate(self._active):
+                sent = self._send(number) if self._thread is None else self._sent[place].result()
+                self._assign(self._buckets[number], *sent)
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if not self._watching:
+            return
+        key = id(parameter)
+        if key in self._came:
+            self._twice = self._names[key]
+            return
+        self._came.add(key)
+        self._missing[self._bucket_of[key]] -= 1
+        for number in self._active[len(self._sent) :]:
+            if self._missing[number]:
+                break
+            self._submit()
+
+    def _submit(self) -> None:
+        assert self._thread is not None
+        self._sent.append(self._thread.submit(self._send, self._active[len(self._sent)]))
+
+    def _send(self, number: int) -> _Sent:
+        last = number == self._active[-1]
+        return self._reduce(self._buckets[number], str(number), ask=last)
+
+    # -- a step of the user's own --------------------------------------------------------------
+
+    def of(self, optimizer: Optimizer) -> None:
+        """Replace the gradients of an optimizer's parameters by the global batch's, before it
+        steps.
+
+        Raises:
+            ModelError: an optimizer has been given other parameters than it had.
+        """
+        self._take_up()
+        parameters = [p for p in parameters_of(optimizer) if id(p) in self._trained]
+        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        # Which optimizer, for which time in a step.
+        place = f"{number}.{self._calls[number]}"
+        self._calls[number] += 1
+        with self.waiting():
+            self._assign(parameters, *self._reduce(parameters, place, ask=self.counts is None))
+
+    # -- both ----------------------------------------------------------------------------------
 
     def _take_up(self) -> None:
         """Register parameters that now require gradients, the same on all ranks.
@@ -145,144 +264,6 @@ class GradientExchange:
         if self._thread is None and len(self._active) > 1:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
 
-    @contextlib.contextmanager
-    def step(self, fraction: float | None, requests: Sequence[bool]) -> Iterator[None]:
-        """Begin and end a step, with this rank's requests to all ranks.
-
-        Args:
-            fraction: its part of the rows; ``None`` where all ranks have equally many.
-            requests: what it asks for.
-        """
-        part = Part(self._size, fraction if self._together else None)
-        self._part, self._requests, self._counts = part, requests, None
-        self._calls = [0] * len(self._optimizers)
-        self._divisor = self._total_count = 0.0
-        yield
-        if self._counts is None and self._together:
-            with self.waiting():
-                self._note(TensorCollectives().sum([self._control()], "control")[0])
-
-    def count(self, divisor: float) -> None:
-        """Set the divisor of this rank's loss, before the backward pass.
-
-        The sum of all ranks' goes along with the gradients: see `total_count`.
-        """
-        self._divisor = divisor
-
-    @property
-    def size(self) -> int:
-        """The ranks that make a step together."""
-        return self._size
-
-    @property
-    def lasting(self) -> bool:
-        """True if an update may contain parts of earlier steps' gradients."""
-        return self._synchroniser.lasting
-
-    @property
-    def fraction(self) -> float:
-        """This rank's part of the rows of the step."""
-        return self._part.fraction
-
-    @property
-    def total_count(self) -> float:
-        """Sum over all ranks of this step's `count`."""
-        return self._total_count
-
-    @property
-    def counts(self) -> list[float] | None:
-        """Number of ranks that made each request; ``None`` where steps do not meet."""
-        return self._counts
-
-    # -- the usual step ------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
-        """Wrap the backward pass, whose gradients may be sent before it has ended.
-
-        Raises:
-            ModelError: a gradient came in parts, or an optimizer has been given other parameters
-                than it had.
-        """
-        self._take_up()
-        self._waiting = [sum(p.requires_grad for p in bucket) for bucket in self._buckets]
-        self._came, self._sent = set(), []
-        self._watching = self._thread is not None
-        try:
-            yield
-        finally:
-            self._watching = False
-        if self._twice is not None:
-            raise ModelError(
-                f"the gradient of {self._twice!r} came in parts, but gradients leave for the other "
-                "ranks as soon as they come. That is how torch.utils.checkpoint(…, "
-                "use_reentrant=True) computes gradients of what is used in several parts; give "
-                "use_reentrant=False"
-            )
-
-    def exchange(self) -> None:
-        """Replace all parameters' gradients by the global batch's, after the backward pass."""
-        with self.waiting():
-            self._exchange_rest()
-
-    def _exchange_rest(self) -> None:
-        if self._thread is None:
-            for number in self._active:
-                self._take(number, self._send(number))
-            return
-        while len(self._sent) < len(self._active):
-            self._submit()
-        for number, sent in zip(self._active, self._sent, strict=True):
-            self._take(number, sent.result())
-
-    def _arrived(self, parameter: nn.Parameter) -> None:
-        if not self._watching:
-            return
-        key = id(parameter)
-        if key in self._came:
-            self._twice = self._names[key]
-            return
-        self._came.add(key)
-        self._waiting[self._bucket_of[key]] -= 1
-        while len(self._sent) < len(self._active) and not self._waiting[self._next]:
-            self._submit()
-
-    @property
-    def _next(self) -> int:
-        """The number of the bucket that leaves next."""
-        return self._active[len(self._sent)]
-
-    def _submit(self) -> None:
-        assert self._thread is not None
-        self._sent.append(self._thread.submit(self._send, self._next))
-
-    def _send(self, number: int) -> _Sent:
-        last = number == self._active[-1]
-        return self._reduce(self._buckets[number], str(number), ask=last)
-
-    def _take(self, number: int, sent: _Sent) -> None:
-        self._assign(self._buckets[number], *sent)
-
-    # -- a step of the user's own --------------------------------------------------------------
-
-    def of(self, optimizer: Optimizer) -> None:
-        """Replace the gradients of an optimizer's parameters by the global batch's, before it
-        steps.
-
-        Raises:
-            ModelError: an optimizer has been given other parameters than it had.
-        """
-        self._take_up()
-        parameters = [p for p in parameters_of(optimizer) if id(p) in self._trained]
-        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
-        # Which optimizer, for which time in a step.
-        place = f"{number}.{self._calls[number]}"
-        self._calls[number] += 1
-        with self.waiting():
-            self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
-
-    # -- both ----------------------------------------------------------------------------------
-
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return the changes of statistics over all ranks, from this rank's changes."""
         with self.waiting():
@@ -291,7 +272,7 @@ class GradientExchange:
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
         name = f"gradients.{place}"
         # There is nobody to ask; but what is kept of gradients needs all of them in every step.
-        if self._size == 1 and not self.lasting:
+        if self.size == 1 and not self.lasting:
             gradients, _ = self._synchroniser.gradients(
                 [parameter.grad for parameter in parameters], self._part, name, place
             )
@@ -333,10 +314,116 @@ class GradientExchange:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
 
     def _note(self, control: Tensor) -> None:
-        *self._counts, self._total_count = control.tolist()
+        *self.counts, self.total_count = control.tolist()
 
 
 def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     sizes = [one.numel() * one.element_size() for one in parameters]
     parts = allreduce.in_buckets(sizes, allreduce.BUCKET_BYTES)
     return [[parameters[n] for n in part] for part in parts]
+
+
+class _Part:
+    """This rank's part of the rows of a global batch; see `Share`.
+
+    Args:
+        size: number of ranks.
+        fraction: its rows over those of the global batch; ``None`` where all ranks have equally
+            many.
+    """
+
+    def __init__(self, size: int, fraction: float | None = None) -> None:
+        self.size = size
+        self._fraction = fraction
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows."""
+        return 1.0 / self.size if self._fraction is None else self._fraction
+
+    def term(self, tensor: Tensor) -> Tensor:
+        """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
+        if self._fraction is None:
+            return tensor
+        # 0 times NaN is 0 here: a rank without rows has no say.
+        return tensor * self._fraction if self._fraction else torch.zeros_like(tensor)
+
+    def total(self, summed: Tensor) -> Tensor:
+        """Return the mean, given the sum of all ranks' terms."""
+        if self._fraction is None and self.size > 1:
+            return summed / self.size
+        return summed
+
+
+class TensorCollectives:
+    """Sums of tensors, as `horovod_spark_runner.sync` needs them."""
+
+    def __init__(self) -> None:
+        self._sent = self._whole = 0.0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
+
+    def sum(self, tensors: Sequence[Tensor | np.ndarray], name: str) -> list[Tensor]:
+        """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
+
+        All tensors of one type go in one message.
+
+        Args:
+            tensors: dense tensors, or arrays.
+            name: the same on all ranks, and different for every call within one step.
+        """
+        detached = [torch.as_tensor(tensor).detach() for tensor in tensors]
+        if hvd.size() == 1:
+            return [tensor.clone() for tensor in detached]
+        groups: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(detached):
+            dtype = _summed_as(tensor)
+            groups.setdefault(dtype, []).append(index)
+        result: list[Tensor] = list(detached)
+        for dtype, indices in groups.items():
+            parts = [detached[index] for index in indices]
+            flat = torch.cat([part.reshape(-1).to(dtype) for part in parts])
+            label = f"{name}.{dtype_name(dtype)}"
+            flat = hvd.synchronize(hvd.allreduce_async_(flat, name=label, op=hvd.Sum))
+            pieces = flat.split([part.numel() for part in parts])
+            for index, part, piece in zip(indices, parts, pieces, strict=True):
+                result[index] = piece.view(part.shape).to(part.dtype)
+        return result
+
+    def compression(self, name: str) -> Compression:
+        """Return Horovod's own compression of that name."""
+        algorithm: Compression = getattr(hvd.Compression, name)
+        return algorithm
+
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Apply a function of arrays to tensors, on the host."""
+        wide = [t.detach().float() if t.element_size() < 4 else t.detach() for t in tensors]
+        made = function([tensor.cpu().numpy() for tensor in wide])
+        return [
+            torch.from_numpy(array).to(tensor.device, tensor.dtype)
+            for array, tensor in zip(made, tensors, strict=True)
+        ]
+
+    def nbytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.numel() * _summed_as(tensor).itemsize for tensor in tensors)
+
+    def count(self, sent: float, whole: float) -> None:
+        """Count sent bytes."""
+        self._sent += sent
+        self._whole += whole
+
+    def counted(self) -> Traffic:
+        """Return the counted bytes, summed over all steps so far."""
+        return Traffic(self._sent, self._whole)
+
+
+def _summed_as(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in _NARROW else tensor.dtype

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +15,21 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import DataError, ModelError, on_one_line
+from ...errors import DataError, EnvironmentProblem, ModelError, on_one_line
+from ...quiet import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.engine import ONNX
-from ...training.onnx import OnnxSession
+from ...training.onnx import MOST_BYTES, OnnxSession, import_onnxruntime, write_facts
+from ...training.onnx import ROWS as ONNX_ROWS
 from ...training.sample_rows import check_close, finite_rows, repeat_rows
 from ...training.spec import OutputSpec
 from ...training.trained_model import Recipe
-from .feeding import Feed, joined
-from .loading import CPU, ROWS, Predicting, make_predicting, to_numpy
-from .onnx_file import need_onnx, onnx_contents
-from .outputs import pick
+from .binding import InputBinding, join_columns
+from .engine import check_exportable
+from .loading import CPU, ROWS, Predictor, make_predictor
+from .model import pick, to_numpy
 from .program import Program, dump_program, load_program, make_program, silent
-from .source import check_exportable
 
 # Rows that an export is compared on.
 _SIZES = (1, 17)
@@ -45,7 +48,7 @@ class _ColumnModule(nn.Module):
 
     def __init__(
         self,
-        called: Predicting,
+        called: Predictor,
         columns: Sequence[Column],
         names: Sequence[str],
         outputs: Sequence[OutputSpec],
@@ -57,7 +60,7 @@ class _ColumnModule(nn.Module):
         self._names = {column.name: name for column, name in zip(columns, names, strict=True)}
         self._paths = [output.path for output in outputs]
         blank = {column.name: column.blank() for column in columns}
-        self._dtypes = [_to_dtype(joined(blank, slot)) for slot in called.feed.slots]
+        self._dtypes = [_to_dtype(join_columns(blank, slot)) for slot in called.feed.slots]
 
         def forward(**inputs: Tensor) -> dict[str, Tensor]:
             return self._of(inputs)
@@ -103,12 +106,12 @@ def export_recipe(
         )
     inputs = [replace(c, name=n, encoding="") for c, n in zip(recipe.columns, columns, strict=True)]
     if format == ONNX:
-        need_onnx()
+        _need_onnx()
         # PyTorch calls them by names of Python's; the file need not.
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
         names, added = list(columns), list(outputs)
-    called = make_predicting(recipe, CPU)
+    called = make_predictor(recipe, CPU)
     sample = recipe.sample_rows().inputs
     rows = dict(zip(columns, (sample[column.name] for column in recipe.columns), strict=True))
     program = _program(called, recipe, names, added, list(rows.values()))
@@ -116,7 +119,7 @@ def export_recipe(
         size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
         predict = functools.partial(_predicted, called, recipe, inputs, outputs)
         rows = finite_rows(rows, size, lambda some: [*predict(some).values()])
-        data = onnx_contents(program, recipe, inputs, list(outputs))
+        data = _onnx_contents(program, recipe, inputs, list(outputs))
         _compare(called, recipe, inputs, outputs, rows, OnnxSession(data))
     else:
         data = dump_program(program)
@@ -130,7 +133,7 @@ def _numbered(kind: str, names: Sequence[str]) -> list[str]:
 
 
 def _program(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     names: Sequence[str],
     added: Sequence[str],
@@ -144,7 +147,7 @@ def _program(
     module = _ColumnModule(called, recipe.columns, names, recipe.outputs, added)
     rows = recipe.batch_size
     batch = repeat_rows(dict(zip(names, sample, strict=True)), ROWS if rows is None else rows)
-    feed = Feed(tuple((name,) for name in batch), tuple(batch))
+    feed = InputBinding(tuple((name,) for name in batch), tuple(batch))
     values = [torch.from_numpy(array) for array in batch.values()]
     try:
         with silent():
@@ -164,7 +167,7 @@ def _run(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
 
 
 def _predicted(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],
@@ -178,7 +181,7 @@ def _predicted(
 
 
 def _compare(
-    called: Predicting,
+    called: Predictor,
     recipe: Recipe,
     inputs: Sequence[Column],
     outputs: Sequence[str],
@@ -203,3 +206,84 @@ def _compare(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "
                 f"module gives: {on_one_line(error)}"
             ) from error
+
+
+def _need_onnx() -> None:
+    """Check that the packages that write and run ONNX files are installed.
+
+    Raises:
+        EnvironmentProblem: it is not.
+    """
+    import_onnxruntime()
+    try:
+        with quiet_imports(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import onnx
+            import onnxscript
+
+            assert onnx, onnxscript
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "ONNX files of PyTorch modules need onnx, onnxscript and onnxruntime, of which one is "
+            f"not installed: pip install 'horovod_spark_runner[onnx]' ({error})"
+        ) from error
+
+
+def _onnx_contents(
+    program: ExportedProgram,
+    recipe: Recipe,
+    inputs: Sequence[Column],
+    added: list[str],
+) -> bytes:
+    """Return the contents of an ONNX file of a program.
+
+    Args:
+        program: takes the columns, and gives the outputs.
+        recipe: the model.
+        inputs: the columns, by their names in the file.
+        added: the names of the outputs in the file.
+
+    Raises:
+        ModelError: the format cannot hold the program.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    if size >= MOST_BYTES:
+        raise ModelError(
+            "an ONNX file of one piece holds less than 2 GiB, and the module's weights are "
+            f"{size:,} bytes; export it as 'torch_export'"
+        )
+    try:
+        with silent():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[column.name for column in inputs],
+                output_names=added,
+            )
+        assert made is not None
+        model = made.model_proto
+        if recipe.batch_size is None:
+            _name_rows(model.graph)
+        # As `_ColumnModule` gives them.
+        specs = [
+            replace(one, dtype="float32") if one.dtype == "bfloat16" else one
+            for one in recipe.outputs
+        ]
+        write_facts(model, inputs, specs, added, {})
+        return bytes(model.SerializeToString())
+    except Exception as error:  # whatever PyTorch's exporter comes across
+        reason = on_one_line(error)
+        raise ModelError(
+            f"an ONNX file cannot hold the module: {type(error).__name__}: {reason}. A program "
+            "(format='torch_export') may"
+        ) from error
+
+
+def _name_rows(graph: Any) -> None:
+    """Mark the first dimension of a graph's inputs and outputs as the rows."""
+    for value in (*graph.input, *graph.output):
+        first = value.type.tensor_type.shape.dim
+        if first:
+            first[0].Clear()
+            first[0].dim_param = ONNX_ROWS

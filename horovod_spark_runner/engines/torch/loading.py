@@ -1,14 +1,13 @@
-"""A trained PyTorch module made again, to predict."""
+"""A trained PyTorch module made again, and given weights put into one."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,30 +16,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import ModelError
-from ...storage.arrays import load_arrays
+from ...checkpoint.attachments import contents_of
+from ...checkpoint.files import VARIABLES_FILE
+from ...cluster.worker.reporting import notify
+from ...errors import ModelError, on_one_line
+from ...storage.arrays import ArraysFile, load_arrays
 from ...storage.contents import open_archive
 from ...training.sample_rows import check_close, repeat_rows
+from ...training.spec import OutputSpec, WarmStart
 from ...training.trained_model import Model, Recipe
-from .build import build_module
-from .feeding import Feed
-from .outputs import leaves, output_specs, pick
-from .program import Program, load_program
-from .saved import TorchParts
-from .variables import as_array, set_tensor, weights_of
+from ...training.warm_start import ARRAYS
+from .binding import InputBinding
+from .engine import TorchParts
+from .model import build_module, output_leaves, output_specs, pick, preserve_random, to_numpy
+from .program import Program, ProgramFile, load_program
+from .state import as_array, as_tensor, set_tensor, weights_of
 
 CPU = torch.device("cpu")
-# What reads or writes files in the source that a file of TorchScript holds.
-_FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
 # Rows that a module is described by.
 ROWS = 3
-# What `unsteady` tells.
+# What reads or writes files in the source that a file of TorchScript holds.
+_FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
+# Answers of `unsteady`.
 BY_CHANCE = "gives other outputs whenever it is called with the same rows"
-BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
+_BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
+_SHOWN = 5
+# What a state_dict is called in a dictionary.
+_KEYS = ("state_dict", "model_state_dict")
+# What DataParallel, torch.compile and modules of Lightning put before the names of weights.
+_PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
 @dataclass(frozen=True)
-class Predicting:
+class Predictor:
     """A module to predict with.
 
     Attributes:
@@ -50,7 +58,7 @@ class Predicting:
     """
 
     module: nn.Module
-    feed: Feed
+    feed: InputBinding
     device: torch.device
 
     def __call__(self, values: Sequence[Tensor]) -> Any:
@@ -68,7 +76,13 @@ class Predicting:
     ) -> list[np.ndarray]:
         """Return `of` as arrays, for so many rows, by default at least two."""
         rows = repeat_rows(arrays, count or max(2, len(next(iter(arrays.values())))))
-        return [to_numpy(tensor) for _, tensor in leaves(self.of(rows))]
+        return [to_numpy(tensor) for _, tensor in output_leaves(self.of(rows))]
+
+    def describe(
+        self, arrays: Mapping[str, np.ndarray], count: int = ROWS
+    ) -> tuple[OutputSpec, ...]:
+        """Return the module's outputs, for so many rows."""
+        return output_specs(self.module, self.of(repeat_rows(arrays, count)), count)
 
 
 def task_device() -> torch.device:
@@ -86,74 +100,60 @@ def device_of(module: nn.Module) -> torch.device:
 
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
-    called = make_predicting(recipe, task_device())
+    called = make_predictor(recipe, task_device())
     outputs = recipe.outputs  # what stays does not hold the recipe, which has the model's bytes
-    guard = _InputsGuard()
 
     def prepare(values: dict[str, np.ndarray]) -> list[Tensor]:
         return called.feed.values(values, called.device)
 
     def compute(inputs: list[Tensor]) -> list[np.ndarray]:
-        passed = guard.copies(inputs) if called.device.type == "cpu" else inputs
+        # On a CPU inputs share the rows' memory, and a module may change them in place.
+        passed = [one.clone() for one in inputs] if called.device.type == "cpu" else inputs
         with torch.inference_mode():
             results = called(passed)
-            arrays = [to_numpy(pick(results, output.path)) for output in outputs]
-        guard.look(called.module, passed)
-        return arrays
+            return [to_numpy(pick(results, output.path)) for output in outputs]
 
     return Model(prepare, compute)
 
 
-class _InputsGuard:
-    """Keeps a module that changes its inputs in place from the rows, whose memory they share."""
-
-    def __init__(self) -> None:
-        self._copies: bool | None = None
-        self._versions: list[int] = []
-
-    def copies(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return copies of the first inputs, and of later ones if the module changes them."""
-        passed = inputs if self._copies is False else [tensor.clone() for tensor in inputs]
-        self._versions = [tensor._version for tensor in passed]
-        return passed
-
-    def look(self, module: nn.Module, inputs: list[Tensor]) -> None:
-        """Check whether a call has changed its inputs.
-
-        Raises:
-            ModelError: it has changed the rows themselves, which it had not done before.
-        """
-        if self._versions and self._copies is not True:
-            changed = self._versions != [tensor._version for tensor in inputs]
-            if changed and self._copies is False:
-                raise ModelError(
-                    f"{type(module).__name__} changes its inputs in place for some batches and not "
-                    "for others; let its forward work on copies, x = x.clone()"
-                )
-            self._copies = changed
+def made_model(recipe: Recipe) -> nn.Module:
+    """Return the module on the CPU, in evaluation mode; see `Engine.model`."""
+    return make_predictor(recipe, CPU).module
 
 
-def make_predicting(recipe: Recipe, device: torch.device) -> Predicting:
+def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
+    """Return the module's outputs, or none and the reason; see `Engine.describe_outputs`."""
+    called = make_predictor(recipe, task_device())
+    try:
+        specs = called.describe(recipe.sample_rows().inputs)
+        return [asdict(output) for output in specs], ""
+    except ModelError:
+        raise
+    except Exception as error:  # the user's own forward may fail in any way
+        return [], f"{type(error).__name__}: {error}"
+
+
+def make_predictor(recipe: Recipe, device: torch.device) -> Predictor:
     """Return the trained module on a device.
 
     Raises:
         ModelError: what was built is not the model that was trained.
     """
     parts: TorchParts = recipe.parts
-    feed = Feed(recipe.inputs.slots, parts.names)
-    module = _made(parts, device)
+    feed = InputBinding(recipe.inputs.slots, parts.names)
+    module = _make_module(parts, device)
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
         _give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
     if not isinstance(module, Program):  # which is as it is
         module = module.eval().to(device)
-    called = Predicting(module, feed, device)
+    called = Predictor(module, feed, device)
     if parts.source is not None:
         recipe.sample_rows().check(called.outputs)
     return called
 
 
-def _made(parts: TorchParts, device: torch.device) -> nn.Module:
+def _make_module(parts: TorchParts, device: torch.device) -> nn.Module:
     if parts.source is not None:
         return build_module(parts.source)
     if parts.module is not None:
@@ -199,34 +199,6 @@ def load_script(data: bytes) -> nn.Module:
     return module.eval()
 
 
-def made_module(recipe: Recipe) -> nn.Module:
-    """Return the module on the CPU, in evaluation mode; see `Engine.model`."""
-    return make_predicting(recipe, CPU).module
-
-
-def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
-    """Return the module's outputs, or none and the reason; see `Engine.describe_outputs`."""
-    called = make_predicting(recipe, task_device())
-    rows = repeat_rows(recipe.sample_rows().inputs, ROWS)
-    try:
-        specs = output_specs(called.module, called.of(rows), ROWS)
-        return [asdict(output) for output in specs], ""
-    except ModelError:
-        raise
-    except Exception as error:  # the user's own forward may fail in any way
-        return [], f"{type(error).__name__}: {error}"
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """Return an output as an array; NumPy has no bfloat16."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
-
-
 def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
     """Load the trained weights into a module.
 
@@ -239,29 +211,34 @@ def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.n
         ModelError: they are not those of such a module.
     """
     built, trained = weights_of(module), dict(zip(names, values, strict=True))
-    kind = type(module).__name__
-    for name in [*trained, *built]:
-        if name not in built or name not in trained:
-            where = "it has no" if name not in built else "the trained one had no"
-            raise ModelError(
-                f"model_fn builds another model than was trained: {kind}, {where} weight {name!r}; "
-                f"it has {len(built)} weights, the trained one {len(trained)}"
-            )
-        ours, theirs = _described(as_array(built[name])), _described(trained[name])
-        if ours != theirs:
-            raise ModelError(
-                f"model_fn builds another model than was trained: weight {name!r} of {kind} is "
-                f"{ours}, that of the trained one {theirs}"
-            )
+    ours = {name: _describe(as_array(one)) for name, one in built.items()}
+    if different := _first_difference(ours, {n: _describe(one) for n, one in trained.items()}):
+        name, here, there = different
+        raise ModelError(
+            f"model_fn builds another model than was trained: {type(module).__name__}, whose "
+            f"weight {name!r} is {here}, and {there} in the trained one; there are {len(built)} "
+            f"weights, and {len(trained)} in the trained one"
+        )
     for name, array in trained.items():
         set_tensor(built[name], array)
 
 
-def _described(weight: np.ndarray) -> str:
+def _describe(weight: np.ndarray) -> str:
     return f"{weight.dtype} of shape {weight.shape}"
 
 
-def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
+def _first_difference(
+    ours: Mapping[str, str], theirs: Mapping[str, str]
+) -> tuple[str, str, str] | None:
+    """Return a weight's name, and what it is in both, of the first that differs."""
+    for name in dict.fromkeys([*theirs, *ours]):
+        here, there = (weights.get(name, "missing") for weights in (ours, theirs))
+        if here != there:
+            return name, here, there
+    return None
+
+
+def unsteady(called: Predictor, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
     """Find a dependence of a module's outputs on anything besides their own row.
 
     A program that was captured in training mode drops and normalises as it did there, whatever mode
@@ -274,31 +251,18 @@ def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 
         calls: how often it is called with them: few numbers may all be dropped twice.
 
     Returns:
-        `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
+        `BY_CHANCE`, `_BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
     """
     beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
-    with _preserve_generator():
-        once = _output_arrays(called, arrays)
-        if not all(_same(once, _output_arrays(called, arrays)) for _ in range(calls - 1)):
+    with preserve_random():
+        once = called.outputs(arrays)
+        if not all(_same(once, called.outputs(arrays)) for _ in range(calls - 1)):
             return BY_CHANCE
         try:
-            other = _output_arrays(called, beside)
+            other = called.outputs(beside)
         except Exception:  # the user's own forward may fail in any way
             return ""
-    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else BY_OTHERS
-
-
-@contextlib.contextmanager
-def _preserve_generator() -> Iterator[None]:
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-
-
-def _output_arrays(called: Predicting, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return [to_numpy(tensor) for _, tensor in leaves(called.of(arrays))]
+    return "" if _same([one[:1] for one in once], [one[:1] for one in other]) else _BY_OTHERS
 
 
 def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
@@ -308,3 +272,94 @@ def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
+    """Load the weights of ``start`` into ``module``; report weights that were left out.
+
+    Raises:
+        ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
+            of them does.
+    """
+    source = _of_run(start) if start.kind == ARRAYS else _of_file(start)
+    weights = weights_of(module)
+    ours, theirs = (
+        {name: f"of shape {tuple(value.shape)}" for name, value in each.items()}
+        for each in (weights, source)
+    )
+    fitting = [name for name in source if theirs[name] == ours.get(name)]
+    if not fitting:
+        raise ModelError(_no_fit(weights, source, start.origin))
+    if not start.skip_mismatch and (different := _first_difference(ours, theirs)):
+        name, here, there = different
+        raise ModelError(
+            f"initial_weights={start.origin!r} does not fit the module: {name!r} is {there} there "
+            f"and {here} in the module; InitialWeights(…, skip_mismatch=True) takes what fits"
+        )
+    with torch.no_grad():
+        for name in fitting:
+            weights[name].copy_(source[name])
+    if len(fitting) < len(weights):
+        left = [name for name in weights if name not in fitting]
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        notify(
+            f"initial_weights={start.origin!r}: took {len(fitting)} of {len(weights)} weights; "
+            f"left as they are: {', '.join(left[:_SHOWN])}{more}"
+        )
+
+
+def _of_run(start: WarmStart) -> Mapping[str, Tensor]:
+    ((name, data),) = start.files.items()
+    arrays = ArraysFile(contents_of(data))
+    prefix = "model/" if name == VARIABLES_FILE else ""
+    keys = [key for key in sorted(arrays.names) if key.startswith(prefix)]
+    values = [as_tensor(arrays.read(key)) for key in keys]
+    return dict(zip(start.paths, values, strict=True))
+
+
+def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
+    ((name, carried),) = start.files.items()
+    data = contents_of(carried)
+    if name.endswith(".pt2"):
+        file = ProgramFile(data.read(), f"initial_weights={start.origin!r}")
+        return file.tensors("weights", torch.device("cpu"))
+    try:
+        # Nothing but tensors and plain containers is made of what a file says.
+        weights = torch.load(data.open(), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever PyTorch raises for what it does not load
+        reason = on_one_line((str(error).strip() or type(error).__name__).splitlines()[0])
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds something else than weights: {reason}; write "
+            "them with torch.save(module.state_dict(), …)"
+        ) from error
+    for key in _KEYS:
+        if isinstance(weights, Mapping) and isinstance(weights.get(key), Mapping):
+            weights = weights[key]
+    if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds no state_dict, tensors by name; write it with "
+            "torch.save(module.state_dict(), …)"
+        )
+    return weights
+
+
+def _no_fit(weights: Mapping[str, Tensor], source: Mapping[str, Tensor], origin: str) -> str:
+    """Return the message for weights of which none has a name and shape of the module's."""
+    text = (
+        f"initial_weights={origin!r}: no weight has the name and shape of one of the module's. "
+        f"There are {_shown_weights(source)}; the module has {_shown_weights(weights)}"
+    )
+    for prefix in _PREFIXES:
+        if any(prefix + name in source for name in weights):
+            return (
+                f"{text}. Without the prefix {prefix!r} their names are the module's: write them "
+                f"with torch.save({{name.removeprefix({prefix!r}): value for name, value in "
+                "weights.items()}, …)"
+            )
+    return text
+
+
+def _shown_weights(weights: Mapping[str, Tensor]) -> str:
+    shown = [f"{name!r} {tuple(value.shape)}" for name, value in weights.items()]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) or "none") + more

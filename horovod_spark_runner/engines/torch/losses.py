@@ -12,25 +12,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError, brief
+from ...training.part_comparison import Values, compare_parts
 from ...training.spec import Binding
-from .outputs import leaves, pick
-from .targets import (
-    CLASSES,
-    ELEMENTS,
-    OF_ROWS,
-    Pairing,
-    fitting_label,
-    plain_label,
-)
-from .torch_model import Loss
+from .binding import plain_label, target_of
+from .model import output_leaves, pick, preserve_random
 
 LOSS = "loss"
-# What a loss is divided by: the rows, what follows from its labels, or nothing.
+# Divisors of a loss: the rows, what follows from its labels, or none.
 ROWS, LABELS, SUM = "rows", "labels", "sum"
+# Losses whose labels are numbers of classes.
+CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+# Losses that compare element by element.
+ELEMENTS = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.KLDivLoss,
+    nn.PoissonNLLLoss,
+    nn.SoftMarginLoss,
+    nn.MultiLabelSoftMarginLoss,
+    nn.HingeEmbeddingLoss,
+)
+# Losses that give one value for a row by themselves.
+_OF_ROWS = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
+# Rows that a function is tried with, and calls in which it is: the first ones may tell nothing.
+_TRIED_ROWS, _TRIED_CALLS = 8, 3
 
 
 @dataclass(frozen=True)
@@ -38,17 +52,28 @@ class Term:
     """One loss of a batch on this rank.
 
     Attributes:
-        name: what it is called in the results.
+        name: its name in the results.
         kind: `ROWS`, `LABELS` or `SUM`, the same for all batches.
         summed: the sum that the mean is made of, to be differentiated.
-        count: what it is divided by, given that of all ranks; the rows where nothing says
-            otherwise.
+        count: its divisor, given that of all ranks; the rows where nothing says otherwise.
     """
 
     name: str
     kind: str
     summed: Tensor
     count: Tensor | float
+
+    def factor(self, rows: int, count: float) -> float:
+        """Return the factor from a mean over ``rows`` to the loss, whose divisor is ``count``.
+
+        Where nothing counts that is 0: the value of PyTorch's loss is no number then, but its
+        gradient is 0, and so are the sums it is made of.
+        """
+        if self.kind == ROWS:
+            return 1.0
+        if self.kind == SUM:
+            return float(rows)
+        return rows / count if count else 0.0
 
 
 class Losses:
@@ -64,37 +89,36 @@ class Losses:
 
     def __init__(self, loss: Any, labels: Binding) -> None:
         self._labels = labels
-        several = isinstance(loss, Mapping) or (
-            isinstance(loss, Sequence) and not isinstance(loss, str)
-        )
-        if several:
-            self._parts = _matched(loss, labels)
-        else:
-            self._parts = [(LOSS, (), _RankLoss(loss, LOSS))]
-            alone = self._parts[0][2].of_torch
-            if alone and len(labels.slots) > 1:
-                raise ModelError(
-                    f"loss={brief(loss)} compares one output with one label, but label_cols gives "
-                    f"{len(labels.slots)}: {'; '.join(labels.describe())}; give a dictionary of "
-                    "losses by the names of label_cols, or a function of all outputs and labels"
-                )
-        self._several = several
+        self._several = isinstance(loss, (Mapping, Sequence)) and not isinstance(loss, str)
+        # Each with the key of its output, "" for the output in its place.
+        if self._several:
+            self._parts = _match_losses(loss, labels)
+            return
+        self._parts = [("", _make_loss(loss, LOSS))]
+        if not self.functions() and len(labels.slots) > 1:
+            raise ModelError(
+                f"loss={brief(loss)} compares one output with one label, but label_cols gives "
+                f"{len(labels.slots)}: {'; '.join(labels.describe())}; give a dictionary of "
+                "losses by the names of label_cols, or a function of all outputs and labels"
+            )
 
     @property
     def names(self) -> list[str]:
         """Names of the losses in the results."""
-        return [name for name, _, _ in self._parts]
+        return [loss.name for _, loss in self._parts]
 
     def to(self, device: torch.device) -> Losses:
         """Move tensors of losses, such as weights of classes, to a device; return these losses."""
-        for _, _, loss in self._parts:
+        for _, loss in self._parts:
             if isinstance(loss.function, nn.Module):
                 loss.function.to(device)  # copies of it hold the same tensors
         return self
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
-        return [(name, loss.function) for name, _, loss in self._parts if not loss.of_torch]
+        return [
+            (one.name, one.function) for _, one in self._parts if isinstance(one, _FunctionLoss)
+        ]
 
     def terms(
         self,
@@ -114,218 +138,77 @@ class Losses:
         Raises:
             ModelError: outputs and labels do not fit.
         """
-        if not self._several:
-            loss = self._parts[0][2]
-            target = target_of(self._labels, labels, inputs)
-            return [loss(self._output(outputs, loss), target, weights)]
-        terms = []
-        for index, (_, key, loss) in enumerate(self._parts):
-            output = self._named(outputs, key, index)
-            terms.append(loss(output, plain_label(labels[index]), weights))
-        return terms
+        if self._several:
+            return [
+                loss(self._output(outputs, key, index), plain_label(labels[index]), weights)
+                for index, (key, loss) in enumerate(self._parts)
+            ]
+        loss = self._parts[0][1]
+        compared = outputs if isinstance(loss, _FunctionLoss) else self._output(outputs, "", 0)
+        return [loss(compared, target_of(self._labels, labels, inputs), weights)]
 
     def nothing(self, device: torch.device) -> list[Term]:
         """Return the losses of no rows."""
         zero = torch.zeros((), device=device)
-        return [Term(name, loss.kind, zero, 0.0) for name, _, loss in self._parts]
+        return [Term(loss.name, loss.kind, zero, 0.0) for _, loss in self._parts]
 
-    def _output(self, outputs: Any, loss: _RankLoss) -> Any:
-        if not loss.of_torch:
-            return outputs
-        tensors = list(leaves(outputs))
-        if len(tensors) != 1:
-            raise ModelError(
-                f"loss {loss.name!r} compares one output, but the module gives {len(tensors)}: "
-                "give a dictionary or list of losses, or a function of all outputs and labels"
-            )
-        return tensors[0][1]
-
-    def _named(self, outputs: Any, key: tuple[str, ...], index: int) -> Tensor:
-        tensors = list(leaves(outputs))
-        if isinstance(outputs, Mapping) and key:
-            if key[0] not in outputs:
+    def _output(self, outputs: Any, key: str, index: int) -> Tensor:
+        by_name = isinstance(outputs, Mapping)
+        if by_name and key:
+            if key not in outputs:
                 raise ModelError(
-                    f"loss names the output {key[0]!r}, but the module gives "
+                    f"loss names the output {key!r}, but the module gives "
                     f"{', '.join(map(repr, outputs))}"
                 )
-            return pick(outputs, key)
-        if len(tensors) != len(self._parts) or isinstance(outputs, Mapping):
+            return pick(outputs, (key,))
+        tensors = list(output_leaves(outputs))
+        if len(tensors) != len(self._parts) or (by_name and self._several):
             raise ModelError(
-                f"{len(self._parts)} losses are given, but the module gives {len(tensors)} outputs"
-                + (" by name; give a dictionary of losses" if isinstance(outputs, Mapping) else "")
+                f"{len(self._parts)} losses are given that compare one output each, but the module "
+                f"gives {len(tensors)} outputs{' by name' if by_name else ''}: give a dictionary "
+                "or list of losses, or a function of all outputs and labels"
             )
         return tensors[index][1]
 
 
-def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
-    """Return the labels for a function of all outputs and all labels.
-
-    Args:
-        binding: which label column is compared with which output.
-        labels: in its order.
-        inputs: the inputs, which take the place of labels where there are none.
-    """
-    if not binding.slots:
-        return inputs[0] if len(inputs) == 1 else tuple(inputs)
-    plain = [plain_label(label) for label in labels]
-    if binding.names is not None and len(plain) > 1:
-        return dict(zip(binding.names, plain, strict=True))
-    return plain[0] if len(plain) == 1 else tuple(plain)
-
-
-def _matched(losses: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _RankLoss]]:
-    """Return name, output and loss for each label, in the order of ``label_cols``."""
-    slots = len(labels.slots)
-    if not isinstance(losses, Mapping):
-        if len(losses) != slots:
-            raise ModelError(f"{len(losses)} losses are given, but label_cols gives {slots} labels")
-        names = labels.names or tuple(str(index) for index in range(slots))
-        return [
-            (f"{name}_loss", (name,) if labels.names else (), _RankLoss(loss, f"{name}_loss"))
-            for name, loss in zip(names, losses, strict=True)
-        ]
-    if labels.names is None or set(labels.names) != set(losses):
-        there = "a list" if labels.names is None else ", ".join(map(repr, labels.names))
+def _match_losses(losses: Any, labels: Binding) -> list[tuple[str, _Loss]]:
+    """Return the key of its output and the loss for each label, in the order of ``label_cols``."""
+    names = labels.names
+    if isinstance(losses, Mapping):
+        if names is None or set(names) != set(losses):
+            there = "a list" if names is None else ", ".join(map(repr, names))
+            raise ModelError(
+                f"loss names the outputs {', '.join(map(repr, losses))}, but label_cols gives "
+                f"{there}; give label_cols as a dictionary with the same names"
+            )
+        losses = [losses[name] for name in names]
+    if len(losses) != len(labels.slots):
         raise ModelError(
-            f"loss names the outputs {', '.join(map(repr, losses))}, but label_cols gives {there}; "
-            "give label_cols as a dictionary with the same names"
+            f"{len(losses)} losses are given, but label_cols gives {len(labels.slots)} labels"
         )
+    keys = names or [""] * len(losses)
     return [
-        (f"{name}_loss", (name,), _RankLoss(losses[name], f"{name}_loss")) for name in labels.names
+        (key, _make_loss(loss, f"{key or index}_loss"))
+        for index, (key, loss) in enumerate(zip(keys, losses, strict=True))
     ]
 
 
-class _RankLoss:
-    """A loss of one output, as a sum over this rank's rows and its divisor."""
-
-    def __init__(self, loss: Loss, name: str) -> None:
-        self.name = name
-        self.function: Any = loss_named(loss) if isinstance(loss, str) else loss
-        if isinstance(self.function, type) or not callable(self.function):
-            raise ModelError(
-                "loss must be the name of a class of torch.nn, a module of one, or a function of "
-                f"outputs and labels, got {brief(loss)}"
-            )
-        self.of_torch = _is_of_torch(self.function)
-        if isinstance(self.function, nn.Module) and any(True for _ in self.function.parameters()):
-            raise ModelError(
-                f"loss {type(self.function).__name__} has weights of its own, which no optimizer "
-                "would train; make it a part of the module, which then returns the loss"
-            )
-        takes, most = (None, None) if self.of_torch else _parameters(self.function)
-        either = takes == 1 and most != 1
-        if either and not isinstance(self.function, nn.Module):
-            raise ModelError(
-                f"loss {name!r}: {brief(loss)} can be given outputs and something else, or "
-                "outputs alone, and which is meant does not show; give a function of two "
-                "arguments, outputs and labels, or of one, the outputs"
-            )
-        self._alone = takes == 1 and not either
-        self._pairing = Pairing(f"loss {name!r}", self.function)
-        self.kind = ROWS
-        if not self.of_torch:
-            return
-        if _reduction(self.function) == "sum":
-            self.kind = SUM
-        elif isinstance(self.function, (nn.CrossEntropyLoss, nn.NLLLoss)):
-            self.kind = LABELS
-        self._summing = _reducing(self.function, "sum")
-        self._by_element = _reducing(self.function, "none")
-
-    def __call__(self, output: Any, label: Any, weights: Tensor | None) -> Term:
-        if self._alone:
-            return self._of_value(self.function(output), output, weights)
-        if not self.of_torch:
-            value = self.function(output, label)
-            self._pairing.check(output, label, value)
-            return self._of_value(value, output, weights)
-        output = _wide(output)  # as autocast does, too: labels would be rounded otherwise
-        return self._of_loss(output, fitting_label(self.function, output, label), weights)
-
-    def _of_loss(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
-        """Return the term of a torch.nn loss."""
-        rows = output.shape[0]
-        count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
-        # Of several values per row the mean is taken, but for Kullback and Leibler's sum.
-        values = self._values(output, label) if _reduction(self.function) != "sum" else 1
-        if weights is not None or _reduction(self.function) == "none":
-            each = self._by_element(output, label).reshape(rows, -1).sum(1)
-            summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
-        elif self.kind == ROWS:
-            return Term(self.name, self.kind, self.function(output, label) * rows, count)
-        else:
-            summed = self._summing(output, label)
-        return Term(self.name, self.kind, summed if values == 1 else summed / values, count)
-
-    def _values(self, output: Tensor, label: Tensor) -> int:
-        """Return how many values of a row the mean is taken of, where the reduction is one."""
-        if _reduction(self.function) == "batchmean" or isinstance(self.function, OF_ROWS):
-            return 1
-        if self.kind != LABELS:
-            return output[0].numel()
-        # Probabilities of all classes make one value.
-        return output[0].numel() // output.shape[1] if _real(label) else label[0].numel()
-
-    def _labelled(self, label: Tensor) -> Tensor | float:
-        """Return the divisor of a mean over labels, for one label per row."""
-        if _real(label):  # probabilities of all classes
-            return float(len(label))
-        loss = self.function
-        counted = label != loss.ignore_index
-        if loss.weight is None:
-            whole: Tensor = counted.sum().double() / label[0].numel()
-            return whole
-        weighted: Tensor = loss.weight[label[counted]].double().sum() / label[0].numel()
-        return weighted
-
-    def _of_value(self, value: Any, output: Any, weights: Tensor | None) -> Term:
-        """Return the term of a function's result: a mean over rows, or one value per row."""
-        rows = next(leaves(output))[1].shape[0]
-        if not isinstance(value, Tensor):
-            raise ModelError(
-                f"loss {self.name!r} must return a tensor, the mean over the rows or one value per "
-                f"row, but returned {brief(value)}"
-            )
-        value = _wide(value)
-        if value.dim() == 0:
-            if weights is not None:
-                raise ModelError(
-                    f"loss {self.name!r} returns one number for a batch, so rows cannot be "
-                    "weighted; return one value per row where sample_weight_col or class_weight "
-                    "is given"
-                )
-            return Term(self.name, ROWS, value * rows, rows)
-        if value.shape[0] != rows:
-            raise ModelError(
-                f"loss {self.name!r} returned shape {tuple(value.shape)} for {rows} rows"
-            )
-        each = value.reshape(rows, -1).mean(1)
-        summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
-        return Term(self.name, ROWS, summed, rows)
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Return values of half precision as float32, in which sums over rows are exact enough."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def _reduction(loss: Any) -> str:
-    return str(loss.reduction)
-
-
-def _reducing(loss: Any, reduction: str) -> Any:
-    """Return a loss that makes a sum, or nothing, of its elements."""
-    made = copy.copy(loss)
-    made.reduction = reduction
-    return made
-
-
-def _real(label: Tensor) -> bool:
-    return label.dtype.is_floating_point
-
-
-def _is_of_torch(loss: Any) -> bool:
-    return type(loss).__module__.startswith("torch.nn.") and isinstance(loss, (*CLASSES, *ELEMENTS))
+def _make_loss(loss: Any, name: str) -> _Loss:
+    function: Any = loss_named(loss) if isinstance(loss, str) else loss
+    if isinstance(function, type) or not callable(function):
+        raise ModelError(
+            "loss must be the name of a class of torch.nn, a module of one, or a function of "
+            f"outputs and labels, got {brief(loss)}"
+        )
+    if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
+        raise ModelError(
+            f"loss {type(function).__name__} has weights of its own, which no optimizer "
+            "would train; make it a part of the module, which then returns the loss"
+        )
+    of_torch = type(function).__module__.startswith("torch.nn.")
+    if of_torch and isinstance(function, (*CLASSES, *ELEMENTS)):
+        return _TorchLoss(name, function)
+    return _FunctionLoss(name, function)
 
 
 def loss_named(name: str) -> nn.Module:
@@ -345,7 +228,159 @@ def loss_named(name: str) -> nn.Module:
     return made
 
 
-def _parameters(function: Any) -> tuple[int | None, int | None]:
+class _Loss:
+    """A loss of one output, as a sum over this rank's rows and its divisor."""
+
+    kind = ROWS
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.function = name, function
+
+    def __call__(self, output: Any, label: Any, weights: Tensor | None) -> Term:
+        raise NotImplementedError
+
+
+class _TorchLoss(_Loss):
+    """A loss of ``torch.nn``, whose divisor is known."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        super().__init__(name, function)
+        self._reduction = function.reduction
+        if self._reduction == "sum":
+            self.kind = SUM
+        elif isinstance(function, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            self.kind = LABELS
+        self._summing, self._by_element = copy.copy(function), copy.copy(function)
+        self._summing.reduction, self._by_element.reduction = "sum", "none"
+
+    def __call__(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
+        output = _wide(output)  # as autocast does, too: labels would be rounded otherwise
+        fit = self._classes if isinstance(self.function, CLASSES) else self._elements
+        label = fit(output, label)
+        rows = output.shape[0]
+        count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
+        if weights is not None or self._reduction == "none":
+            each = self._by_element(output, label).reshape(rows, -1).sum(1)
+            summed = _weighted_sum(each, weights)
+        elif self.kind == ROWS:
+            return Term(self.name, self.kind, self.function(output, label) * rows, count)
+        else:
+            summed = self._summing(output, label)
+        return Term(self.name, self.kind, summed / self._values(output, label), count)
+
+    def _elements(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return labels to be compared element by element."""
+        if label.shape != output.shape:
+            # A column of numbers beside an output of one number for each row.
+            ones = 1 in (*label.shape[1:], *output.shape[1:])
+            if label.shape.numel() != output.shape.numel() or not ones:
+                raise ModelError(
+                    f"{type(self.function).__name__} compares element by element, but the output "
+                    f"has rows of shape {tuple(output.shape[1:])} and the label rows of shape "
+                    f"{tuple(label.shape[1:])}"
+                )
+            label = label.reshape(output.shape)
+        return label.to(output.dtype) if output.dtype.is_floating_point else label
+
+    def _classes(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return labels as numbers of classes, or probabilities of all."""
+        name = type(self.function).__name__
+        probabilities = label.shape == output.shape and output.dim() > 1
+        if probabilities and isinstance(self.function, nn.CrossEntropyLoss):
+            return label.to(output.dtype)
+        if label.dim() == output.dim() == 2 and label.shape[1] == 1 and output.shape[1] != 1:
+            label = label[:, 0]
+        whole = label.to(torch.int64)
+        if label.dtype.is_floating_point and not torch.equal(whole.to(label.dtype), label):
+            fraction = label[whole.to(label.dtype) != label].flatten()[0].item()
+            raise ModelError(
+                f"{name} takes numbers of classes, but the label column holds fractions such as "
+                f"{fraction:g}"
+            )
+        wanted = (output.shape[0], *output.shape[2:])
+        if isinstance(self.function, (nn.CrossEntropyLoss, nn.NLLLoss)) and label.shape != wanted:
+            raise ModelError(
+                f"{name} takes labels of shape {wanted} for outputs of shape "
+                f"{tuple(output.shape)}, but they have shape {tuple(label.shape)}"
+            )
+        return whole
+
+    def _values(self, output: Tensor, label: Tensor) -> int:
+        """Return how many values of a row the mean is taken of."""
+        # "batchmean" is Kullback and Leibler's sum over a row.
+        if self._reduction in ("sum", "batchmean") or isinstance(self.function, _OF_ROWS):
+            return 1
+        if self.kind != LABELS:
+            return output[0].numel()
+        # Probabilities of all classes make one value.
+        real = label.dtype.is_floating_point
+        return output[0].numel() // output.shape[1] if real else label[0].numel()
+
+    def _labelled(self, label: Tensor) -> Tensor | float:
+        """Return the divisor of a mean over labels, for one label per row."""
+        if label.dtype.is_floating_point:  # probabilities of all classes
+            return float(len(label))
+        counted: Tensor = label != self.function.ignore_index
+        weight = self.function.weight
+        total = counted.sum() if weight is None else weight[label[counted]].double().sum()
+        return total.double() / label[0].numel()
+
+
+class _FunctionLoss(_Loss):
+    """A user's function: a mean over rows, or one value per row."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        super().__init__(name, function)
+        least, most = _count_parameters(function)
+        either = least == 1 and most != 1
+        if either and not isinstance(function, nn.Module):
+            raise ModelError(
+                f"loss {name!r}: {brief(function)} can be given outputs and something else, or "
+                "outputs alone, and which is meant does not show; give a function of two "
+                "arguments, outputs and labels, or of one, the outputs"
+            )
+        self._alone = least == 1 and not either
+        self._pairing = Pairing(f"loss {name!r}", function)
+
+    def __call__(self, output: Any, label: Any, weights: Tensor | None) -> Term:
+        if self._alone:
+            value = self.function(output)
+        else:
+            value = self.function(output, label)
+            self._pairing.check(output, label, value)
+        rows = next(output_leaves(output))[1].shape[0]
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"loss {self.name!r} must return a tensor, the mean over the rows or one value per "
+                f"row, but returned {brief(value)}"
+            )
+        value = _wide(value)
+        if value.dim() == 0:
+            if weights is not None:
+                raise ModelError(
+                    f"loss {self.name!r} returns one number for a batch, so rows cannot be "
+                    "weighted; return one value per row where sample_weight_col or class_weight "
+                    "is given"
+                )
+            return Term(self.name, ROWS, value * rows, rows)
+        if value.shape[0] != rows:
+            raise ModelError(
+                f"loss {self.name!r} returned shape {tuple(value.shape)} for {rows} rows"
+            )
+        each = value.reshape(rows, -1).mean(1)
+        return Term(self.name, ROWS, _weighted_sum(each, weights), rows)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return values of half precision as float32, in which sums over rows are exact enough."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def _weighted_sum(each: Tensor, weights: Tensor | None) -> Tensor:
+    return each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
+
+
+def _count_parameters(function: Any) -> tuple[int | None, int | None]:
     """Return how many arguments a function must be given, and can be, by their places.
 
     ``None`` where that does not show.
@@ -360,3 +395,69 @@ def _parameters(function: Any) -> tuple[int | None, int | None]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in kinds]
     return len([p for p in positional if p.default is p.empty]), len(positional)
+
+
+class Pairing:
+    """Check of the first calls of a custom function.
+
+    PyTorch stretches a column of outputs, (n, 1), and a row of labels, (n,), to a square in which
+    every output meets every label. Functions do so without a word, and train something else.
+
+    Args:
+        name: its name in messages.
+        function: the function.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name, self._function = name, function
+        self._left = _TRIED_CALLS
+
+    def check(self, outputs: Any, label: Any, value: Any) -> None:
+        """Check the function's result.
+
+        Raises:
+            ModelError: it compared each row with all others.
+        """
+        if not self._left or not isinstance(label, Tensor):
+            return
+        tensors = [tensor for _, tensor in output_leaves(outputs)]
+        if len(tensors) != 1 or tensors[0].shape == label.shape or len(label) < 2:
+            return
+        output, rows = tensors[0], len(label)
+        if not output.numel() == label.numel() == rows:
+            return
+        self._left -= 1
+        if isinstance(value, Tensor) and tuple(value.shape[:2]) == (rows, rows):
+            raise self._error(output, label)
+        if self._stretches(output.detach()[:_TRIED_ROWS], label.detach()[:_TRIED_ROWS]):
+            raise self._error(output, label)
+
+    def _stretches(self, output: Tensor, label: Tensor) -> bool:
+        """Return whether it is a mean over rows only where labels have the outputs' shape."""
+
+        def differing(label: Tensor) -> bool:
+            def compute(rows: np.ndarray, fraction: float) -> Values:
+                return {("", ""): _mean(self._function(output[rows], label[rows]))}
+
+            return bool(compare_parts(compute, len(label)))
+
+        try:
+            with torch.no_grad(), preserve_random():
+                return differing(label) and not differing(label.view_as(output))
+        except Exception:  # works on whole batches only, or on labels of its own shape
+            return False
+
+    def _error(self, output: Tensor, label: Tensor) -> ModelError:
+        return ModelError(
+            f"{self._name} compares each row with the labels of all: outputs have shape "
+            f"{tuple(output.shape)} and labels {tuple(label.shape)}, which PyTorch stretches to a "
+            "square. Give both one shape, labels.view_as(outputs) or outputs.squeeze(1)"
+        )
+
+
+def _mean(value: Any) -> float:
+    """Return a function's result as a mean over rows: from a number, rows, or a pair."""
+    if isinstance(value, (tuple, list)):
+        total, count = map(_mean, value)
+        return total / count
+    return float(value.double().mean()) if isinstance(value, Tensor) else float(value)

@@ -1,27 +1,32 @@
-"""The optimizers of a training, their settings as JSON, and their learning rates."""
+"""Optimizers, their learning rates and schedulers."""
 
 from __future__ import annotations
 
 import collections
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config.compression import Compression, Moving
 from ...config.sync import Allreduce, Sync
-from ...errors import ModelError, brief
+from ...errors import InvalidInputError, ModelError, brief
 from ...sync.codec import notice_late_momentum
+from .losses import LOSS
 from .torch_model import TorchModel
-from .variables import parameters_of
 
+# A scheduler that was sent to a rank watched another object of its optimizer.
+warnings.filterwarnings("ignore", "Seems like `optimizer.step\\(\\)` has been overridden")
 # Settings that a resumed run always takes from the checkpoint.
 _RATES = ("lr", "initial_lr")
 # How a `collections.Counter`, whose keys are numbers, is marked in JSON.
-COUNTER = "counter"
+_COUNTER = "counter"
 
 
 def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer]:
@@ -39,23 +44,12 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
             )
         made = {str(name): one for name, one in optimizer.items()}
     else:
-        made = {"": _made(optimizer, module)}
+        made = {"": _make_optimizer(optimizer, module)}
     check_optimizers(made, module)
     return made
 
 
-def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
-    """Check that optimizers, by name, can train a module on several ranks.
-
-    Raises:
-        ModelError: one cannot; the message names it.
-    """
-    parameter_ids = {id(parameter) for parameter in module.parameters()}
-    for name, optimizer in made.items():
-        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", parameter_ids)
-
-
-def _made(optimizer: Any, module: nn.Module) -> Any:
+def _make_optimizer(optimizer: Any, module: nn.Module) -> Any:
     if isinstance(optimizer, Optimizer):
         return optimizer
     # Also those that do not require a gradient yet, which optimizers leave alone until then.
@@ -77,6 +71,22 @@ def _made(optimizer: Any, module: nn.Module) -> Any:
             f"parameters, or an optimizer, got {brief(optimizer)}"
         )
     return optimizer(parameters)
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return all parameters that an optimizer changes, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
+    """Check that optimizers, by name, can train a module on several ranks.
+
+    Raises:
+        ModelError: one cannot; the message names it.
+    """
+    parameter_ids = {id(parameter) for parameter in module.parameters()}
+    for name, optimizer in made.items():
+        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", parameter_ids)
 
 
 def _check(optimizer: Any, what: str, parameter_ids: set[int]) -> None:
@@ -173,6 +183,16 @@ def check_complex(module: nn.Module, sync: Sync, ranks: int) -> None:
         )
 
 
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the properties that identify an optimizer, as JSON."""
+    # What schedulers note of the rate says the same as the rate.
+    groups = [
+        {key: value for key, value in group.items() if key != "initial_lr"}
+        for group in settings_of(optimizer)
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the settings of each group of an optimizer's parameters, as JSON.
 
@@ -180,7 +200,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
         ModelError: one is no number, text or list of these.
     """
     return [
-        as_json({k: v for k, v in group.items() if k != "params"}, type(optimizer).__name__)
+        _as_json({k: v for k, v in group.items() if k != "params"}, type(optimizer).__name__)
         for group in optimizer.param_groups
     ]
 
@@ -209,33 +229,6 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
         group[key] = tuple(value) if isinstance(value, list) else value
 
 
-def as_json(value: Any, what: str) -> Any:
-    """Return the state of an optimizer or a scheduler as JSON, without the optimizer itself.
-
-    Args:
-        value: what it keeps.
-        what: what that is, for messages.
-
-    Raises:
-        ModelError: something is no number, text, or list or dictionary of these.
-    """
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, collections.Counter):
-        return {COUNTER: sorted(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [as_json(each, what) for each in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {
-            key: as_json(each, f"{what}.{key}") for key, each in value.items() if key != "optimizer"
-        }
-    raise ModelError(
-        f"{what} is {brief(value)}, which checkpoints cannot hold: they are arrays and JSON"
-    )
-
-
 class LearningRates:
     """The learning rates of all optimizers' groups, to be scaled; see `Rates`."""
 
@@ -250,11 +243,180 @@ class LearningRates:
             _set(group, "lr", value)
 
 
-def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the properties that identify an optimizer, as JSON."""
-    # What schedulers note of the rate says the same as the rate.
-    groups = [
-        {key: value for key, value in group.items() if key != "initial_lr"}
-        for group in settings_of(optimizer)
-    ]
-    return {"class": type(optimizer).__name__, "groups": groups}
+@dataclass(frozen=True)
+class Schedule:
+    """A scheduler, and when it steps.
+
+    Attributes:
+        scheduler: the scheduler.
+        every: ``"epoch"`` or ``"step"``.
+        monitor: the result that it looks at; ``None`` for the validation's loss, or else the
+            training's.
+    """
+
+    scheduler: Any
+    every: str = "epoch"
+    monitor: str | None = None
+
+    @property
+    def watches(self) -> bool:
+        """True if it reads a result."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+
+def make_schedulers(model: TorchModel, optimizers: Mapping[str, Optimizer]) -> dict[str, Schedule]:
+    """Return the schedulers of a `TorchModel`, by the names of their optimizers.
+
+    Raises:
+        ModelError: one cannot be used.
+    """
+    named = model.scheduler
+    if named is None:
+        return {}
+    there = ", ".join(map(repr, optimizers))
+    if not isinstance(named, Mapping):
+        if len(optimizers) > 1:
+            raise ModelError(
+                f"scheduler must be a dictionary by the names of the optimizers, {there}"
+            )
+        named = {next(iter(optimizers)): named}
+    unknown = [name for name in named if name not in optimizers]
+    if unknown:
+        raise ModelError(f"scheduler names the optimizer {unknown[0]!r}; there are {there}")
+    return {
+        name: Schedule(make_scheduler(one, optimizers[name]), model.schedule)
+        for name, one in named.items()
+    }
+
+
+def make_scheduler(source: Any, optimizer: Optimizer) -> Any:
+    """Return a scheduler of an optimizer, from one or a function that makes it.
+
+    Raises:
+        ModelError: ``source`` is neither.
+    """
+    kinds = (LRScheduler, ReduceLROnPlateau)
+    made = source(optimizer) if callable(source) and not isinstance(source, kinds) else source
+    if not isinstance(made, kinds):
+        raise ModelError(
+            "scheduler must be a torch.optim.lr_scheduler of the optimizer, or a function that "
+            f"makes one of it, got {brief(made)}"
+        )
+    if made.optimizer is not optimizer:
+        raise ModelError(
+            f"scheduler {type(made).__name__} is of another optimizer than the training's; make it "
+            "of the optimizer that is given with it"
+        )
+    return made
+
+
+class Schedulers:
+    """The schedulers of a training.
+
+    Args:
+        schedules: what there are, by name.
+
+    Raises:
+        ModelError: one cannot be used.
+    """
+
+    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+        self._schedules = schedules
+        if any(one.watches and one.every == "step" for one in schedules.values()):
+            raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
+        self.capture()  # fails early if a state cannot be saved
+
+    def __bool__(self) -> bool:
+        return bool(self._schedules)
+
+    @property
+    def follow_steps(self) -> bool:
+        """True if a scheduler steps after each training step instead of each epoch."""
+        return any(one.every == "step" for one in self._schedules.values())
+
+    def after_step(self) -> None:
+        """Step after a step of the optimizers."""
+        for one in self._schedules.values():
+            if one.every == "step":
+                one.scheduler.step()
+
+    def after_epoch(self, results: Mapping[str, object]) -> None:
+        """Step after an epoch, with its results over the rows of all ranks."""
+        for one in self._schedules.values():
+            if one.every == "epoch":
+                one.scheduler.step(*([_watched(one, results)] if one.watches else []))
+
+    def describe(self) -> dict[str, str]:
+        """Return the classes, by name."""
+        return {name: type(one.scheduler).__name__ for name, one in self._schedules.items()}
+
+    def capture(self) -> dict[str, Any]:
+        """Return their state, as JSON."""
+        return {
+            name: _as_json(one.scheduler.state_dict(), type(one.scheduler).__name__)
+            for name, one in self._schedules.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `capture`."""
+        for name, held in state.items():
+            if name in self._schedules:
+                restored = {key: _from_json(value) for key, value in held.items()}
+                self._schedules[name].scheduler.load_state_dict(restored)
+
+
+def _watched(schedule: Schedule, results: Mapping[str, object]) -> float:
+    """Return the result that a scheduler looks at.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if schedule.monitor is not None:
+        value, what = results.get(schedule.monitor), repr(schedule.monitor)
+    else:
+        value, what = results.get(f"val_{LOSS}", results.get(LOSS)), "the loss"
+    if isinstance(value, float):
+        return value
+    raise InvalidInputError(
+        f"ReduceLROnPlateau looks at {what}, but the epoch gave "
+        f"{', '.join(map(repr, results)) or 'nothing'}"
+    )
+
+
+def _as_json(value: Any, what: str) -> Any:
+    """Return the state of an optimizer or a scheduler as JSON, without the optimizer itself.
+
+    Args:
+        value: what it keeps.
+        what: what that is, for messages.
+
+    Raises:
+        ModelError: something is no number, text, or list or dictionary of these.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, collections.Counter):
+        return {_COUNTER: sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each, what) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            key: _as_json(each, f"{what}.{key}")
+            for key, each in value.items()
+            if key != "optimizer"
+        }
+    raise ModelError(
+        f"{what} is {brief(value)}, which checkpoints cannot hold: they are arrays and JSON"
+    )
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if set(value) == {_COUNTER}:
+            return collections.Counter(dict(map(tuple, value[_COUNTER])))
+        return {key: _from_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_from_json(each) for each in value]
+    return value

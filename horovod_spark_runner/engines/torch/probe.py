@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...training.part_comparison import CHANGE, GRADIENT, Values, measure_change, vary_weights
-from .metric_states import is_torchmetrics
-from .variables import as_array, parameters_of, saved_buffers, set_tensor
+from .metrics import is_torchmetrics
+from .model import preserve_random
+from .optimizers import parameters_of
+from .state import as_array, saved_buffers, set_tensor
 
 # What PyTorch itself keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -72,13 +74,12 @@ class _Snapshot:
         if is_torchmetrics(part):
             return
         space = vars(part)
-        attributes = {name: value for name, value in space.items() if name not in _OF_TORCH}
-        self._undo.append(functools.partial(_put_attributes, space, attributes))
-        self._undo.append(functools.partial(_refill, part._buffers, dict(part._buffers)))
+        for holder in (space, part._buffers):
+            self._undo.append(functools.partial(_refill, holder, dict(holder)))
         for buffer in part._buffers.values():
             if buffer is not None:
                 self._undo.append(functools.partial(_overwrite, buffer, buffer.detach().clone()))
-        self.take(*attributes.values())
+        self.take(*(value for name, value in space.items() if name not in _OF_TORCH))
 
     def take(self, *roots: object) -> None:
         """Record everything that these objects refer to."""
@@ -156,12 +157,6 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _put_attributes(space: dict[str, Any], attributes: dict[str, Any]) -> None:
-    for name in set(space) - set(attributes) - _OF_TORCH:
-        del space[name]
-    space.update(attributes)
-
-
 def _refill(holder: Any, items: Any) -> None:
     """Restore a container's values, if it has others."""
     if isinstance(holder, dict):
@@ -187,19 +182,6 @@ def _overwrite(value: Any, saved: Any) -> None:
 
 
 _seeds = itertools.count()
-
-
-@contextlib.contextmanager
-def preserve_random() -> Iterator[None]:
-    """Leave the random generators as they are."""
-    state = random.getstate(), np.random.get_state()
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(gpus):
-        try:
-            yield
-        finally:
-            random.setstate(state[0])
-            np.random.set_state(state[1])
 
 
 @contextlib.contextmanager
@@ -253,14 +235,15 @@ class Recorder:
         self._early: list[Optimizer] = []
         self._times = 0
 
-    def record(self, optimizer: Optimizer) -> None:
-        """Record the gradients of an optimizer, before it is to step."""
-        self._times += 1
-        self._early.append(optimizer)
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            if parameter.grad is not None:
-                gradient = parameter.grad.detach().double().cpu().numpy()
-                self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
+    def record(self, *optimizers: Optimizer) -> None:
+        """Record the gradients of optimizers, before they are to step."""
+        for optimizer in optimizers:
+            self._times += 1
+            self._early.append(optimizer)
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                if parameter.grad is not None:
+                    gradient = parameter.grad.detach().double().cpu().numpy()
+                    self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         """Replace an optimizer's ``step``."""

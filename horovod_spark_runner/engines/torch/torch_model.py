@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from ...config.validators import check_choice
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
-from .lightning.recognise import is_lightning
+from ...training.engine import LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from .custom_step import TorchStep
 
+
 # A class of torch.nn by its name, a module of one, or a function of outputs and labels.
-Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
+_Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
 # A class of torch.optim by its name, what makes one of parameters, or one that is made already.
-OptimizerLike: TypeAlias = "str | Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]"
-SchedulerLike: TypeAlias = "LRScheduler | Callable[[Optimizer], LRScheduler]"
+_OptimizerLike: TypeAlias = "str | Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]"
+_SchedulerLike: TypeAlias = "LRScheduler | Callable[[Optimizer], LRScheduler]"
 # A name, a torchmetrics.Metric, or a function of outputs and labels.
 MetricLike: TypeAlias = str | Callable[..., Any]
 Logs: TypeAlias = "Mapping[str, Tensor | float]"
@@ -81,9 +82,9 @@ class TorchModel:
     """
 
     module: nn.Module | Callable[[], nn.Module]
-    loss: Loss | Mapping[str, Loss] | Sequence[Loss] | None = None
-    optimizer: OptimizerLike | Mapping[str, Optimizer] | None = None
-    scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None
+    loss: _Loss | Mapping[str, _Loss] | Sequence[_Loss] | None = None
+    optimizer: _OptimizerLike | Mapping[str, Optimizer] | None = None
+    scheduler: _SchedulerLike | Mapping[str, _SchedulerLike] | None = None
     schedule: Literal["epoch", "step"] = "epoch"
     metrics: Mapping[str, MetricLike] | Sequence[MetricLike] | None = None
     train_step: Callable[[TorchStep], Logs | None] | None = None
@@ -150,3 +151,9 @@ class TorchModel:
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             if not number or not limit > 0:
                 raise InvalidInputError(f"{name} must be a positive number, got {brief(limit)}")
+
+
+def is_lightning(value: object) -> bool:
+    """Return whether ``value`` is a ``LightningModule``, or a class of some."""
+    cls = value if isinstance(value, type) else type(value)
+    return any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__)

@@ -1,12 +1,17 @@
-"""A PyTorch module as the training loop knows it."""
+"""A PyTorch module as the training loop knows it, and its rank's process."""
 
 from __future__ import annotations
 
 import functools
+import os
+import random
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 from mpi4py import MPI
@@ -20,7 +25,7 @@ from ...checkpoint.run_directory import RunDirectory
 from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
 from ...data.read.reader import Batch
-from ...errors import ModelError
+from ...errors import EnvironmentProblem, ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
 from ...training.part_comparison import (
@@ -35,34 +40,63 @@ from ...training.part_comparison import (
 )
 from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
+from ...training.traces import Timeline
 from ...training.trained_model import ModelInputs
 from ...training.trainee import Trainee
-from .artifact import outputs_of, save_module
+from .artifact import outputs_of, save_model
 from .batch_norm import check_lone_rows, release_norms
-from .batches import Batches
-from .changes import compare, describe
-from .feeding import Feed
-from .hooks import TorchHooks, made_callbacks
-from .initial_weights import load_initial_weights
-from .lightning.recognise import is_lightning
-from .losses import Losses
-from .metrics import Metrics, Sums, total_loss
+from .binding import BatchBinding, InputBinding
+from .callbacks import Callbacks, check_callbacks
+from .custom_step import CustomSteps
+from .engine import SavedModel
+from .loading import load_initial_weights
+from .metrics import Results, training_results
+from .model import preserve_random
 from .optimizers import (
     LearningRates,
+    Schedule,
+    Schedulers,
     check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
+    make_schedulers,
     restore_settings,
     settings_of,
 )
-from .probe import preserve_random, values_of_step
-from .rank import TorchTracer, rank_device
-from .saved import SavedModule
-from .schedulers import Planned, Schedulers, planned_schedulers
+from .probe import values_of_step
+from .state import (
+    TorchVariables,
+    compare_models,
+    describe_model,
+    generators,
+    separate_generators,
+    trained_in,
+)
 from .step import Steps
-from .torch_model import TorchModel
-from .variables import ByteVariable, TorchVariables, trained_in
+from .torch_model import TorchModel, is_lightning
+
+
+def begin(seed: int) -> None:
+    """Join Horovod, seed all generators and take this rank's cores.
+
+    Raises:
+        EnvironmentProblem: Horovod was built without PyTorch.
+    """
+    try:
+        hvd.init()
+    except (AttributeError, ImportError) as error:
+        raise EnvironmentProblem(
+            f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
+            "horovod-spark-runner install-horovod"
+        ) from error
+    # A copy of a warm process counted the cores before this rank was bound to its own.
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 class TorchTrainee(Trainee):
@@ -72,7 +106,7 @@ class TorchTrainee(Trainee):
         spec: the training.
         world: communicator of all ranks.
         synchroniser: what becomes of gradients.
-        model: what `build` made.
+        model: what `build_model` made.
         module: the module of it.
 
     Raises:
@@ -89,54 +123,42 @@ class TorchTrainee(Trainee):
         module: nn.Module,
     ) -> None:
         self._spec, self._world = spec, world
-        self._callbacks = made_callbacks(spec.config.callbacks)
+        self._callbacks = check_callbacks(spec.config.callbacks)
         self._model, self.module = model, module
         if not is_lightning(module):  # whose parts stay in the mode that they are in
             module.train()
-        self._device = rank_device()
+        # The GPU that Spark assigned to this rank, if there is one.
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.module.to(self._device)
         self._in_step = synchroniser.in_step
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
         self._check_weights()
-        self._optimizers, planned = self._configured()
+        self._optimizers, schedules = self._configure()
         if isinstance(spec.config.sync, Allreduce):
             check_compression(self._model, self._optimizers, spec.config.sync.compression)
-        self._schedulers = Schedulers(planned)
+        self._schedulers = Schedulers(schedules)
         if not self._in_step and self._schedulers.follow_steps:
             raise ModelError(
                 "a scheduler that goes on after every step is planned by how many there are, but "
                 "with sync=AsyncServer(…) each rank makes as many as it comes to. Give "
                 "schedule='epoch', the run's own learning-rate schedule, or sync=Allreduce()"
             )
-        self._batches = Batches(self.module, spec, self._device)
+        self._batches = BatchBinding(self.module, spec, self._device)
         self.columns = self._batches.columns
         together = self._model.sync_batch_norm
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
-        self._losses = None
-        if self._model.loss is not None:
-            self._losses = Losses(self._model.loss, spec.outputs).to(self._device)
-        self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
-        custom = self._model.train_step is not None
-        if custom and self._losses is None and not self._metrics and spec.validation is not None:
-            raise ModelError(
-                "validation needs a loss or metrics in the TorchModel besides its train_step, "
-                "which only trains"
-            )
-        self._sums = Sums(self._device)
-        self._sums.declare([*self._loss_names, *self._metrics.names])
-        every = list(self._optimizers.values())
-        self._steps = self._made_steps(
+        self._results = self._make_results()
+        self._steps = self._make_steps(
             self._model,
             self.module,
             self._optimizers,
             self._batches,
-            self._losses,
-            self._metrics,
-            self._sums,
+            self._results,
             synchroniser,
             world,
             self._device,
         )
+        every = list(self._optimizers.values())
         self.variables = TorchVariables(self.module, every)
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
@@ -147,18 +169,24 @@ class TorchTrainee(Trainee):
         check_gradients(self.module, alone=self._together == 1 and self._in_step)
         check_complex(self.module, self._spec.config.sync, self._world.Get_size())
 
-    def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Schedule]]:
         """Return the optimizers, by name, and the schedulers."""
         optimizers = make_optimizers(self._model, self.module)
-        return optimizers, planned_schedulers(self._model, optimizers)
+        return optimizers, make_schedulers(self._model, optimizers)
 
-    def _made_steps(self, *args: Any) -> Steps:
+    def _make_results(self) -> Results:
+        losses, metrics = training_results(self._model, self._spec.outputs, self._device)
+        # With neither, there is a train_step.
+        if losses is None and not metrics and self._spec.validation is not None:
+            raise ModelError(
+                "validation needs a loss or metrics in the TorchModel besides its train_step, "
+                "which only trains"
+            )
+        return Results(losses, [metrics], self._device)
+
+    def _make_steps(self, *args: Any) -> Steps:
         """Return the `Steps`, from its arguments."""
-        return Steps(*args)
-
-    @property
-    def _loss_names(self) -> list[str]:
-        return [] if self._losses is None else self._losses.names
+        return (Steps if self._model.train_step is None else CustomSteps)(*args)
 
     def train_step(
         self, step: Step, requests: Sequence[bool], last: bool
@@ -174,40 +202,32 @@ class TorchTrainee(Trainee):
         return self._logs("test")
 
     def reset_metrics(self) -> None:
-        self._sums.reset()
-        self._metrics.states.reset()
+        self._results.reset()
 
     def _logs(self, kind: str) -> Logs:
-        return _Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+        return _LazyLogs(lambda: self._results.local(required=self._requires(kind)))
 
-    def _means(self, kind: str) -> dict[str, float]:
-        """Return the means over rows, from the sums."""
-        # A step of the user's may report any names.
-        custom = kind == "train" and self._model.train_step is not None
-        required = () if custom else (*self._loss_names, *self._metrics.names)
-        return total_loss(self._sums.results(required=required), self._loss_names)
+    def _requires(self, kind: str) -> bool:
+        """Return whether all losses and metrics are results; those of a custom step may be any."""
+        return kind == "test" or self._model.train_step is None
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
-        self._sums.assign(np.concatenate(self._world.allgather(self._sums.numpy())))
-        results: dict[str, object] = dict(self._means(kind))
-        if self._metrics.states:
-            states = self._world.allgather(self._metrics.states.numpy())
-            results.update(self._metrics.computed(states))
-        return results
+        parts = [self._world.allgather(one.numpy()) for one in self._results.variables]
+        return self._results.merge(parts, required=self._requires(kind))
 
     def describe(self) -> dict[str, Any]:
-        return describe(self._model, self.module, self._optimizers, self._schedulers)
+        return describe_model(self._model, self.module, self._optimizers, self._schedulers)
 
     def compare(
         self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
     ) -> ModelChanges:
-        return compare(then, now, in_epoch=in_epoch)
+        return compare_models(then, now, in_epoch=in_epoch)
 
-    def save(self, directory: RunDirectory) -> SavedModule:
+    def save(self, directory: RunDirectory) -> SavedModel:
         release_norms(self.module)
-        if why := save_module(directory, self.module, *self._predicting):
+        if why := save_model(directory, self.module, *self._predicting):
             notify(why)
-        return SavedModule()
+        return SavedModel()
 
     def outputs(self) -> Sequence[OutputSpec] | None:
         before = self.variables.capture()
@@ -217,12 +237,12 @@ class TorchTrainee(Trainee):
         return specs
 
     @property
-    def _predicting(self) -> tuple[ModelInputs, Feed]:
+    def _predicting(self) -> tuple[ModelInputs, InputBinding]:
         """The module's inputs for prediction, and their feed."""
         return ModelInputs.of_training(self._spec), self._batches.feed
 
-    def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
-        return self._made_hooks(
+    def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
+        return self._make_hooks(
             self._callbacks,
             self.module,
             self._steps.modes,
@@ -231,9 +251,9 @@ class TorchTrainee(Trainee):
             self._schedulers.after_epoch,
         )
 
-    def _made_hooks(self, *args: Any) -> TorchHooks:
-        """Return the `TorchHooks`, from its arguments."""
-        return TorchHooks(*args)
+    def _make_hooks(self, *args: Any) -> Callbacks:
+        """Return the `Callbacks`, from its arguments."""
+        return Callbacks(*args)
 
     def _capture(self) -> dict[str, Any]:
         return {
@@ -266,8 +286,8 @@ class TorchTrainee(Trainee):
     def exchange_seconds(self) -> float | None:
         return self._steps.exchange.seconds
 
-    def tracer(self) -> TorchTracer:
-        return TorchTracer()
+    def tracer(self) -> _TorchTracer:
+        return _TorchTracer()
 
     def learning_rates(self) -> dict[str, float]:
         rates = self._last_rates or self._rates.read()
@@ -279,24 +299,19 @@ class TorchTrainee(Trainee):
         load_initial_weights(self.module, start)
 
     def separate(self, rank: int) -> None:
-        if rank:
-            stream = np.random.SeedSequence([self._spec.fit.seed, rank])
-            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        separate_generators(self._spec.fit.seed, rank)
 
     def generators(self) -> dict[str, Variable]:
-        states: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
-        if self._device.type == "cuda":
-            states["cuda"] = _GeneratorState("cuda", "cuda")
-        return states
+        return generators(self._device)
 
     def metric_variables(self) -> list[Variable]:
-        return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
+        return [*self._results.variables]
 
     def metric_merges(self) -> list[str]:
-        return [JOIN, JOIN] if self._metrics.states else [JOIN]
+        return [JOIN] * len(self.metric_variables())
 
     def metric_names(self) -> list[str]:
-        return [*self._sums.names, *self._metrics.of_objects]
+        return self._results.names
 
     def probe(self, step: Step) -> Sequence[str]:
         if step.batch.rows < 2:
@@ -330,31 +345,11 @@ class TorchTrainee(Trainee):
         """Source of the gradients, for messages."""
         if self._model.train_step is not None:
             return "the loss in train_step"
-        losses = [] if self._losses is None else self._losses.functions()
+        losses = self._results.loss_functions()
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
 
 
-class _GeneratorState(ByteVariable):
-    """The state of a generator of PyTorch's."""
-
-    def __init__(self, path: str, device: str) -> None:
-        self.path = path
-        self._cuda = device == "cuda"
-
-    def numpy(self) -> np.ndarray:
-        state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
-        array: np.ndarray = state.numpy()
-        return array
-
-    def assign(self, value: np.ndarray) -> None:
-        state = torch.from_numpy(np.array(value, np.uint8))
-        if self._cuda:
-            torch.cuda.set_rng_state(state)
-        else:
-            torch.set_rng_state(state)
-
-
-class _Later(Mapping[str, object]):
+class _LazyLogs(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
     def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:
@@ -368,3 +363,26 @@ class _Later(Mapping[str, object]):
 
     def __len__(self) -> int:
         return len(self._compute())
+
+
+class _TorchTracer(Timeline):
+    """Horovod's timeline, and PyTorch's profiler; see `Tracer`."""
+
+    start_timeline, stop_timeline = Timeline.start, Timeline.stop
+
+    def __init__(self) -> None:
+        super().__init__(hvd)
+        self._profiler: torch.profiler.profile | None = None
+
+    def start_profile(self) -> None:
+        self._profiler = torch.profiler.profile(record_shapes=True)
+        self._profiler.start()
+
+    def stop_profile(self, folder: Path, name: str) -> None:
+        assert self._profiler is not None
+        self._profiler.stop()
+        folder.mkdir(parents=True, exist_ok=True)
+        # As TensorBoard's plugin wants it to be called.
+        file = folder / f"{socket.gethostname()}.{name}.pt.trace.json"
+        self._profiler.export_chrome_trace(str(file))
+        self._profiler = None

@@ -8,7 +8,6 @@ import torch
 from torch.optim import Optimizer
 
 from ....checkpoint.model_state import Variable
-from ....checkpoint.rank_state import JOIN
 from ....checkpoint.run_directory import RunDirectory
 from ....errors import InvalidInputError
 from ....storage.arrays import Arrays
@@ -16,19 +15,78 @@ from ....training.epochs import Step
 from ....training.part_comparison import Values
 from ....training.progress import Logs
 from ....training.spec import TrainingSpec
-from ..build import check_module
-from ..hooks import TorchHooks
+from ..callbacks import Callbacks
+from ..engine import SavedModel
 from ..losses import LOSS
+from ..metrics import Results
+from ..model import check_module
+from ..optimizers import Schedule
 from ..probe import Recorder, forgetting
-from ..saved import SavedModule
-from ..schedulers import Planned
 from ..step import Steps
 from ..trainee import TorchTrainee
-from .adapter import TRAINING, VALIDATION, LightningAdapter
-from .optimizers import configure_optimizers
+from .adapter import TRAINING, VALIDATION, LightningAdapter, configure_optimizers
 
 # Among the sums, where a module may log a "loss" of its own.
 _STEP_LOSS = "loss of training_step"
+
+
+class LightningTrainee(TorchTrainee):
+    """Lightning implementation of `TorchTrainee`."""
+
+    _adapter: LightningAdapter
+
+    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Schedule]]:
+        self._adapter = LightningAdapter(self.module, self._spec, self._world)
+        # Parts that were made in setup:
+        self.module.to(self._device)
+        check_module(self.module)
+        self._check_weights()
+        optimizer, schedules = configure_optimizers(self.module)
+        return {"": optimizer}, schedules
+
+    def _make_results(self) -> Results:
+        results = _LightningResults(None, [], self._device)
+        self._adapter.sums = results.sums
+        return results
+
+    def _make_steps(self, *args: Any) -> Steps:
+        return _LightningSteps(*args, adapter=self._adapter)
+
+    def _make_hooks(self, *args: Any) -> Callbacks:
+        return _LightningCallbacks(*args, adapter=self._adapter, spec=self._spec)
+
+    @property
+    def has_complete_logs(self) -> bool:
+        return False  # what is logged in a validation is known when there was one
+
+    def of_validation(self, name: str) -> str:
+        return name  # the module has given it
+
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
+        means = super().results(kind, logs, fraction)
+        self._adapter.trainer.report(means)
+        # A training's epoch ends after its validation, and what is logged then follows.
+        return {**means, **self._adapter.end(VALIDATION)} if kind == "test" else means
+
+    def metric_variables(self) -> list[Variable]:
+        return [*super().metric_variables(), self._adapter.states]
+
+    @property
+    def _trained_by(self) -> str:
+        return "the loss of training_step"
+
+    def save(self, directory: RunDirectory) -> SavedModel:
+        self._adapter.detach()
+        return super().save(directory)
+
+
+class _LightningResults(Results):
+    """Means of what a module logs; the loss is that of ``training_step`` unless it is logged."""
+
+    def means(self, *, required: bool = True) -> dict[str, float]:
+        means = super().means(required=required)
+        step_loss = {LOSS: means.pop(_STEP_LOSS)} if _STEP_LOSS in means else {}
+        return {**step_loss, **means}
 
 
 class _LightningSteps(Steps):
@@ -41,20 +99,12 @@ class _LightningSteps(Steps):
     def __init__(self, *args: Any, adapter: LightningAdapter) -> None:
         super().__init__(*args)
         self._adapter = adapter
-        adapter.sums = self._sums
 
-    def _batch_of(self, step: Step, *, training: bool) -> Any:
-        rows = step.batch.rows
-        batch = self._batches.of(step.batch.arrays, training=training) if rows else None
-        torch_batch = self._batches.nothing() if batch is None else batch
-        target = self._batches.target(torch_batch)
-        return self._adapter.arrange(torch_batch, self._batches.feed.names, target)
-
-    def _compute(self, step: Step) -> None:
-        rows, optimizer = step.batch.rows, next(iter(self._optimizers.values()))
-        batch = self._batch_of(step, training=True)
+    def _train_batch(self, step: Step) -> None:
+        rows, (optimizer,) = step.batch.rows, self._optimizers.values()
+        arranged = self._arranged(step)
         with self._autocast():
-            loss = self._adapter.loss(batch, step.number, rows)
+            loss = self._adapter.loss(arranged, step.number, rows)
         optimizer.zero_grad(set_to_none=True)
         with self.exchange.backward():
             loss.backward()  # type: ignore[no-untyped-call]
@@ -62,32 +112,33 @@ class _LightningSteps(Steps):
         self._clip(optimizer)
         optimizer.step()
         self._adapter.trainer.global_step += 1
-        self._sums.add(_STEP_LOSS, loss.detach().double() * rows if rows else 0.0, rows)
+        self._results.sums.add(_STEP_LOSS, loss.detach().double() * rows if rows else 0.0, rows)
 
     def test(self, step: Step) -> None:
         self.modes.evaluate()
-        if not step.batch.rows:
-            return
-        with torch.no_grad():
-            batch = self._batch_of(step, training=False)
-            with self._autocast():
-                self._adapter.step("validation_step", batch, step.number, step.batch.rows)
+        if step.batch.rows:
+            with torch.no_grad(), self._autocast():
+                rows = step.batch.rows
+                self._adapter.step("validation_step", self._arranged(step), step.number, rows)
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
-        batch = self._batch_of(step, training=True)
+        arranged = self._arranged(step)
         called = forgetting(self._adapter.module.training_step)
         with self._adapter.unnoticed(), called, self._autocast():
-            loss = self._adapter.loss(batch, step.number, step.batch.rows)
+            loss = self._adapter.loss(arranged, step.number, step.batch.rows)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._record(recorder, None)
+        recorder.record(*self._optimizers.values())
         return {}
 
+    def _arranged(self, step: Step) -> Any:
+        return self._batches.arrange(self._batch_of(step) or self._batches.nothing())
 
-class _LightningHooks(TorchHooks):
-    """Lightning implementation of `TorchHooks`; the module's own hooks come first.
+
+class _LightningCallbacks(Callbacks):
+    """Lightning implementation of `Callbacks`; the module's own hooks come first.
 
     Args:
-        given: what those take.
+        args: those of `Callbacks`.
         adapter: the module.
         spec: the training.
     """
@@ -132,14 +183,12 @@ class _LightningHooks(TorchHooks):
         return super().epoch_end(epoch, results)
 
     def test_begin(self) -> None:
-        trainer = self._adapter.trainer
-        trainer.training, trainer.validating = False, True
+        self._adapter.trainer.validate(True)
         super().test_begin()
         self._adapter.call("on_validation_epoch_start")
 
     def test_end(self, logs: Logs) -> None:
-        trainer = self._adapter.trainer
-        trainer.training, trainer.validating = True, False
+        self._adapter.trainer.validate(False)
         super().test_end(logs)
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
@@ -151,57 +200,3 @@ class _LightningHooks(TorchHooks):
         super().restore(state, arrays)
         self._adapter.trainer.global_step = state["global_step"]
         self._adapter.metrics[TRAINING] = dict(state["logged"])
-
-
-class LightningTrainee(TorchTrainee):
-    """Lightning implementation of `TorchTrainee`."""
-
-    _adapter: LightningAdapter
-
-    def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
-        self._adapter = LightningAdapter(self.module, self._spec, self._world)
-        # What it has made in setup:
-        self.module.to(self._device)
-        check_module(self.module)
-        self._check_weights()
-        optimizer, planned = configure_optimizers(self.module)
-        return {"": optimizer}, planned
-
-    def _made_steps(self, *args: Any) -> Steps:
-        return _LightningSteps(*args, adapter=self._adapter)
-
-    @property
-    def has_complete_logs(self) -> bool:
-        return False  # what is logged in a validation is known when there was one
-
-    def of_validation(self, name: str) -> str:
-        return name  # which the module has given
-
-    def _means(self, kind: str) -> dict[str, float]:
-        means = super()._means(kind)
-        step_loss = {LOSS: means.pop(_STEP_LOSS)} if _STEP_LOSS in means else {}
-        return {**step_loss, **means}
-
-    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
-        means = super().results(kind, logs, fraction)
-        self._adapter.trainer.report(means)
-        if kind == "test":
-            return {**means, **self._adapter.end(VALIDATION)}
-        return means  # an epoch ends after its validation, and what is logged then follows
-
-    def _made_hooks(self, *args: Any) -> TorchHooks:
-        return _LightningHooks(*args, adapter=self._adapter, spec=self._spec)
-
-    def metric_variables(self) -> list[Variable]:
-        return [*super().metric_variables(), self._adapter.states]
-
-    def metric_merges(self) -> list[str]:
-        return [*super().metric_merges(), JOIN]
-
-    @property
-    def _trained_by(self) -> str:
-        return "the loss of training_step"
-
-    def save(self, directory: RunDirectory) -> SavedModule:
-        self._adapter.detach()
-        return super().save(directory)
