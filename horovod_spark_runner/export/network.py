@@ -15,7 +15,7 @@ from ..model.features import check_fits, feature_names
 from ..model.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..model.outputs import added_by
 from ..model.params import prediction_settings
-from ..model.predictions import PredictionModel
+from ..model.transformer import PredictionModel
 from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
 from ..training.engine import engine_named

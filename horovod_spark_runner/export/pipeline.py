@@ -128,7 +128,7 @@ def _flat(stage: object) -> Iterator[Any]:
 
 def _read(stages: Iterable[object], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are checked."""
-    from ..model.predictions import PredictionModel
+    from ..model.transformer import PredictionModel
 
     stages = list(stages)
     _check_supported([one for one in stages if not isinstance(one, PredictionModel)])

@@ -12,9 +12,9 @@ from ..storage.folders import check_free, check_free_file, convert_save_errors
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from ..training.onnx import PLAIN, VECTOR, ClassColumn
 from .features import feature_names
-from .files import MODES
 from .load import ModelHandle
 from .outputs import added_by
+from .predict_files import MODES
 
 
 @dataclass(frozen=True)

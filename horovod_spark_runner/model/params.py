@@ -1,4 +1,4 @@
-"""Spark ML's Params of a model that predicts, made from the table of settings.
+"""Spark ML's Params of trained models and of the estimator, made from the tables of settings.
 
 `with_params` makes a Param, a getter and a setter of each; check, converter and text are the
 table's. Setters check at once.
@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from ..config.estimator import EstimatorSettings
 from ..config.fields import Settings, default_of, kind_of, text_of
 from ..config.importable import copy_user_mark, mark_user_settings, replace_by_names
-from ..config.prediction import (
-    PredictionSettings,
-)
+from ..config.launch import LaunchSettings
+from ..config.prediction import PredictionSettings
+from ..config.training import FitOptions
 from ..errors import InvalidInputError, brief
 
 P = TypeVar("P", bound="StageParams")
@@ -260,3 +261,30 @@ class PredictionParams(FeatureParams):
         }
         copied._defaultParamMap = defaults
         return copied
+
+
+@with_params(EstimatorSettings)
+@with_params(LaunchSettings, "num_workers", "gpus_per_worker", "stream_logs")
+@with_params(FitOptions)
+class EstimatorParams(PredictionParams):
+    """Params of the estimator: its training, and its model's columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for settings in (EstimatorSettings, FitOptions, LaunchSettings):
+            set_defaults(self, settings)
+        self._setDefault(featuresCol="features")
+
+    def _set(self, **values: Any) -> EstimatorParams:
+        # Converters name functions, for grids; a stage keeps what it was given.
+        for name, value in values.items():
+            one = self.getParam(name)
+            self._paramMap[one] = converted(one, value)
+        return self
+
+    def _assign(self: P, name: str, value: Any) -> P:
+        super()._assign(name, value)
+        one = self.getParam(name)
+        if one in self._paramMap:
+            self._paramMap[one] = mark_user_settings(self._paramMap[one])
+        return self

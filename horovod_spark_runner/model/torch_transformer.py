@@ -21,7 +21,7 @@ from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from .load import ModelHandle, adopt_model
 from .persistence import StageReader, UserCode, loading_with
-from .trained_transformer import TrainedTransformer
+from .transformer import TrainedTransformer
 
 
 class TorchTransformer(TrainedTransformer):

@@ -15,9 +15,9 @@ from horovod_spark_runner.config.prediction import PredictionSettings, added_col
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.model import inference
-from horovod_spark_runner.model.arrow_features import feature_array
-from horovod_spark_runner.model.evaluating import Evaluation
-from horovod_spark_runner.model.frame import check_added
+from horovod_spark_runner.model.evaluate import choose_targets
+from horovod_spark_runner.model.evaluate_task import Evaluation
+from horovod_spark_runner.model.features import feature_array
 from horovod_spark_runner.model.inference import (
     array_of,
     describe_fault,
@@ -25,8 +25,7 @@ from horovod_spark_runner.model.inference import (
     valid_rows,
     with_nulls,
 )
-from horovod_spark_runner.model.outputs import check_classes
-from horovod_spark_runner.model.targets import choose_targets
+from horovod_spark_runner.model.outputs import check_added, check_classes
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import Targets
 

@@ -20,7 +20,6 @@ from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
 from ..storage.lease import holds
 from ..storage.retries import HungError
-from .progress import beside
 
 TRAIN, VALIDATION = "train", "validation"
 _VALIDATED = "val_"
@@ -162,3 +161,16 @@ def _scalars(name: str, value: LogValue) -> dict[str, float]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {name: float(value)}
     return {}
+
+
+def beside(logs: Mapping[str, object], facts: Mapping[str, float]) -> dict[str, float]:
+    """Rename a run's facts of an epoch where ``logs`` has the same names.
+
+    ``run/`` goes before the name of a fact that a log is called like.
+    """
+    renamed = {}
+    for name, value in facts.items():
+        while name in logs:
+            name = f"run/{name}"
+        renamed[name] = value
+    return renamed

@@ -35,7 +35,8 @@ from ..errors import (
 )
 from ..storage.filesystem import Location
 from ..storage.paths import redact_url
-from ..training.progress import beside, numbers
+from ..training.progress import numbers
+from .event_files import beside
 
 T = TypeVar("T")
 

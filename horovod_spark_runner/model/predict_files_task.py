@@ -24,7 +24,7 @@ from ..data.read.row_groups import read_footer
 from ..errors import DataError
 from ..storage.filesystem import Location
 from ..typed_json import load_json
-from .arrow_features import feature_array
+from .features import feature_array
 from .inference import SKIP, Predictor
 
 # Bytes held at a time at each of the three stations: read, computed, written.

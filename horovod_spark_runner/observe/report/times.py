@@ -11,9 +11,9 @@ import numpy as np
 from ...checkpoint.run_directory import Account
 from ...formatting import duration, share
 from ...training.time_breakdown import Kind
-from ..page import Child, Markup, figure, grid, paragraph, table
-from ..stacked import Part, Whole, legend, stacked_columns, stacked_rows
+from .charts import Part, Whole, legend, stacked_columns, stacked_rows
 from .facts import RunFacts
+from .page import Child, Markup, figure, grid, paragraph, table
 
 # Phases of a call, with the keys of its record.
 _PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
