@@ -30,21 +30,36 @@ from .inference import ERROR, SKIP, Predictor, is_scalar
 from .outputs import are_probabilities, misfit_of_classes
 
 if TYPE_CHECKING:
+    from pyspark.ml.evaluation import Evaluator
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
 # What stands for the model's own loss and metrics among others.
-COMPILED = "compiled"
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """Arguments of `TFTransformer.evaluate`."""
-
-    metrics: Any
-    label_cols: ColumnNames | str | None
-    sample_weight_col: str | bool | None
-    handle_invalid: str
+_COMPILED = "compiled"
+_PREFIX = "spark:"
+_BINARY = "BinaryClassificationEvaluator"
+_CLASSES = "MulticlassClassificationEvaluator"
+_REGRESSION = "RegressionEvaluator"
+_METRICS = {
+    _BINARY: ("areaUnderROC", "areaUnderPR"),
+    _REGRESSION: ("rmse", "mse", "r2", "mae", "var"),
+    _CLASSES: (
+        "f1",
+        "accuracy",
+        "weightedPrecision",
+        "weightedRecall",
+        "weightedTruePositiveRate",
+        "weightedFalsePositiveRate",
+        "weightedFMeasure",
+        "truePositiveRateByLabel",
+        "falsePositiveRateByLabel",
+        "precisionByLabel",
+        "recallByLabel",
+        "fMeasureByLabel",
+        "logLoss",
+        "hammingLoss",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -52,15 +67,19 @@ class _Metrics:
     """The requested metrics, by who computes them."""
 
     compiled: bool
-    others: Any
-    spark: tuple[SparkMetric, ...]
+    others: object
+    spark: tuple[_SparkMetric, ...]
 
 
 def evaluate(
     frame: DataFrame,
     recipe: Recipe,
     predictor: Predictor,
-    request: EvaluationRequest,
+    *,
+    metrics: object,
+    label_cols: ColumnNames | str | None,
+    sample_weight_col: str | bool | None,
+    handle_invalid: str,
 ) -> dict[str, Any]:
     """Return a model's losses and metrics over all rows of ``frame``.
 
@@ -68,53 +87,52 @@ def evaluate(
         frame: feature and label columns, and sample weights.
         recipe: what the driver knows of the model.
         predictor: what predicts on such a DataFrame.
-        request: what is asked for.
+        metrics: see `TFTransformer.evaluate`, as for the others.
+        label_cols: the label columns, if not called as in training.
+        sample_weight_col: the column of sample weights.
+        handle_invalid: ``"error"`` or ``"skip"``.
 
     Raises:
         InvalidInputError: an argument cannot be right, or names no metric.
         DataError: the columns do not fit the model's, a row cannot be evaluated, or there is none.
         ModelError: a loss or metric has no exact value over parts of the rows.
     """
-    if request.handle_invalid not in (ERROR, SKIP):
+    if handle_invalid not in (ERROR, SKIP):
         raise InvalidInputError(
-            f"handle_invalid={request.handle_invalid!r} is for predictions: rows without one have "
+            f"handle_invalid={handle_invalid!r} is for predictions: rows without one have "
             "no part in a metric; give evaluate(…, handle_invalid='skip') or 'error'"
         )
-    metrics = _sorted_out(request.metrics, recipe)
-    trained, label_cols = recipe.targets, request.label_cols
+    requested = _sort_metrics(metrics, recipe)
+    trained = recipe.targets
     if trained is None:
-        if metrics.compiled:
+        if requested.compiled:
             raise InvalidInputError(
                 "the model comes from no training of this package's, so that what it was compiled "
                 "with is not known; give the metrics, evaluate(df, metrics=['accuracy', …], "
                 "label_cols=…)"
             )
-        trained, label_cols = targets_by_outputs(frame, recipe.outputs, label_cols), None
-    targets, names = choose_targets(trained, label_cols, request.sample_weight_col)
-    check_fit(metrics.spark, recipe.outputs, targets)
-    check_same_columns(metrics.spark, targets, names)
+        trained, label_cols = _targets_by_outputs(frame, recipe.outputs, label_cols), None
+    targets, names = choose_targets(trained, label_cols, sample_weight_col)
+    _check_fit(requested.spark, recipe.outputs, targets)
+    _check_same_columns(requested.spark, targets, names)
     sources = sources_of_features(frame, predictor.names)
     arguments = [
         *(feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)),
-        *target_arguments(frame, targets.columns, names, targets.weight),
+        *_target_arguments(frame, targets.columns, names, targets.weight),
     ]
     evaluation = Evaluation(
-        digest=predictor.digest,
-        load=predictor.load,
-        columns=recipe.columns,
+        predictor=replace(predictor, handle_invalid=handle_invalid),
         targets=targets.columns,
-        names=(*predictor.names, *names),
-        question=dumps(Question(targets, metrics.compiled, metrics.others)),
-        batch_size=predictor.batch_size,
-        skip=request.handle_invalid == SKIP,
+        names=names,
+        question=dumps(Question(targets, requested.compiled, requested.others)),
         weight=targets.weight,
-        label=targets.outputs.slots[0][0] if metrics.spark else None,
+        label=targets.outputs.slots[0][0] if requested.spark else None,
     )
     rows = frame.select(*(a.alias(f"c{number}") for number, a in enumerate(arguments)))
     try:
         with described(frame.sparkSession, "Horovod: evaluating a model"):
-            _ask_first(frame, evaluation)
-            return _one_pass(rows, evaluation, recipe, metrics.spark)
+            _check_on_worker(frame, evaluation)
+            return _run_pass(rows, evaluation, recipe, requested.spark)
     except HorovodSparkError:
         raise
     except Exception as error:
@@ -122,7 +140,7 @@ def evaluate(
         raise
 
 
-def _sorted_out(metrics: Any, recipe: Recipe) -> _Metrics:
+def _sort_metrics(metrics: object, recipe: Recipe) -> _Metrics:
     """Return the metrics by who computes them.
 
     Raises:
@@ -130,17 +148,14 @@ def _sorted_out(metrics: Any, recipe: Recipe) -> _Metrics:
     """
     if metrics is None:
         return _Metrics(True, None, ())
-    if isinstance(metrics, Mapping):
-        items: list[Any] = [metrics]
-    else:
-        items = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    items = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     if not items:
         raise InvalidInputError(
             "metrics names none; None asks for the model's own loss and metrics"
         )
-    compiled = any(isinstance(item, str) and item == COMPILED for item in items)
-    items = [item for item in items if not (isinstance(item, str) and item == COMPILED)]
-    pairs = [(item, spark_metric(item)) for item in items]
+    wanted = [item for item in items if not (isinstance(item, str) and item == _COMPILED)]
+    compiled = len(wanted) < len(items)
+    pairs = [(item, _spark_metric(item)) for item in wanted]
     spark = tuple(metric for _, metric in pairs if metric is not None)
     others = [item for item, metric in pairs if metric is None]
     names = [metric.name for metric in spark]
@@ -156,7 +171,7 @@ def _sorted_out(metrics: Any, recipe: Recipe) -> _Metrics:
     return _Metrics(compiled, portable, spark)
 
 
-def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
+def _check_on_worker(frame: DataFrame, evaluation: Evaluation) -> None:
     """Load the model and the metrics in a worker, before any row is read.
 
     Raises:
@@ -167,8 +182,8 @@ def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
         raise getattr(errors, answer["error"], ModelError)(answer["message"])
 
 
-def _one_pass(
-    rows: DataFrame, evaluation: Evaluation, recipe: Recipe, spark: tuple[SparkMetric, ...]
+def _run_pass(
+    rows: DataFrame, evaluation: Evaluation, recipe: Recipe, spark: tuple[_SparkMetric, ...]
 ) -> dict[str, Any]:
     if evaluation.label is None:
         return _conclude(rows.mapInArrow(evaluation.add_up, SCHEMA), evaluation)
@@ -179,7 +194,7 @@ def _one_pass(
         results = _conclude(evaluated.filter("sums is not null"), evaluation)
         each = evaluated.filter("output is not null").select("output", "label", "weight")
         label = evaluation.name_of(evaluation.label)
-        return {**results, **evaluate_rows(each, recipe.outputs[0], spark, label)}
+        return {**results, **_evaluate_rows(each, recipe.outputs[0], spark, label)}
     finally:
         evaluated.unpersist()
 
@@ -199,7 +214,7 @@ def _conclude(evaluated: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
     return results
 
 
-def targets_by_outputs(
+def _targets_by_outputs(
     frame: DataFrame, outputs: Sequence[OutputSpec], label_cols: ColumnNames | str | None
 ) -> Targets:
     """Return the targets of an externally trained model's outputs.
@@ -216,14 +231,14 @@ def targets_by_outputs(
     if label_cols is None and not (len(outputs) == 1 and LABEL in frame.columns):
         raise InvalidInputError(
             "the model comes from no training of this package's, so that its label columns are not "
-            f"known; give label_cols=…, a column for each output: {_names_of(outputs)}"
+            f"known; give label_cols=…, a column for each output: {_quote_outputs(outputs)}"
         )
     binding = bind_columns([LABEL] if label_cols is None else label_cols, "label_cols")
     names = [output.name for output in outputs]
     if binding.names is None and len(binding.slots) != len(outputs):
         raise InvalidInputError(
             f"label_cols gives {binding.describe()}; give a column for each output: "
-            + _names_of(outputs)
+            + _quote_outputs(outputs)
         )
     unknown = [name for name in binding.names or () if name not in names]
     if len(outputs) == 1:  # the only one may be called by its layer, too, which workers know
@@ -231,7 +246,7 @@ def targets_by_outputs(
     if unknown or len(names) != len(outputs):
         raise InvalidInputError(
             f"label_cols names {quote_all(unknown or names)}; the model's outputs are "
-            + _names_of(outputs)
+            + _quote_outputs(outputs)
         )
     by_name = dict(zip(names, outputs, strict=True))
     columns: dict[str, Column] = {}
@@ -258,7 +273,7 @@ def _label_column(source: Source, output: OutputSpec, joined: int) -> Column:
     return Column(source.name, source.dtype, sizes)
 
 
-def _names_of(outputs: Sequence[OutputSpec]) -> str:
+def _quote_outputs(outputs: Sequence[OutputSpec]) -> str:
     return quote_all([output.name for output in outputs])
 
 
@@ -276,7 +291,7 @@ def choose_targets(
         InvalidInputError: the label columns do not fit those of the training.
     """
     labels = trained.outputs.columns
-    names = _renamed(trained.outputs, label_cols)
+    names = _match_label_names(trained.outputs, label_cols)
     columns = [column for column in trained.columns if column.name in labels]
     frame_columns = [names[column.name] for column in columns]
     chosen = trained.weight if weight is None else weight or None
@@ -295,7 +310,7 @@ def choose_targets(
     return replace(trained, columns=(*columns, column), weight=key), (*frame_columns, chosen)
 
 
-def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str, str]:
+def _match_label_names(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str, str]:
     """Return the current name of each label column of the training."""
     names = {name: name for name in trained.columns}
     if label_cols is None:
@@ -339,7 +354,7 @@ def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str
     return {**names, **called}
 
 
-def target_arguments(
+def _target_arguments(
     frame: DataFrame, columns: Sequence[Column], names: Sequence[str], weight: str | None
 ) -> list[SparkColumn]:
     """Return the Spark expressions that give labels and weights as the model was trained on them.
@@ -370,34 +385,8 @@ def target_arguments(
     return [feature_argument(s, c) for s, c in zip(sources, columns, strict=True)]
 
 
-PREFIX = "spark:"
-_BINARY = "BinaryClassificationEvaluator"
-_CLASSES = "MulticlassClassificationEvaluator"
-_REGRESSION = "RegressionEvaluator"
-_METRICS = {
-    _BINARY: ("areaUnderROC", "areaUnderPR"),
-    _REGRESSION: ("rmse", "mse", "r2", "mae", "var"),
-    _CLASSES: (
-        "f1",
-        "accuracy",
-        "weightedPrecision",
-        "weightedRecall",
-        "weightedTruePositiveRate",
-        "weightedFalsePositiveRate",
-        "weightedFMeasure",
-        "truePositiveRateByLabel",
-        "falsePositiveRateByLabel",
-        "precisionByLabel",
-        "recallByLabel",
-        "fMeasureByLabel",
-        "logLoss",
-        "hammingLoss",
-    ),
-}
-
-
 @dataclass(frozen=True)
-class SparkMetric:
+class _SparkMetric:
     """A metric that one of Spark ML's evaluators computes.
 
     Attributes:
@@ -408,10 +397,10 @@ class SparkMetric:
 
     name: str
     kind: str
-    evaluator: Any = field(repr=False)
+    evaluator: Evaluator = field(repr=False)
 
 
-def spark_metric(metric: Any) -> SparkMetric | None:
+def _spark_metric(metric: object) -> _SparkMetric | None:
     """Return the Spark ML metric of this name or evaluator; ``None`` for another kind of metric.
 
     Raises:
@@ -426,14 +415,14 @@ def spark_metric(metric: Any) -> SparkMetric | None:
                 f"{kind} cannot evaluate a network's outputs; those that can are "
                 + ", ".join(_METRICS)
             )
-        return SparkMetric(f"{PREFIX}{metric.getMetricName()}", kind, metric)
-    if not isinstance(metric, str) or not metric.startswith(PREFIX):
+        return _SparkMetric(f"{_PREFIX}{metric.getMetricName()}", kind, metric)
+    if not isinstance(metric, str) or not metric.startswith(_PREFIX):
         return None
-    name = metric.removeprefix(PREFIX)
+    name = metric.removeprefix(_PREFIX)
     for kind, names in _METRICS.items():
         if name in names:
-            return SparkMetric(metric, kind, getattr(evaluation, kind)(metricName=name))
-    every = [PREFIX + name for names in _METRICS.values() for name in names]
+            return _SparkMetric(metric, kind, getattr(evaluation, kind)(metricName=name))
+    every = [_PREFIX + name for names in _METRICS.values() for name in names]
     close = difflib.get_close_matches(metric, every, n=1)
     meant = f" (did you mean {close[0]!r}?)" if close else ""
     raise InvalidInputError(
@@ -441,8 +430,8 @@ def spark_metric(metric: Any) -> SparkMetric | None:
     )
 
 
-def check_fit(
-    metrics: Sequence[SparkMetric], outputs: Sequence[OutputSpec], targets: Targets
+def _check_fit(
+    metrics: Sequence[_SparkMetric], outputs: Sequence[OutputSpec], targets: Targets
 ) -> None:
     """Check that Spark ML's evaluators support the model's outputs and labels.
 
@@ -458,20 +447,18 @@ def check_fit(
                 "metrics"
             )
         width = _width(outputs[0])
-        if metric.kind == _REGRESSION and width != 1:
+        takes, fits, hint = {
+            _REGRESSION: ("one number per row", width == 1, ""),
+            _BINARY: ("one score per row, or one for each of two classes", width in (1, 2), ""),
+            _CLASSES: (
+                "one score per class and row",
+                width is not None and width > 1,
+                ", which says no class: use 'spark:areaUnderROC', or Keras' 'binary_accuracy'",
+            ),
+        }[metric.kind]
+        if not fits:
             raise InvalidInputError(
-                f"{metric.name!r} takes one number per row; the output has shape {outputs[0].shape}"
-            )
-        if metric.kind == _BINARY and width not in (1, 2):
-            raise InvalidInputError(
-                f"{metric.name!r} takes one score per row, or one for each of two classes; the "
-                f"output has shape {outputs[0].shape}"
-            )
-        if metric.kind == _CLASSES and (width is None or width < 2):
-            raise InvalidInputError(
-                f"{metric.name!r} takes one score per class and row; the output has shape "
-                f"{outputs[0].shape}, which says no class: use 'spark:areaUnderROC', or Keras' "
-                "'binary_accuracy'"
+                f"{metric.name!r} takes {takes}; the output has shape {outputs[0].shape}{hint}"
             )
         _check_activation(metric, outputs[0])
         name = labels.slots[0][0]
@@ -485,13 +472,13 @@ def check_fit(
             )
 
 
-def check_same_columns(
-    metrics: Sequence[SparkMetric], targets: Targets, names: Sequence[str]
+def _check_same_columns(
+    metrics: Sequence[_SparkMetric], targets: Targets, names: Sequence[str]
 ) -> None:
     """Check that evaluators which name their columns mean those that outputs are compared with.
 
     Args:
-        metrics: the metrics, which `check_fit` has let pass.
+        metrics: the metrics, which `_check_fit` has let pass.
         targets: what outputs are compared with.
         names: the DataFrame's column for each of ``targets.columns``.
 
@@ -515,7 +502,7 @@ def check_same_columns(
                 )
 
 
-def _check_activation(metric: SparkMetric, output: OutputSpec) -> None:
+def _check_activation(metric: _SparkMetric, output: OutputSpec) -> None:
     """Check that an output of several numbers can be of classes of which one is right."""
     if _width(output) == 1:
         return
@@ -532,16 +519,16 @@ def _check_activation(metric: SparkMetric, output: OutputSpec) -> None:
         raise InvalidInputError(f"{metric.name!r} takes it that {text}{advice}")
 
 
-def _takes_probabilities(metric: SparkMetric) -> bool:
+def _takes_probabilities(metric: _SparkMetric) -> bool:
     return metric.kind == _CLASSES and metric.evaluator.getMetricName() == "logLoss"
 
 
-def _label_sizes(metric: SparkMetric, output: OutputSpec) -> set[int]:
+def _label_sizes(metric: _SparkMetric, output: OutputSpec) -> set[int]:
     """Return how many numbers a row's label may have: a class, or one for each of the classes."""
     return {1} if metric.kind == _REGRESSION else {1, _width(output) or 1}
 
 
-def _wanted_label(metric: SparkMetric, output: OutputSpec) -> str:
+def _wanted_label(metric: _SparkMetric, output: OutputSpec) -> str:
     sizes = _label_sizes(metric, output)
     return "one number" if sizes == {1} else f"a class, or {max(sizes)} numbers (one-hot),"
 
@@ -553,8 +540,8 @@ def _width(output: OutputSpec) -> int | None:
     return output.shape[0] if len(output.shape) == 1 else None
 
 
-def evaluate_rows(
-    rows: DataFrame, output: OutputSpec, metrics: Sequence[SparkMetric], label: str
+def _evaluate_rows(
+    rows: DataFrame, output: OutputSpec, metrics: Sequence[_SparkMetric], label: str
 ) -> dict[str, float]:
     """Return the metrics by name.
 
@@ -571,28 +558,24 @@ def evaluate_rows(
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
 
-    def place_of_largest(name: str) -> Any:
+    def place_of_largest(name: str) -> SparkColumn:
         return (F.array_position(name, F.array_max(name)) - 1).cast("double")
 
+    def first_unless_several(name: str, several: SparkColumn) -> SparkColumn:
+        return F.when(F.size(name) > 1, several).otherwise(F.col(name)[0])
+
+    margin = F.col("output")[1] - F.col("output")[0]
     frame = rows.select(
-        F.when(F.size("output") > 1, place_of_largest("output"))
-        .otherwise(F.col("output")[0])
-        .alias("prediction"),
+        first_unless_several("output", place_of_largest("output")).alias("prediction"),
         array_to_vector("output").alias("scores"),
-        F.when(F.size("output") > 1, F.col("output")[1] - F.col("output")[0])
-        .otherwise(F.col("output")[0])
-        .alias("score"),
-        F.when(F.size("label") > 1, place_of_largest("label"))
-        .otherwise(F.col("label")[0])
-        .alias("label"),
+        first_unless_several("output", margin).alias("score"),
+        first_unless_several("label", place_of_largest("label")).alias("label"),
         "weight",
     )
     results: dict[str, float] = {}
     for metric in metrics:
-        _check_label_arrays(rows, metric, output, label)
+        _check_rows(rows, metric, output, label)
         _check_classes(frame, metric, output, label)
-        if _takes_probabilities(metric):
-            _check_probabilities(rows, metric, output)
         one = metric.evaluator
         columns = {one.labelCol: "label", one.weightCol: "weight"}
         if metric.kind == _BINARY:
@@ -607,10 +590,12 @@ def evaluate_rows(
     return results
 
 
-def _check_label_arrays(
-    rows: DataFrame, metric: SparkMetric, output: OutputSpec, label: str
-) -> None:
-    """Check that each row's label has the length that the metric takes, and names one class."""
+def _check_rows(rows: DataFrame, metric: _SparkMetric, output: OutputSpec, label: str) -> None:
+    """Check that labels name one class each, and outputs are probabilities where they have to be.
+
+    Raises:
+        DataError, ModelError: see `_evaluate_rows`.
+    """
     from pyspark.sql import functions as F
 
     value = F.col("label")
@@ -624,11 +609,8 @@ def _check_label_arrays(
             f"{output.name!r}, but label column {label!r} holds {brief(wrong[0])}: use Keras' "
             "metrics"
         )
-
-
-def _check_probabilities(rows: DataFrame, metric: SparkMetric, output: OutputSpec) -> None:
-    from pyspark.sql import functions as F
-
+    if not _takes_probabilities(metric):
+        return
     wrong = rows.filter(~are_probabilities(F.col("output"), output)).select("output").first()
     if wrong is not None:
         raise ModelError(
@@ -637,7 +619,7 @@ def _check_probabilities(rows: DataFrame, metric: SparkMetric, output: OutputSpe
         )
 
 
-def _check_classes(frame: DataFrame, metric: SparkMetric, output: OutputSpec, label: str) -> None:
+def _check_classes(frame: DataFrame, metric: _SparkMetric, output: OutputSpec, label: str) -> None:
     from pyspark.sql import functions as F
 
     value = F.col("label")

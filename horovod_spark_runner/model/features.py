@@ -20,6 +20,23 @@ from ..training.spec import Binding
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
+# Arrow's names of numbers -> Spark's.
+_NUMBERS = {
+    "bool": "boolean",
+    "int8": "byte",
+    "uint8": "short",
+    "int16": "short",
+    "uint16": "integer",
+    "int32": "integer",
+    "uint32": "long",
+    "int64": "long",
+    "float": "float",
+    "double": "double",
+}
+# What Spark's vectors are in Parquet, and the value of ``type`` in a dense one.
+_VECTOR_FIELDS = ("type", "size", "indices", "values")
+_DENSE = 1
+
 
 def feature_names(
     settings: PredictionSettings, inputs: Binding, columns: Sequence[Column]
@@ -111,24 +128,6 @@ def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkC
             same &= size == column.shape[level - 1]
         value = F.when(same, value)
     return value
-
-
-# Arrow's names of numbers -> Spark's.
-_NUMBERS = {
-    "bool": "boolean",
-    "int8": "byte",
-    "uint8": "short",
-    "int16": "short",
-    "uint16": "integer",
-    "int32": "integer",
-    "uint32": "long",
-    "int64": "long",
-    "float": "float",
-    "double": "double",
-}
-# What Spark's vectors are in Parquet, and the value of ``type`` in a dense one.
-_VECTOR_FIELDS = ("type", "size", "indices", "values")
-_DENSE = 1
 
 
 def check_feature(field: pa.Field, column: Column) -> None:

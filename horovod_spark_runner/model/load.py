@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.retry_policy import Attempt
@@ -85,10 +85,6 @@ class TrainingSummary:
     traffic: Mapping[str, int] = field(default_factory=dict)
     staleness: tuple[int, ...] = ()
 
-    def to_fields(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -116,7 +112,7 @@ class TrainedModel:
 def read_trained_model(
     directory: RunDirectory,
     source: ModelSource,
-    saved: Any,
+    saved: object,
     transforms: Mapping[str, Transform],
 ) -> TrainedModel:
     """Return the model of a run that has just ended.
@@ -128,16 +124,16 @@ def read_trained_model(
         transforms: what to do with a column's values, by its name.
     """
     model = read_model(directory)
-    recipe = _recipe(model, source.engine, transforms, source)
+    recipe = _make_recipe(model, source.engine, transforms, source)
     parts = engine_named(source.engine).parts(model, source, saved, {})
     return _trained(model, replace(recipe, parts=parts))
 
 
 def adopt_model(
     engine: str,
-    model: Any,
+    model: object,
     feature_cols: ColumnNames | None,
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
     signature: str = "",
 ) -> TrainedModel:
     """Return a model that was trained elsewhere.
@@ -168,8 +164,8 @@ def read_finished_run(
     directory: RunDirectory,
     *,
     engine: str = KERAS,
-    custom_objects: Mapping[str, Any] | None = None,
-    model_fn: Callable[[], Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
+    model_fn: Callable[[], object] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     checkpoint: int | None = None,
 ) -> TrainedModel:
@@ -228,7 +224,7 @@ def read_finished_run(
         )
     source = None if model_fn is None else ModelSource(function=model_fn, engine=engine)
     with _reading(directory):
-        recipe = _recipe(model, engine, transforms, source)
+        recipe = _make_recipe(model, engine, transforms, source)
         if signature.outputs is None and model_fn is None:
             return _trained(model, recipe)
         parts = engine_named(engine).parts(model, source, None, custom_objects)
@@ -265,7 +261,7 @@ def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
     return TrainedModel(recipe, model, model.signature.problem)
 
 
-def _recipe(
+def _make_recipe(
     model: StoredModel,
     engine: str,
     transforms: Mapping[str, Transform],
@@ -298,10 +294,10 @@ class ModelHandle:
         self._metadata = replace(model, recipe=_without_contents(model.recipe))
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
     @property

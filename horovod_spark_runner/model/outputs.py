@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
+# Whether UDFs take columns of columnar sources as they are; Spark has it from 4.3 on.
+_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+
 
 def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]:
     """Return the names of added columns, as far as the settings determine them.
@@ -104,10 +107,6 @@ def _advice(clashing: Sequence[str], settings: PredictionSettings, outputs: Sequ
     return f"prediction_col={example!r}, or prediction_col='predicted' for these very names"
 
 
-# Whether UDFs take columns of columnar sources as they are; Spark has it from 4.3 on.
-_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
-
-
 def with_predictions(
     frame: DataFrame, predictor: Predictor, settings: PredictionSettings
 ) -> DataFrame:
@@ -130,7 +129,7 @@ def with_predictions(
     sources = sources_of_features(frame, predictor.names)
     in_struct = settings.output_form == "struct"
     added = [] if in_struct else added_by(outputs, settings)
-    names = [struct_name(settings)] if in_struct else [one.name for one in added]
+    names = [_struct_name(settings)] if in_struct else [one.name for one in added]
     named = [output.name for output in outputs]
     check_added(names, frame.columns, settings, by_case=by_case, outputs=named)
     pairs = zip(sources, predictor.columns, strict=True)
@@ -149,10 +148,10 @@ def with_predictions(
     if in_struct:
         fields = [v.alias(output.name) for v, output in zip(values, outputs, strict=True)]
         named = [F.when(values[0].isNotNull(), F.struct(*fields)).alias(names[0])]
-    elif single and added == [Added(names[0], 0, outputs[0])]:
+    elif single and added == [_Added(names[0], 0, outputs[0])]:
         return predicted.withColumnRenamed(helper, names[0])
     else:
-        named = [expression(one, values[one.output]).alias(one.name) for one in added]
+        named = [_expression(one, values[one.output]).alias(one.name) for one in added]
     return predicted.select("*", *named).drop(helper)
 
 
@@ -192,7 +191,7 @@ def _return_type(types: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Added:
+class _Added:
     """A column made from one output.
 
     Attributes:
@@ -210,7 +209,7 @@ class Added:
     scores: bool = False
 
 
-def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> list[Added]:
+def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> list[_Added]:
     """Return the columns to add: the outputs' in their order, then those of classes.
 
     Args:
@@ -230,21 +229,21 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
         in_scores = spec.name in scores
         if in_scores or spec.name in probabilities:
             _check_classes(spec, scores=in_scores)
-            added.append(Added(name, place, spec, CLASS, in_scores))
+            added.append(_Added(name, place, spec, CLASS, in_scores))
             if in_scores:
-                of_classes.append(Added(scores[spec.name], place, spec, SCORES, True))
+                of_classes.append(_Added(scores[spec.name], place, spec, SCORES, True))
             if spec.name in probabilities:
                 wanted = probabilities[spec.name]
-                of_classes.append(Added(wanted, place, spec, PROBABILITY, in_scores))
+                of_classes.append(_Added(wanted, place, spec, PROBABILITY, in_scores))
         elif settings.output_form == "vector" and not is_scalar(spec):
             if spec.dtype == "string":
                 raise InvalidInputError(
                     f"output_form='vector' cannot hold output {spec.name!r}, which is of strings; "
                     "leave it out"
                 )
-            added.append(Added(name, place, spec, VECTOR))
+            added.append(_Added(name, place, spec, VECTOR))
         else:
-            added.append(Added(name, place, spec))
+            added.append(_Added(name, place, spec))
     return added + of_classes
 
 
@@ -272,7 +271,7 @@ def check_classes(
             _check_classes(spec, scores=False)
 
 
-def struct_name(settings: PredictionSettings) -> str:
+def _struct_name(settings: PredictionSettings) -> str:
     """Return the name of the one column of all outputs, for ``output_form="struct"``.
 
     Raises:
@@ -298,7 +297,7 @@ def struct_name(settings: PredictionSettings) -> str:
     return name
 
 
-def expression(added: Added, value: SparkColumn) -> SparkColumn:
+def _expression(added: _Added, value: SparkColumn) -> SparkColumn:
     """Return the Spark expression of an added column.
 
     Args:
@@ -322,7 +321,7 @@ def expression(added: Added, value: SparkColumn) -> SparkColumn:
     return F.when(value.isNotNull(), array_to_vector(classes))
 
 
-def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
+def _of_two(added: _Added, value: SparkColumn) -> SparkColumn:
     """Return the values of both classes from an output that describes class 1."""
     from pyspark.sql import functions as F
 
@@ -337,7 +336,7 @@ def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
     return F.array(-score, score)
 
 
-def _of_several(added: Added, value: SparkColumn) -> SparkColumn:
+def _of_several(added: _Added, value: SparkColumn) -> SparkColumn:
     """Return the output's value of each class."""
     from pyspark.sql import functions as F
 
@@ -379,7 +378,7 @@ def _each(
     )[0]
 
 
-def _checked(added: Added, value: SparkColumn, right: SparkColumn) -> SparkColumn:
+def _checked(added: _Added, value: SparkColumn, right: SparkColumn) -> SparkColumn:
     """Return ``value`` where it is right or null; in other rows Spark raises an error."""
     from pyspark.sql import functions as F
 

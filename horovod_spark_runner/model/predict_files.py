@@ -45,7 +45,7 @@ from .predict_files_task import (
     Leaf,
     Unit,
     check_stored_types,
-    opened,
+    open_source,
     parquet_file,
     scored_schema,
     stored_leaves,
@@ -62,6 +62,14 @@ _TASKS_PER_SLOT = 3
 _SLOTS = 16
 # The names of one kind of storage.
 _S3 = re.compile("^s3[an]://")
+# Threads that wait for storage on the driver.
+_THREADS = 16
+_TEMPORARY = "_temporary-"
+_OF_A_CALL = re.compile(rf"{_TEMPORARY}[0-9a-f]{{32}}")
+_LEASE = "_lease.json"
+# The local file that is locked while the lease changes hands. It stays.
+_GUARD = "._lease"
+_SUCCESS = "_SUCCESS"
 
 
 @dataclass(frozen=True)
@@ -212,13 +220,13 @@ def plan_files(
     Raises:
         DataError, InvalidInputError, ModelError: see `predict_files`.
     """
-    check_destination(request.destination, request.mode)
+    _check_destination(request.destination, request.mode)
     listing = parquet_files(request.source)
     listing.check_all_count("read them with Spark, and use transform")
     if not listing.files:
         there = "holds no Parquet files" if request.source.exists() else "does not exist"
         raise DataError(f"the source {request.source} {there}")
-    with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
+    with ThreadPoolExecutor(_THREADS, "hsr-footers") as pool:
         names = [file.name for file in listing.files]
         files = list(pool.map(lambda name: _read_source_file(listing.folder, name), names))
     first = files[0]
@@ -229,13 +237,13 @@ def plan_files(
                 "or in other types: put files of one schema into a folder each, or read them with "
                 "Spark and use transform"
             )
-    task = _task(
+    task = _make_task(
         request, predictor, listing.folder, files, listing.partitions or (), by_case=by_case
     )
     size = sum(sum(file.sizes) for file in files)
     low, high = _UNIT_BYTES
     tasks = max(slots * _TASKS_PER_SLOT, size // high)
-    units = divided(files, min(max(size // tasks, low), high))
+    units = split_files(files, min(max(size // tasks, low), high))
     return FilesPlan(task, tuple(units), min(tasks, len(units)))
 
 
@@ -268,13 +276,13 @@ class SourceFile:
 
 def _read_source_file(folder: Location, name: str) -> SourceFile:
     place = folder.join(name)
-    with opened(place) as stream:
+    with open_source(place) as stream:
         file, checksum = parquet_file(stream, place)
         schema, leaves = file.schema_arrow, stored_leaves(file)
         return SourceFile(name, place, schema, leaves, file.metadata, checksum)
 
 
-def _task(
+def _make_task(
     request: FilesRequest,
     predictor: Predictor,
     folder: Location,
@@ -343,7 +351,7 @@ def _copied_columns(
     return tuple(name for name in schema.names if name in columns)
 
 
-def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, Any]:
+def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, object]:
     """Return options to write as the file is written.
 
     Its compression, and its dictionaries, but for numbers with a fraction, which hardly ever
@@ -364,7 +372,7 @@ def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def divided(files: Sequence[SourceFile], limit: int) -> list[Unit]:
+def split_files(files: Sequence[SourceFile], limit: int) -> list[Unit]:
     """Return the units of files, in the order of their rows. Pure.
 
     Args:
@@ -403,16 +411,6 @@ def _slots(spark: SparkSession) -> int:
     return _SLOTS if context is None else int(context.defaultParallelism)
 
 
-# Threads that wait for storage on the driver.
-THREADS = 16
-_TEMPORARY = "_temporary-"
-_OF_A_CALL = re.compile(rf"{_TEMPORARY}[0-9a-f]{{32}}")
-_LEASE = "_lease.json"
-# The local file that is locked while the lease changes hands. It stays.
-_GUARD = "._lease"
-_SUCCESS = "_SUCCESS"
-
-
 @dataclass
 class Commit:
     """Files to be committed.
@@ -426,7 +424,7 @@ class Commit:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def check_destination(destination: Location, mode: str) -> None:
+def _check_destination(destination: Location, mode: str) -> None:
     """Check that a folder may be written.
 
     Args:
@@ -471,7 +469,7 @@ def committing(destination: Location, mode: str) -> Iterator[Commit]:
         destination.make_folder()
     with Lease(destination.join(_LEASE), destination.join(_GUARD), terms) as lease:
         # Another call may have ended since the plan was made.
-        check_destination(destination, mode)
+        _check_destination(destination, mode)
         commit = Commit(destination.join(_TEMPORARY + lease.token))
         with _failures_named(destination):
             for place in destination.list():
@@ -480,7 +478,7 @@ def committing(destination: Location, mode: str) -> Iterator[Commit]:
             commit.staging.make_folder()
         try:
             yield commit
-            check_destination(destination, mode)
+            _check_destination(destination, mode)
             with _failures_named(destination):
                 lease.check()
                 if mode == "overwrite":
@@ -529,5 +527,5 @@ def _move_into_place(destination: Location, commit: Commit) -> None:
     def move(target: str) -> None:
         commit.staging.join(commit.files[target]).move_to(destination.join(target))
 
-    with ThreadPoolExecutor(THREADS, "hsr-commit") as pool:
+    with ThreadPoolExecutor(_THREADS, "hsr-commit") as pool:
         list(pool.map(move, commit.files))

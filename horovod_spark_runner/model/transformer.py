@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.ml import Model
+from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from ..checkpoint.run_directory import RunDirectory
@@ -24,21 +25,25 @@ from ..config.prediction import (
     OutputForm,
     PredictionCol,
     PredictionSettings,
+    added_columns,
 )
-from ..config.validators import ColumnNames, check_place
+from ..config.validators import ColumnNames, check_choice, check_place
 from ..data.prepare.datasets import check_has_an_end
 from ..errors import InvalidInputError, brief
 from ..formatting import quote_all
 from ..frameworks import KERAS, transformer_of
 from ..storage.filesystem import Location
-from .evaluate import EvaluationRequest, evaluate
-from .export import ExportRequest, export_model
+from ..storage.folders import check_free, check_free_file, convert_save_errors
+from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
+from ..training.onnx import PLAIN, VECTOR, ClassColumn
+from .evaluate import evaluate
+from .features import feature_names
 from .inference import ERROR, KEEP
 from .load import ModelHandle, TrainingSummary, adopt_model, read_finished_run
-from .outputs import check_classes, with_predictions
+from .outputs import added_by, check_classes, with_predictions
 from .params import PredictionParams, check_stage_params, prediction_settings, set_params
 from .persistence import KerasStageReader, StageWriter, UserCode, loading_with
-from .predict_files import FilesRequest, predict_files
+from .predict_files import MODES, FilesRequest, predict_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,20 +52,58 @@ if TYPE_CHECKING:
 _OF_CLASSES = {"probabilityCol": "probability_col", "rawPredictionCol": "raw_prediction_col"}
 
 
-class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
-    """A model of Spark ML around a trained model of any origin.
+T = TypeVar("T", bound="TrainedTransformer")
+
+
+class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: ignore[misc]
+    """Adds a trained model's predictions to a DataFrame; all other columns stay.
 
     Args:
         model: the model, on the driver.
+        summary: the summary of its training.
         settings: how it predicts.
+
+    Attributes:
+        engine: the engine of the models that a class holds, where a model does not say another.
+        loading_advice: how the user's own code is given when one is loaded, for messages.
     """
 
-    def __init__(self, model: ModelHandle, settings: PredictionSettings | None = None) -> None:
+    engine: ClassVar[str]
+    loading_advice: ClassVar[str]
+
+    def __init__(
+        self,
+        model: ModelHandle,
+        *,
+        summary: TrainingSummary | None = None,
+        settings: PredictionSettings | None = None,
+    ) -> None:
         super().__init__()
         self._model = model
+        self._summary = summary
         set_params(self, settings or PredictionSettings())
 
-    def _set(self, **values: Any) -> PredictionModel:
+    @classmethod
+    def _of_run(
+        cls: type[T],
+        run_dir: str | os.PathLike[str],
+        code: UserCode,
+        checkpoint: int | None,
+        **settings: Any,
+    ) -> T:
+        """Return the transformer of a finished run; ``settings`` are those of predictions."""
+        prediction, directory = PredictionSettings(**settings), RunDirectory(Location(run_dir))
+        model = read_finished_run(directory, engine=cls.engine, checkpoint=checkpoint, **vars(code))
+        others = [name for name in code.transforms or () if name not in model.recipe.transforms]
+        if others:
+            raise InvalidInputError(
+                f"transforms names {quote_all(others)}, which the model in {directory.location} "
+                "was trained without a transform of: leave it out, or change the DataFrame's column"
+            )
+        summary = TrainingSummary(str(directory.location), directory.read_metrics())
+        return cls(ModelHandle(model), summary=summary, settings=prediction)
+
+    def _set(self: T, **values: object) -> T:
         before = dict(self._paramMap)
         super()._set(**values)
         metadata = self._model.metadata
@@ -80,7 +123,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
                 raise
         return self
 
-    def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
+    def transform(
+        self, dataset: DataFrame, params: Mapping[Param[Any], object] | None = None
+    ) -> DataFrame:
         """Return the DataFrame with the predictions.
 
         Args:
@@ -99,7 +144,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
     def evaluate(
         self,
         dataset: DataFrame,
-        metrics: Any = None,
+        metrics: object = None,
         *,
         label_cols: ColumnNames | str | None = None,
         sample_weight_col: str | bool | None = None,
@@ -153,13 +198,15 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         spark = _session(dataset, "evaluate")
         check_has_an_end(dataset, "evaluated on")
         predictor = self._model.predictor(spark, settings)
-        request = EvaluationRequest(
-            metrics,
-            label_cols,
-            sample_weight_col,
-            by_default if handle_invalid is None else handle_invalid,
+        return evaluate(
+            dataset,
+            self._model.metadata.recipe,
+            predictor,
+            metrics=metrics,
+            label_cols=label_cols,
+            sample_weight_col=sample_weight_col,
+            handle_invalid=by_default if handle_invalid is None else handle_invalid,
         )
-        return evaluate(dataset, self._model.metadata.recipe, predictor, request)
 
     def predict_files(
         self,
@@ -244,69 +291,12 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             InvalidInputError: a Param asks for columns that the format does not have, or another
                 argument cannot be right.
         """
-        request = ExportRequest(Location(path), format, mode, prediction_settings(self))
-        export_model(self._model, request)
+        _export(self._model, Location(path), format, mode, prediction_settings(self))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)
         predictor = self._model.predictor(_session(dataset, "transform"), settings)
         return with_predictions(dataset, predictor, settings)
-
-
-def _session(dataset: DataFrame, method: str) -> SparkSession:
-    check_is_frame(dataset, f"{method} takes a Spark DataFrame")
-    spark = check_running(dataset.sparkSession)
-    use_driver_python(spark)
-    return spark
-
-
-T = TypeVar("T", bound="TrainedTransformer")
-
-
-class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[misc]
-    """Adds a trained model's predictions to a DataFrame; all other columns stay.
-
-    Args:
-        model: the model, on the driver.
-        summary: the summary of its training.
-        settings: how it predicts.
-
-    Attributes:
-        engine: the engine of the models that a class holds, where a model does not say another.
-        loading_advice: how the user's own code is given when one is loaded, for messages.
-    """
-
-    engine: ClassVar[str]
-    loading_advice: ClassVar[str]
-
-    def __init__(
-        self,
-        model: ModelHandle,
-        *,
-        summary: TrainingSummary | None = None,
-        settings: PredictionSettings | None = None,
-    ) -> None:
-        super().__init__(model, settings)
-        self._summary = summary
-
-    @classmethod
-    def _of_run(
-        cls: type[T],
-        run_dir: str | os.PathLike[str],
-        settings: PredictionSettings,
-        **how: Any,
-    ) -> T:
-        """Return the transformer of a finished run; ``how`` as `read_finished_run` takes it."""
-        directory = RunDirectory(Location(run_dir))
-        model = read_finished_run(directory, engine=cls.engine, **how)
-        others = [name for name in how["transforms"] or () if name not in model.recipe.transforms]
-        if others:
-            raise InvalidInputError(
-                f"transforms names {quote_all(others)}, which the model in {directory.location} "
-                "was trained without a transform of: leave it out, or change the DataFrame's column"
-            )
-        summary = TrainingSummary(str(directory.location), directory.read_metrics())
-        return cls(ModelHandle(model), summary=summary, settings=settings)
 
     @property
     def output_names(self) -> list[str]:
@@ -349,7 +339,62 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
             RunDirectoryError: from its ``save``: there is something at the path, or the files the
                 model was read from are gone.
         """
-        return StageWriter(self, self._model, self._summary)
+        return StageWriter(self)
+
+
+def _session(dataset: DataFrame, method: str) -> SparkSession:
+    check_is_frame(dataset, f"{method} takes a Spark DataFrame")
+    spark = check_running(dataset.sparkSession)
+    use_driver_python(spark)
+    return spark
+
+
+def _export(
+    model: ModelHandle, target: Location, format: str, mode: str, settings: PredictionSettings
+) -> None:
+    """Write the model; the framework is imported.
+
+    Args:
+        model: the model.
+        target: the folder or file to write.
+        format: what to write.
+        mode: what becomes of an export that is there.
+        settings: how the transformer predicts: names of columns.
+
+    Raises:
+        InvalidInputError: the settings do not fit the model, or there is no such format.
+        ModelError: the format cannot hold the model.
+        RunDirectoryError: there is something at the place.
+        StorageError: storage fails.
+    """
+    check_choice("mode", mode, MODES)
+    suffix = SUFFIXES.get(format, "")
+    if not target.name.endswith(suffix):
+        raise InvalidInputError(
+            f"a {format!r} is one file, whose name ends in {suffix}; got {target}"
+        )
+    if settings.output_form == "struct":
+        raise InvalidInputError(
+            "output_form='struct' puts all outputs into one column, which an export does not have; "
+            "take the outputs as they are, from a copy of the transformer with that cleared"
+        )
+    recipe = model.whole()
+    engine = engine_named(recipe.engine)
+    columns = feature_names(settings, recipe.inputs, recipe.columns)
+    engine.check_export(format, columns, tuple(recipe.transforms))
+    outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
+    classes = [
+        ClassColumn(one.name, one.output, one.holds, one.scores)
+        for one in added_by(recipe.outputs, settings)
+        if one.holds not in (PLAIN, VECTOR)
+    ]
+    if format in SUFFIXES:
+        check_free_file(target, mode)
+    else:
+        check_free(target, mode, GRAPH_FILE, "an export")
+    with convert_save_errors("the export", target):
+        target.parent.make_folder()
+        engine.export(recipe, format, columns, outputs, target, classes)
 
 
 def transformer_class(engine: str) -> type[TrainedTransformer]:
@@ -385,8 +430,8 @@ class TFTransformer(TrainedTransformer):
         run_dir: str | os.PathLike[str],
         *,
         checkpoint: int | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        model_fn: Callable[[], Any] | None = None,
+        custom_objects: Mapping[str, object] | None = None,
+        model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         feature_cols: ColumnNames | None = None,
         prediction_col: PredictionCol = None,
@@ -423,7 +468,10 @@ class TFTransformer(TrainedTransformer):
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
-        settings = PredictionSettings(
+        return cls._of_run(
+            run_dir,
+            UserCode(custom_objects, model_fn, transforms),
+            checkpoint,
             feature_cols=feature_cols,
             prediction_col=prediction_col,
             probability_col=probability_col,
@@ -432,22 +480,14 @@ class TFTransformer(TrainedTransformer):
             handle_invalid=handle_invalid,
             predict_batch_size=predict_batch_size,
         )
-        return cls._of_run(
-            run_dir,
-            settings,
-            custom_objects=custom_objects,
-            model_fn=model_fn,
-            transforms=transforms,
-            checkpoint=checkpoint,
-        )
 
     @classmethod
     def from_keras(
         cls,
-        model: Any,
+        model: object,
         feature_cols: ColumnNames | None = None,
         *,
-        custom_objects: Mapping[str, Any] | None = None,
+        custom_objects: Mapping[str, object] | None = None,
     ) -> TFTransformer:
         """Return the transformer of a Keras model that was trained elsewhere.
 
@@ -514,8 +554,8 @@ class TFTransformer(TrainedTransformer):
     def loading(
         cls,
         *,
-        custom_objects: Mapping[str, Any] | None = None,
-        model_fn: Callable[[], Any] | None = None,
+        custom_objects: Mapping[str, object] | None = None,
+        model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
         """Pass user code to transformers that are loaded inside pipelines.

@@ -320,9 +320,7 @@ def sample() -> str:
                     figure(
                         "Epochs",
                         legend(PARTS, wholes(1, "e")),
-                        stacked_columns(
-                            wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s", wide=True
-                        ),
+                        stacked_columns(wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s"),
                         wide=True,
                     ),
                     figure("Ranks", stacked_rows(wholes(6, "rank"), PARTS, title="seconds")),

@@ -416,8 +416,8 @@ def test_parts_are_never_called_as_other_files(predictor: Predictor, tmp_path: P
             return [10, 10]
 
     with pytest.raises(DataError, match=r"'a-00001\.parquet'"):
-        files.divided([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
-    units = files.divided([Large("b.parquet", *large)], 10)
+        files.split_files([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
+    units = files.split_files([Large("b.parquet", *large)], 10)
     assert [(unit.target, unit.groups) for unit in units] == [
         ("b-00000.parquet", (0,)), ("b-00001.parquet", (1,)),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -13,13 +13,20 @@ import numpy as np
 from ...formatting import duration, short, shortened
 from .page import Child, Markup, element
 
-WIDTH, WIDE = 380, 780
-HEIGHT = 230
+_WIDTH, _WIDE = 380, 780
+_HEIGHT = 230
 # Width of a character of the charts' text, on average, also of labels in bold type, and room above
 # and below the plot.
-CHARACTER = 6.0
-BOLD = 6.9
-TOP, BOTTOM = 24.0, 36.0
+_CHARACTER = 6.0
+_BOLD = 6.9
+_TOP, _BOTTOM = 24.0, 36.0
+# Characters of a curve's name and of a bar's, and heights of both.
+_LABEL_LENGTH, _ROW_LABEL_LENGTH = 15, 22
+_LINE, _ROW = 13.0, 20.0
+MOST_COLUMNS = 90
+_GAP = 0.18  # between columns, of a column's width
+
+_Values: TypeAlias = "Sequence[float] | np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -121,20 +128,18 @@ def spans_decades(values: Sequence[float] | np.ndarray) -> bool:
 
 
 @dataclass(frozen=True)
-class Frame:
+class _Frame:
     """The plot of a chart with two axes.
 
     Attributes:
         x: the horizontal scale.
         y: the vertical one.
         width: of the whole chart.
-        height: likewise.
     """
 
     x: Scale
     y: Scale
     width: int
-    height: int
 
     def draw(self, x_title: str, y_title: str, *, whole_x: bool = False) -> Markup:
         """Return grid, ticks and titles.
@@ -151,53 +156,51 @@ class Frame:
             y = self.y.at(tick)
             rows.append(element("line", class_="grid", x1=left, x2=right, y1=y, y2=y))
             # One at the upper edge keeps clear of the title above it.
-            rows.append(text(short(tick), left - 5, max(y + 3.5, top + 6), "end"))
+            rows.append(_text(short(tick), left - 5, max(y + 3.5, top + 6), "end"))
         ticks = self.x.ticks(max(2, int((right - left) / 60)))
         for tick in [t for t in ticks if not whole_x or float(t).is_integer()]:
             x = self.x.at(tick)
             rows.append(element("line", class_="tick", x1=x, x2=x, y1=bottom, y2=bottom + 4))
-            rows.append(text(short(tick), x, bottom + 15, "middle"))
+            rows.append(_text(short(tick), x, bottom + 15, "middle"))
         rows.append(element("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
-        rows.append(text(x_title, (left + right) / 2, self.height - 4, "middle", "title"))
+        rows.append(_text(x_title, (left + right) / 2, _HEIGHT - 4, "middle", "title"))
         scale = " (log scale)" if self.y.log else ""
-        rows.append(text(y_title + scale, 2, 10, "start", "title"))
+        rows.append(_text(y_title + scale, 2, 10, "start", "title"))
         return element("g", rows)
 
 
-def frame(
+def _frame(
     x: tuple[float, float],
     y: tuple[float, float],
     *,
     width: int,
-    height: int,
     right: float,
     log_y: bool = False,
-) -> Frame:
+) -> _Frame:
     """Return the plot for such bounds, with room for ticks on its left.
 
     Args:
         x: lowest and highest value of the horizontal axis.
         y: those of the vertical one.
         width: of the chart.
-        height: likewise.
         right: room on the right.
         log_y: whether the vertical one is.
     """
-    bottom = height - BOTTOM
-    upward = Scale(*y, begin=bottom, end=TOP, log=log_y)
+    bottom = _HEIGHT - _BOTTOM
+    upward = Scale(*y, begin=bottom, end=_TOP, log=log_y)
     longest = max((len(short(tick)) for tick in upward.ticks(4)), default=1)
-    left = 12 + CHARACTER * longest
-    return Frame(Scale(*x, begin=left, end=width - right), upward, width, height)
+    left = 12 + _CHARACTER * longest
+    return _Frame(Scale(*x, begin=left, end=width - right), upward, width)
 
 
-def text(
+def _text(
     words: str, x: float, y: float, anchor: str = "start", class_: str | None = None
 ) -> Markup:
     """Return text in a chart; ``anchor`` is the end that is at ``x``."""
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def chart(width: int, height: float, label: str, *children: Child, kind: str = "") -> Markup:
+def _chart(width: int, height: float, label: str, *children: Child, kind: str = "") -> Markup:
     """Return a chart of this size; ``label`` describes it to screen readers."""
     return element(
         "svg",
@@ -206,7 +209,7 @@ def chart(width: int, height: float, label: str, *children: Child, kind: str = "
         viewBox=f"0 0 {width} {height:g}",
         role="img",
         aria_label=label,
-        data_wide="1" if width > WIDTH else None,
+        data_wide="1" if width > _WIDTH else None,
     )
 
 
@@ -251,12 +254,6 @@ def groups(count: int, limit: int) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(edges)]
 
 
-Values: TypeAlias = "Sequence[float] | np.ndarray"
-
-_LABEL_LENGTH = 15
-_LINE = 13.0  # height of a label
-
-
 @dataclass(frozen=True)
 class Series:
     """One curve.
@@ -272,8 +269,8 @@ class Series:
     """
 
     name: str
-    x: Values
-    y: Values
+    x: _Values
+    y: _Values
     colour: int | None = None
     dashed: bool = False
 
@@ -303,21 +300,20 @@ def line_chart(
         points: parts of the horizontal axis of which extremes are kept; see `thin`.
     """
     curves = [_Curve.of(one, i, log_y) for i, one in enumerate(series) if len(one.x)]
-    width = WIDE if wide else WIDTH
+    width = _WIDE if wide else _WIDTH
     if not any(len(curve.x) for curve in curves):
-        return chart(width, 40, y_title, text("no values", 8, 24))
+        return _chart(width, 40, y_title, _text("no values", 8, 24))
     all_x = np.concatenate([curve.x[[0, -1]] for curve in curves if len(curve.x)])
     all_y = np.concatenate([curve.y for curve in curves])
     lowest, highest = float(all_x.min()), float(all_x.max())
     if lowest == highest:
         lowest, highest = lowest - 0.5, highest + 0.5
     longest = max(len(curve.label) for curve in curves)
-    plot = frame(
+    plot = _frame(
         (lowest, highest),
         bounds(all_y, log=log_y, from_zero=from_zero),
         width=width,
-        height=HEIGHT,
-        right=14 + BOLD * longest,
+        right=14 + _BOLD * longest,
         log_y=log_y,
     )
     thinned = [curve.thinned(points) for curve in curves]
@@ -329,7 +325,7 @@ def line_chart(
     hover = element(
         "g", class_="hover", data_x=scale, data_top=plot.y.end, data_bottom=plot.y.begin
     )
-    return chart(width, HEIGHT, f"{y_title} by {x_title}: {names}", *drawn, hover, kind="lines")
+    return _chart(width, _HEIGHT, f"{y_title} by {x_title}: {names}", *drawn, hover, kind="lines")
 
 
 @dataclass(frozen=True)
@@ -372,7 +368,7 @@ class _Curve:
         chosen = thin(self.x, self.y, points)
         return _Curve(self.series, self.colour, self.x[chosen], self.y[chosen])
 
-    def draw(self, plot: Frame) -> Markup:
+    def draw(self, plot: _Frame) -> Markup:
         x, y = plot.x(self.x), plot.y(self.y)
         finite = np.isfinite(y)
         parts, dots = [], []
@@ -397,7 +393,7 @@ class _Curve:
         )
 
 
-def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
+def _labels(curves: Sequence[_Curve], plot: _Frame) -> list[Markup]:
     """Return the names at the ends of curves, moved apart where they would overlap."""
     wanted: list[tuple[float, _Curve]] = []
     for curve in curves:
@@ -413,15 +409,9 @@ def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
         places[i] = min(places[i], limit)
         limit = places[i] - _LINE
     return [
-        text(curve.label, plot.x.end + 6, place + 4, "start", f"label t{curve.colour % 8}")
+        _text(curve.label, plot.x.end + 6, place + 4, "start", f"label t{curve.colour % 8}")
         for place, (_, curve) in zip(places, wanted, strict=True)
     ]
-
-
-MOST_COLUMNS = 90
-ROW = 20.0
-_ROW_LABEL_LENGTH = 22
-_GAP = 0.18  # between columns, of a column's width
 
 
 @dataclass(frozen=True)
@@ -445,7 +435,7 @@ class Whole:
 
     Attributes:
         label: what it stands for.
-        values: its parts by name, none of them negative; parts that it lacks are 0.
+        values: seconds of its parts by name, none of them negative; parts that it lacks are 0.
     """
 
     label: str
@@ -455,154 +445,103 @@ class Whole:
     def total(self) -> float:
         return sum(self.values.values())
 
+    def boxes(self, parts: Sequence[Part]) -> Iterator[tuple[float, float, Markup, str]]:
+        """Yield begin and end of each part that it has, with its title and the class of its colour.
+
+        Raises:
+            ValueError: a part is none of ``parts``, or negative.
+        """
+        names = {part.name for part in parts}
+        for name, value in self.values.items():
+            if name not in names:
+                raise ValueError(f"{self.label} has a part {name!r}, which is none of {names}")
+            if not value >= 0:
+                raise ValueError(f"{self.label}: the part {name!r} cannot be {value}")
+        before = 0.0
+        for part in parts:
+            value = self.values.get(part.name, 0.0)
+            if value > 0:
+                fraction = f"{value / self.total:.0%} of {duration(self.total)}"
+                label = f"{self.label}: {part.name} {duration(value)} ({fraction})"
+                yield before, before + value, element("title", label), f"f{part.colour % 8}"
+                before += value
+
 
 def legend(parts: Sequence[Part], wholes: Sequence[Whole]) -> Markup:
     """Return the names of the parts that ``wholes`` have, with their colours."""
     present = {name for whole in wholes for name, value in whole.values.items() if value > 0}
-    return element(
-        "ul",
-        [
-            element(
-                "li",
-                element("i", class_=f"b{part.colour % 8}"),
-                part.name,
-                title=part.about or None,
-            )
-            for part in parts
-            if part.name in present
-        ],
-        class_="legend",
-    )
+    items = [
+        element("li", element("i", class_=f"b{one.colour % 8}"), one.name, title=one.about or None)
+        for one in parts
+        if one.name in present
+    ]
+    return element("ul", items, class_="legend")
 
 
-def stacked_rows(
-    wholes: Sequence[Whole],
-    parts: Sequence[Part],
-    *,
-    title: str,
-    format_value: Callable[[float], str] = duration,
-    wide: bool = False,
-) -> Markup:
+def stacked_rows(wholes: Sequence[Whole], parts: Sequence[Part], *, title: str) -> Markup:
     """Return a horizontal bar for each of ``wholes``, with its total at its end.
 
     Args:
         wholes: in the order to show them; a few dozen can be read.
         parts: in the order to lay them, with their colours; draw them with `legend`.
-        title: what lengths show, with the unit.
-        format_value: returns a value as it is shown; by default they are seconds.
-        wide: whether it takes the whole width of the page.
+        title: what lengths show.
 
     Raises:
         ValueError: a whole has a part that is none of ``parts``, or negative.
     """
-    _check(wholes, parts)
-    width = WIDE if wide else WIDTH
-    left = 10 + CHARACTER * max(
-        (len(shortened(w.label, _ROW_LABEL_LENGTH)) for w in wholes), default=0
-    )
-    right = 12 + CHARACTER * max((len(format_value(w.total)) for w in wholes), default=0)
+    labels = [shortened(whole.label, _ROW_LABEL_LENGTH) for whole in wholes]
+    left = 10 + _CHARACTER * max(map(len, labels), default=0)
+    right = 12 + _CHARACTER * max((len(duration(w.total)) for w in wholes), default=0)
     high = max((whole.total for whole in wholes), default=0.0) or 1.0
-    scale = Scale(0.0, high, left, width - right)
-    rows = [text(title, 2, 11, "start", "title")]
-    for i, whole in enumerate(wholes):
-        top, before = 20 + i * ROW, 0.0
-        rows.append(text(shortened(whole.label, _ROW_LABEL_LENGTH), left - 6, top + 12, "end"))
-        for part in parts:
-            value = whole.values.get(part.name, 0.0)
-            if value > 0:
-                begin, end = scale.at(before), scale.at(before + value)
-                rows.append(_box(whole, part, format_value, begin, top + 2, end - begin, ROW - 6))
-                before += value
+    scale = Scale(0.0, high, left, _WIDTH - right)
+    rows = [_text(title, 2, 11, "start", "title")]
+    for i, (whole, label) in enumerate(zip(wholes, labels, strict=True)):
+        y = 20 + i * _ROW
+        rows.append(_text(label, left - 6, y + 12, "end"))
+        for low, top, inside, colour in whole.boxes(parts):
+            x, width = scale.at(low), scale.at(top) - scale.at(low)
+            rows.append(
+                element("rect", inside, class_=colour, x=x, y=y + 2, width=width, height=_ROW - 6)
+            )
         rows.append(
-            text(format_value(whole.total), scale.at(before) + 5, top + 12, "start", "value")
+            _text(duration(whole.total), scale.at(whole.total) + 5, y + 12, "start", "value")
         )
-    return chart(width, 24 + len(wholes) * ROW, title, *rows)
+    return _chart(_WIDTH, 24 + len(wholes) * _ROW, title, *rows)
 
 
 def stacked_columns(
-    wholes: Sequence[Whole],
-    parts: Sequence[Part],
-    *,
-    x_title: str,
-    y_title: str,
-    first: int = 1,
-    format_value: Callable[[float], str] = duration,
-    wide: bool = False,
+    wholes: Sequence[Whole], parts: Sequence[Part], *, x_title: str, y_title: str
 ) -> Markup:
     """Return an upright bar for each of ``wholes``, which are in a sequence, such as epochs.
 
     Above `MOST_COLUMNS` each column is the mean of several that follow each other, and the
-    horizontal axis says of how many.
+    horizontal axis says of how many. The chart takes the whole width of the page.
 
     Args:
         wholes: in their order.
         parts: in the order to lay them, from below, with their colours; draw them with `legend`.
         x_title: what the columns are.
         y_title: what heights show, with the unit.
-        first: number of the first whole.
-        format_value: returns a value as it is shown; by default they are seconds.
-        wide: whether it takes the whole width of the page.
 
     Raises:
         ValueError: a whole has a part that is none of ``parts``, or negative.
     """
-    _check(wholes, parts)
     together = groups(len(wholes), MOST_COLUMNS)
     columns = [_mean([wholes[i] for i in one]) for one in together]
     high = max((column.total for column in columns), default=0.0) or 1.0
-    plot = frame(
-        (first - 0.5, first + len(wholes) - 0.5) if wholes else (0.5, 1.5),
-        (0.0, high * 1.03),
-        width=WIDE if wide else WIDTH,
-        height=HEIGHT,
-        right=14,
-    )
+    plot = _frame((0.5, max(len(wholes), 1) + 0.5), (0.0, high * 1.03), width=_WIDE, right=14)
     most = max(map(len, together), default=1)
     x_label = x_title if most == 1 else f"{x_title} (each column the mean of up to {most})"
     rows = [plot.draw(x_label, y_title, whole_x=True)]
     for column, one in zip(columns, together, strict=True):
-        begin, end = plot.x.at(first + one[0] - 0.5), plot.x.at(first + one[-1] + 0.5)
-        gap, before = (end - begin) * _GAP, 0.0
-        for part in parts:
-            value = column.values.get(part.name, 0.0)
-            if value > 0:
-                low, top = plot.y.at(before), plot.y.at(before + value)
-                rows.append(
-                    _box(
-                        column,
-                        part,
-                        format_value,
-                        begin + gap / 2,
-                        top,
-                        end - begin - gap,
-                        low - top,
-                    )
-                )
-                before += value
-    return chart(plot.width, plot.height, f"{y_title} by {x_title}", *rows)
-
-
-def _box(
-    whole: Whole,
-    part: Part,
-    format_value: Callable[[float], str],
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-) -> Markup:
-    value, total = whole.values[part.name], whole.total
-    fraction = f"{value / total:.0%} of {format_value(total)}"
-    label = f"{whole.label}: {part.name} {format_value(value)} ({fraction})"
-    return element(
-        "rect",
-        element("title", label),
-        class_=f"f{part.colour % 8}",
-        x=x,
-        y=y,
-        width=width,
-        height=height,
-    )
+        begin, end = plot.x.at(one[0] + 0.5), plot.x.at(one[-1] + 1.5)
+        x, width = begin + (end - begin) * _GAP / 2, (end - begin) * (1 - _GAP)
+        for low, top, inside, colour in column.boxes(parts):
+            y, height = plot.y.at(top), plot.y.at(low) - plot.y.at(top)
+            rows.append(
+                element("rect", inside, class_=colour, x=x, y=y, width=width, height=height)
+            )
+    return _chart(plot.width, _HEIGHT, f"{y_title} by {x_title}", *rows)
 
 
 def _mean(wholes: Sequence[Whole]) -> Whole:
@@ -611,13 +550,3 @@ def _mean(wholes: Sequence[Whole]) -> Whole:
     names = dict.fromkeys(name for whole in wholes for name in whole.values)
     values = {n: sum(w.values.get(n, 0.0) for w in wholes) / len(wholes) for n in names}
     return Whole(f"{wholes[0].label} to {wholes[-1].label}, mean", values)
-
-
-def _check(wholes: Sequence[Whole], parts: Sequence[Part]) -> None:
-    names = {part.name for part in parts}
-    for whole in wholes:
-        for name, value in whole.values.items():
-            if name not in names:
-                raise ValueError(f"{whole.label} has a part {name!r}, which is none of {names}")
-            if not value >= 0:
-                raise ValueError(f"{whole.label}: the part {name!r} cannot be {value}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...checkpoint.files import CheckpointInfo, PlainLogs, best_step, read_info, verify_checkpoint
 from ...checkpoint.retry_policy import FINISHED, RUNNING, Attempt
@@ -20,14 +20,14 @@ from ...training.time_breakdown import mean_seconds
 from ...training.trained_model import read_model
 from ...typed_json import read_fields
 
-INTERRUPTED, UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
+INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
 # Of a model: it is there, and no file of it is damaged.
 WHOLE = "whole"
 
 
 @dataclass(frozen=True)
-class CheckpointLine:
+class _CheckpointLine:
     """One checkpoint as it is shown.
 
     Attributes:
@@ -74,7 +74,7 @@ class RunSummary:
     holder: str = ""
     epochs: int = 0
     workers: int = 0
-    checkpoints: tuple[CheckpointLine, ...] = ()
+    checkpoints: tuple[_CheckpointLine, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     program: str = ""
     model: str = ""
@@ -82,7 +82,7 @@ class RunSummary:
     notes: tuple[str, ...] = ()
 
     @property
-    def newest(self) -> CheckpointLine | None:
+    def newest(self) -> _CheckpointLine | None:
         """The checkpoint that would be resumed from."""
         return next((line for line in self.checkpoints if not line.problem), None)
 
@@ -198,7 +198,7 @@ def _model_state(directory: RunDirectory, verify: bool) -> str:
 def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
     if attempts:
         return attempts[-1].ending
-    return FINISHED if directory.signature.exists() else UNFINISHED
+    return FINISHED if directory.signature.exists() else _UNFINISHED
 
 
 def _options(settings: dict[str, Any]) -> CheckpointOptions:
@@ -210,7 +210,7 @@ def _options(settings: dict[str, Any]) -> CheckpointOptions:
 
 def _checkpoint_lines(
     directory: RunDirectory, settings: dict[str, Any], verify: bool
-) -> list[CheckpointLine]:
+) -> list[_CheckpointLine]:
     read = verify_checkpoint if verify else read_info
     whole: dict[int, CheckpointInfo] = {}
     problems: dict[int, str] = {}
@@ -221,7 +221,7 @@ def _checkpoint_lines(
             problems[step] = str(error)
     best = best_step(whole, _options(settings))
     lines = [
-        CheckpointLine(
+        _CheckpointLine(
             directory.checkpoint(step).name,
             step,
             info.epoch,
@@ -233,7 +233,7 @@ def _checkpoint_lines(
     ]
     for step, problem in problems.items():
         name = directory.checkpoint(step).name
-        lines.append(CheckpointLine(name, step, 0, 0, {}, problem=problem))
+        lines.append(_CheckpointLine(name, step, 0, 0, {}, problem=problem))
     return sorted(lines, key=lambda line: line.step, reverse=True)
 
 
@@ -266,28 +266,18 @@ class RunFacts:
         names: dict[str, None] = {}
         for epoch in self.epochs:
             for name, value in epoch.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                if _is_number(value):
                     names[name.removeprefix("val_")] = None
         # A loss is what is trained; the rest by name.
         return sorted(names, key=lambda name: (name != "loss", "loss" not in name, name))
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Return the epochs, from 1, that have a metric, and its values."""
-        points = [
-            (float(number), float(value))
-            for number, epoch in enumerate(self.epochs, 1)
-            if isinstance(value := epoch.get(name), (int, float)) and not isinstance(value, bool)
-        ]
-        return [x for x, _ in points], [y for _, y in points]
+        return _points(self.epochs, name)
 
     def recorded(self, name: str) -> tuple[list[float], list[float]]:
         """Return the epochs, from 1, whose account has a number of that name, and the numbers."""
-        points = [
-            (float(number), float(account[name]))
-            for number, account in enumerate(self.accounts, 1)
-            if account is not None and isinstance(account.get(name), (int, float))
-        ]
-        return [x for x, _ in points], [y for _, y in points]
+        return _points(self.accounts, name)
 
     def rate_names(self) -> list[str]:
         """Return the names of learning rates that accounts tell."""
@@ -306,6 +296,21 @@ class RunFacts:
     def mean_seconds(self) -> list[dict[str, float]]:
         """Return the mean over ranks of each epoch's seconds by kind; empty where not recorded."""
         return [mean_seconds(account) for account in self.accounts]
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _points(
+    epochs: Sequence[Mapping[str, object] | None], name: str
+) -> tuple[list[float], list[float]]:
+    points = [
+        (float(number), float(value))
+        for number, epoch in enumerate(epochs, 1)
+        if epoch is not None and _is_number(value := epoch.get(name))
+    ]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> RunFacts:
