@@ -20,7 +20,7 @@ from .config.training import (
 )
 from .config.training_config import OPTIONS, Resume, TrainingConfig
 from .config.validators import ColumnNames
-from .model.trained_transformer import TrainedTransformer
+from .model.transformer import TrainedTransformer
 from .run.pipeline import train_run
 from .run.resolve import resolve
 

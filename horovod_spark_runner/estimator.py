@@ -32,12 +32,10 @@ from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .errors import InvalidInputError, brief
 from .formatting import quote_all
-from .model.estimator_files import EstimatorReader, EstimatorWriter
-from .model.estimator_params import EstimatorParams
-from .model.frame import check_added, surely_added
-from .model.outputs import check_classes
-from .model.params import camel_case, check_stage_params, prediction_settings
-from .model.trained_transformer import TrainedTransformer
+from .model.outputs import check_added, check_classes, surely_added
+from .model.params import EstimatorParams, camel_case, check_stage_params, prediction_settings
+from .model.persistence import EstimatorReader, EstimatorWriter
+from .model.transformer import TrainedTransformer
 from .run.pipeline import train_run
 from .run.resolve import resolve
 from .run.several import SharedFit, train_several

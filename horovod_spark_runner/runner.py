@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cluster.driver.console import Console
 from .cluster.driver.launch import chosen_launcher
 from .cluster.driver.result import RunResult
 from .config.fields import derive, from_table, setting
 from .config.launch import LaunchSettings
 from .config.validators import Kind
 from .errors import InvalidInputError
+from .observe.console import Console
 from .storage.filesystem import Location
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ _OF_QUERIES = (
     "pandas",
     "pyarrow.compute",
     "pyarrow.parquet",
-    "horovod_spark_runner.model.evaluating",
+    "horovod_spark_runner.model.evaluate_task",
     "horovod_spark_runner.model.inference",
     "horovod_spark_runner.engines.keras.evaluate",
     "horovod_spark_runner.engines.torch.evaluate",

@@ -7,8 +7,8 @@ import time
 
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import RunDirectoryError
-from ..report.runs.facts import read_facts
-from ..report.runs.page import comparison_page, run_page
+from ..observe.report.facts import read_facts
+from ..observe.report.run_page import comparison_page, run_page
 from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent

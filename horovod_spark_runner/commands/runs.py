@@ -11,7 +11,7 @@ from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.retry_policy import FINISHED, RUNNING, describe_attempts, steps_lost
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import HorovodSparkError, InvalidInputError
-from ..report.runs.state import UNREADABLE, WHOLE, RunSummary, read_run
+from ..observe.report.facts import UNREADABLE, WHOLE, RunSummary, read_run
 from ..storage.filesystem import Location
 from .output import json_text, show
 

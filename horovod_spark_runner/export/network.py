@@ -15,7 +15,7 @@ from ..model.features import check_fits, feature_names
 from ..model.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..model.outputs import added_by
 from ..model.params import prediction_settings
-from ..model.predictions import PredictionModel
+from ..model.transformer import TrainedTransformer
 from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
 from ..training.engine import engine_named
@@ -33,7 +33,7 @@ def network(fitted: Fitted, format: str) -> Network:
         ModelError: the format cannot hold the network, or the scorer not what it takes.
         EnvironmentProblem: a package that the format needs is not installed.
     """
-    transformer: PredictionModel = fitted.stage
+    transformer: TrainedTransformer = fitted.stage
     settings = prediction_settings(transformer)
     if settings.output_form == "struct":
         raise fitted.refused("output_form='struct' makes a column of another kind than others")

@@ -128,13 +128,13 @@ def _flat(stage: object) -> Iterator[Any]:
 
 def _read(stages: Iterable[object], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are checked."""
-    from ..model.predictions import PredictionModel
+    from ..model.transformer import TrainedTransformer
 
     stages = list(stages)
-    _check_supported([one for one in stages if not isinstance(one, PredictionModel)])
+    _check_supported([one for one in stages if not isinstance(one, TrainedTransformer)])
     for stage in stages:
         fitted = Fitted(stage, frame, _transformed(stage, frame))
-        if isinstance(stage, PredictionModel):
+        if isinstance(stage, TrainedTransformer):
             from .network import network
 
             yield network(fitted, format)

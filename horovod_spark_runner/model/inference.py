@@ -1,4 +1,4 @@
-"""Predicting inside Spark's Python workers: Arrow in, Arrow out.
+"""Predict inside Spark's Python workers: Arrow in, Arrow out, and the UDF around it.
 
 A worker process loads a model once and keeps it, by the hash of its contents, for all tasks and
 all calls of ``transform`` it serves.
@@ -6,6 +6,7 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -13,8 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +25,41 @@ from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
+from ..training.engine import engine_named
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
-from .shipping import describe_outputs, load_model
+from .shipping import load_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import Column as SparkColumn
+
+# Models a Python worker keeps loaded.
+_CACHE_SIZE = 4
+_models: OrderedDict[str, Model] = OrderedDict()
+# Bytes of predictions that are given to Spark at once, unless a single batch has more.
+_MESSAGE_BYTES = 64 * 1024 * 1024
+# Elements of all lists in one Arrow array: their places are numbers of 32 bits.
+_MOST = 2**31 - 1
+# What becomes of rows with invalid values: an error, no row, or a row without prediction.
+ERROR, SKIP, KEEP = "error", "skip", "keep"
+# dtype of an output -> Spark's type for it and the NumPy dtype of that, where Spark has it not.
+SPARK_DTYPES = {
+    "bool": ("boolean", None),
+    "int8": ("tinyint", None),
+    "int16": ("smallint", None),
+    "int32": ("int", None),
+    "int64": ("bigint", None),
+    "uint8": ("smallint", "int16"),
+    "uint16": ("int", "int32"),
+    "uint32": ("bigint", "int64"),
+    "uint64": ("double", "float64"),
+    "float16": ("float", "float32"),
+    "bfloat16": ("float", "float32"),
+    "float32": ("float", None),
+    "float64": ("double", None),
+    "string": ("string", None),
+}
 
 
 def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
@@ -98,7 +130,7 @@ def describe_fault(array: pa.Array, column: Column, row: int) -> str:
     size = len(value)
     if size != column.width:
         return f"column {column.name!r} holds an array of {size} elements, not {column.width}"
-    if is_whole(column):
+    if _is_whole(column):
         return (
             f"column {column.name!r} holds an array with elements that are null or too large for "
             f"{column.dtype}"
@@ -110,12 +142,12 @@ def _or_what_became_null(column: Column) -> str:
     """Return the further causes of null: values that do not fit the type or shape."""
     if len(column.shape) > 1 and not column.encoding:
         return ", or holds nested arrays of other sizes,"
-    if not column.shape and is_whole(column):
+    if not column.shape and _is_whole(column):
         return f", or too large for {column.dtype},"
     return ""
 
 
-def is_whole(column: Column) -> bool:
+def _is_whole(column: Column) -> bool:
     """Return whether a column holds integers."""
     return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
@@ -136,7 +168,7 @@ def _to_numpy(mask: pa.Array) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Piece:
+class _Piece:
     """Rows of one Arrow batch.
 
     Attributes:
@@ -155,7 +187,7 @@ class Piece:
     def rows(self) -> int:
         return len(self.arrays[0])
 
-    def part(self, begin: int, end: int) -> Piece:
+    def part(self, begin: int, end: int) -> _Piece:
         """Return some of the rows, without a copy."""
         arrays = tuple(array.slice(begin, end - begin) for array in self.arrays)
         valid = None if self.valid is None else self.valid[begin:end]
@@ -170,7 +202,7 @@ class _Batch:
         pieces: what they are made of; one, unless Arrow's batches end within.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[_Piece, ...]
 
     @property
     def rows(self) -> int:
@@ -202,13 +234,13 @@ class _Batch:
         return f"row {piece.begin + number} of a batch of {piece.whole} (counted from 0)"
 
 
-def _cut(pieces: Iterator[Piece], size: int) -> Iterator[list[_Batch]]:
+def _cut(pieces: Iterator[_Piece], size: int) -> Iterator[list[_Batch]]:
     """Yield batches of ``size`` rows; only the very last one may have fewer.
 
     All batches that an Arrow batch makes full come together, as soon as it has come: nothing is
     asked for that is not needed.
     """
-    open_pieces: list[Piece] = []
+    open_pieces: list[_Piece] = []
     wanted = size
     for piece in pieces:
         full: list[_Batch] = []
@@ -227,80 +259,24 @@ def _cut(pieces: Iterator[Piece], size: int) -> Iterator[list[_Batch]]:
         yield [_Batch(tuple(open_pieces))]
 
 
-T = TypeVar("T")
-P = TypeVar("P")
+def _each_prepared(
+    prepare: Callable[[_Batch], object], batches: Sequence[_Batch], pool: ThreadPoolExecutor | None
+) -> Iterator[tuple[_Batch, object]]:
+    """Yield each batch and its prepared form: one ahead of its use, where there is a thread.
 
-
-class _Prepared(Generic[T, P]):
-    """Prepares things one ahead of their use; a context, at whose end its thread ends.
-
-    Args:
-        prepare: what makes one ready.
-        ahead: whether a thread does; without one, each is prepared when it is its turn.
+    Raises:
+        Exception: whatever ``prepare`` raised, at the turn of what it could not prepare.
     """
-
-    def __init__(self, prepare: Callable[[T], P], *, ahead: bool) -> None:
-        self._prepare = prepare
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-prepare") if ahead else None
-
-    def __enter__(self) -> _Prepared[T, P]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def each(self, things: Sequence[T]) -> Iterator[tuple[T, P]]:
-        """Yield each item and its prepared form.
-
-        Raises:
-            Exception: whatever ``prepare`` raised, at the turn of what it could not prepare.
-        """
-        if self._pool is None:
-            for thing in things:
-                yield thing, self._prepare(thing)
-            return
-        coming = self._pool.submit(self._prepare, things[0])
-        for thing, follower in zip(things, (*things[1:], None), strict=True):
-            prepared = coming.result()
-            if follower is not None:
-                coming = self._pool.submit(self._prepare, follower)
-            yield thing, prepared
-
-
-# Models a Python worker keeps loaded.
-_CACHE_SIZE = 4
-_models: OrderedDict[str, Model] = OrderedDict()
-
-# Bytes of predictions that are given to Spark at once, unless a single batch has more.
-_MESSAGE_BYTES = 64 * 1024 * 1024
-# Elements of all lists in one Arrow array: their places are numbers of 32 bits.
-_MOST = 2**31 - 1
-# What becomes of rows with invalid values: an error, no row, or a row without prediction.
-ERROR, SKIP, KEEP = "error", "skip", "keep"
-
-# dtype of an output -> Spark's type for it and the NumPy dtype of that, where Spark has it not.
-SPARK_DTYPES = {
-    "bool": ("boolean", None),
-    "int8": ("tinyint", None),
-    "int16": ("smallint", None),
-    "int32": ("int", None),
-    "int64": ("bigint", None),
-    "uint8": ("smallint", "int16"),
-    "uint16": ("int", "int32"),
-    "uint32": ("bigint", "int64"),
-    "uint64": ("double", "float64"),
-    "float16": ("float", "float32"),
-    "bfloat16": ("float", "float32"),
-    "float32": ("float", None),
-    "float64": ("double", None),
-    "string": ("string", None),
-}
+    if pool is None:
+        for batch in batches:
+            yield batch, prepare(batch)
+        return
+    coming = pool.submit(prepare, batches[0])
+    for batch, follower in zip(batches, (*batches[1:], None), strict=True):
+        prepared = coming.result()
+        if follower is not None:
+            coming = pool.submit(prepare, follower)
+        yield batch, prepared
 
 
 @dataclass(frozen=True)
@@ -335,13 +311,14 @@ class Predictor:
         loads = self.digest not in _models
         drops = len(_models) == _CACHE_SIZE
         model = self._model()
-        pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
-        with _Prepared(
-            functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
-        ) as made:
+        pieces = (_Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
+        prepare = functools.partial(self._prepare, model)
+        pool = ThreadPoolExecutor(1, "hsr-prepare") if _prepares_ahead(model) else None
+        with pool or contextlib.nullcontext():
             for group in _cut(pieces, self.batch_size):
-                each = (self._predict(model, *pair) for pair in made.each(group))
-                for predicted in joined(each):
+                prepared = _each_prepared(prepare, group, pool)
+                each = (self._predict(model, *pair) for pair in prepared)
+                for predicted in join_small_arrays(each):
                     if loads:  # once it has been called, as a graph is made then
                         exclude_from_gc(dropped=drops)
                         loads = False
@@ -354,7 +331,7 @@ class Predictor:
         advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
         return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
-    def _prepare(self, model: Model, batch: _Batch) -> Any:
+    def _prepare(self, model: Model, batch: _Batch) -> object:
         """Return the model's inputs; ``None`` if there is no row."""
         arrays = batch.arrays()
         if not len(arrays[0]):
@@ -368,7 +345,7 @@ class Predictor:
         except UndecodableRow as error:
             raise DataError(f"{batch.place(error.row)}: {error.cause}") from error.cause
 
-    def _predict(self, model: Model, batch: _Batch, prepared: Any) -> pa.Array:
+    def _predict(self, model: Model, batch: _Batch, prepared: object) -> pa.Array:
         valid = batch.valid
         rows = batch.rows if valid is None else int(np.count_nonzero(valid))
         outputs = [_nothing(output) for output in self.outputs]
@@ -386,14 +363,14 @@ class Predictor:
         apply_task_limits()
         if self.digest not in _models:
             recipe = replace(self.load(), outputs=self.outputs)
-            _models[self.digest] = _decoding(recipe, load_model(recipe))
+            _models[self.digest] = _with_decoder(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:
                 _models.popitem(last=False)
         _models.move_to_end(self.digest)
         return _models[self.digest]
 
 
-def _decoding(recipe: Recipe, model: Model) -> Model:
+def _with_decoder(recipe: Recipe, model: Model) -> Model:
     decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
     decodes = bool(recipe.transforms) or any(column.is_encoded for column in recipe.columns)
     return Model(
@@ -410,7 +387,7 @@ def _prepares_ahead(model: Model) -> bool:
     return model.slow or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def joined(arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
+def join_small_arrays(arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
     """Yield arrays, small ones put together: each is a message to Spark, and held until it is."""
     held: list[pa.Array] = []
     size = 0
@@ -444,7 +421,8 @@ def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
 
     def describe() -> str:
         try:
-            answer: list[Any] = [*describe_outputs(load()), ""]
+            recipe = load()
+            answer: list[object] = [*engine_named(recipe.engine).describe_outputs(recipe), ""]
         except ModelError as error:
             answer = [[], "", str(error)]
         return json.dumps(answer)
@@ -498,8 +476,144 @@ def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     else:
         dtype = SPARK_DTYPES[spec.dtype][1] or spec.dtype
         flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
-    if is_scalar(spec):
-        return flat
-    width = values.size // rows if rows else 0
-    offsets = np.arange(rows + 1, dtype=np.int32) * width
+    return flat if is_scalar(spec) else lists_of(flat, rows)
+
+
+def lists_of(flat: pa.Array, rows: int) -> pa.Array:
+    """Return an equal share of ``flat`` for each row."""
+    offsets = np.arange(rows + 1, dtype=np.int32) * (len(flat) // rows if rows else 0)
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
+
+
+def prediction_udf(
+    predictor: Predictor, return_type: str, *, deterministic: bool
+) -> Callable[..., SparkColumn]:
+    """Return the UDF: Arrow to Arrow where this Spark has it (4.1), else through pandas.
+
+    Args:
+        predictor: what it does.
+        return_type: Spark type of the predictions.
+        deterministic: whether Spark may compute it again.
+    """
+    from pyspark.sql import functions as F
+
+    if not hasattr(F, "arrow_udf"):
+        return _pandas_udf_of(predictor, return_type, deterministic=deterministic)
+
+    def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        yield from predictor(_tuples(batches))
+
+    predict_arrow.__annotations__ = _annotations(pa.Array, len(predictor.columns))
+    udf: Any = F.arrow_udf(predict_arrow, return_type)
+    made: Callable[..., SparkColumn] = udf if deterministic else udf.asNondeterministic()
+    return made
+
+
+def _pandas_udf_of(
+    predictor: Predictor, return_type: str, *, deterministic: bool
+) -> Callable[..., SparkColumn]:
+    """Return the UDF for Spark before 4.1; see `prediction_udf`."""
+    import pandas as pd
+    from pyspark.sql import functions as F
+
+    columns = predictor.columns
+    reals = [number for number, column in enumerate(columns) if _is_real(column)]
+
+    def predict_pandas(batches: Iterator[object]) -> Iterator[pd.DataFrame | pd.Series]:
+        for array in predictor(_from_pandas(_tuples(batches), columns, reals)):
+            if pa.types.is_struct(array.type):
+                yield pa.Table.from_struct_array(array).to_pandas(types_mapper=_nullable)
+            else:
+                yield array.to_pandas(types_mapper=_nullable)
+
+    single = pd.DataFrame if return_type.startswith("struct") else pd.Series
+    taken = len(columns) + len(reals)
+    predict_pandas.__annotations__ = _annotations(pd.Series, taken, single)
+    udf: Any = F.pandas_udf(predict_pandas, return_type)
+    if not deterministic:
+        udf = udf.asNondeterministic()
+
+    def call(*arguments: SparkColumn) -> SparkColumn:
+        # Beside a null, pandas holds whole numbers as real ones, which cuts those above 2**53;
+        # inside an array they stay what they are. Real numbers are told where they are null, for
+        # which pandas has nothing but NaN.
+        pairs = list(zip(arguments, columns, strict=True))
+        inputs = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
+        nulls = [_has_null(*pairs[number]) for number in reals]
+        called: SparkColumn = udf(*inputs, *nulls)
+        return called
+
+    return call
+
+
+def _is_whole_number(column: Column) -> bool:
+    return _is_whole(column) and not column.shape
+
+
+def _is_real(column: Column) -> bool:
+    return not column.encoding and not column.is_text and column.numpy_dtype.kind == "f"
+
+
+def _has_null(argument: SparkColumn, column: Column) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    if not column.shape:
+        return argument.isNull()
+    return F.coalesce(F.exists(argument, F.isnull), F.lit(True))
+
+
+def _from_pandas(
+    batches: Iterator[tuple[pd.Series, ...]], columns: Sequence[Column], reals: Sequence[int]
+) -> Iterator[tuple[pa.Array, ...]]:
+    """Yield batches as Arrow has them.
+
+    Args:
+        batches: a series of each column, and of those of real numbers, whether a row has a null.
+        columns: the feature columns.
+        reals: which of them are of real numbers.
+    """
+    for batch in batches:
+        nulls = dict(zip(reals, batch[len(columns) :], strict=True))
+        series = zip(batch, columns, strict=False)
+        yield tuple(_array_of(one, column, nulls.get(n)) for n, (one, column) in enumerate(series))
+
+
+def _array_of(series: pd.Series, column: Column, nulls: pd.Series | None) -> pa.Array:
+    if _is_whole_number(column):
+        return pa.Array.from_pandas(series, type=pa.list_(pa.int64())).values
+    if nulls is None:
+        return pa.Array.from_pandas(series)
+    mask, values = nulls.to_numpy(bool), series.to_numpy()
+    if not column.shape:
+        return pa.array(values, mask=mask)
+    kind = pa.list_(pa.from_numpy_dtype(column.numpy_dtype))
+    exact = pa.array(values, kind, from_pandas=False)
+    if not mask.any():
+        return exact
+    return pc.if_else(pa.array(mask), pa.array(values, kind, from_pandas=True), exact)
+
+
+def _nullable(kind: pa.DataType) -> pd.api.extensions.ExtensionDtype | None:
+    """Return pandas' nullable type of numbers, which separates null from NaN and keeps integers."""
+    import pandas as pd
+
+    if pa.types.is_boolean(kind):
+        return pd.BooleanDtype()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        name = np.dtype(kind.to_pandas_dtype()).name.capitalize()
+        dtype: pd.api.extensions.ExtensionDtype = getattr(pd, f"{name}Dtype")()
+        return dtype
+    return None
+
+
+def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
+    """Return the type hints by which PySpark distinguishes the kinds of UDF."""
+    argument_types: Any = kind if arguments == 1 else tuple[(kind, ...)]
+    returned: Any = result or kind
+    return {"batches": Iterator[argument_types], "return": Iterator[returned]}
+
+
+def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield every batch as a tuple of columns; Spark gives a single column bare."""
+    for batch in batches:
+        yield batch if isinstance(batch, tuple) else (batch,)

@@ -1,4 +1,4 @@
-"""A trained model as the driver knows it: read from a run directory, never loaded."""
+"""A trained model on the driver: read from a run directory, never loaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.retry_policy import Attempt
 from ..checkpoint.run_directory import RunDirectory
+from ..cluster.protocol.topology import RankPlacement
 from ..cluster.spark.tasks import query_worker
 from ..config.data import Transform
 from ..config.validators import ColumnNames, check_count
@@ -48,6 +50,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TrainingSummary:
+    """The training that a model comes from.
+
+    Attributes:
+        run_dir: path or URL of the run directory.
+        history: metrics of each epoch, over all ranks.
+        placement: where the ranks ran; empty for a model that was read from a run directory.
+        timings: seconds per phase of the run, one after the other: ``prepare`` (checks),
+            ``materialize``, ``attempts`` (earlier ones, and the pauses between), ``check``,
+            ``slots``, ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last
+            attempt; see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0:
+            ``build``, ``epochs``, ``save``. Of ``epochs``, and summing up to it: ``first_step``,
+            ``data`` (waiting for the reader), ``compute``, ``exchange`` (with other ranks, and
+            waiting for them), or both as ``step`` where a framework does not tell them apart,
+            ``callbacks`` (and the loop itself), ``validation``, ``agree`` (on metrics and what is
+            next) and ``checkpoint``; what took no time is not there. Besides, ``train`` (the part
+            of ``epochs`` from the first step of an epoch to the last) and its
+            ``samples_per_second``. Empty for a model that was read from a run directory.
+        attempts: the attempts the run took; empty for a model that was read from a run directory.
+        traffic: bytes that the ranks of the last attempt have sent in their steps, all together:
+            ``bytes_sent``, and ``bytes_uncompressed``, what ``Allreduce()`` would have sent;
+            counted as a ring of the ranks sends them. Empty for a model that was read from a run
+            directory.
+        staleness: with ``sync=AsyncServer(…)``, how many updates of the last attempt came 0, 1, …
+            updates of other ranks after the weights they change had been taken; else empty.
+    """
+
+    run_dir: str
+    history: Sequence[Mapping[str, Any]] = ()
+    placement: tuple[RankPlacement, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
+    traffic: Mapping[str, int] = field(default_factory=dict)
+    staleness: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrainedModel:
     """A trained model, and how to make it again.
 
@@ -73,7 +112,7 @@ class TrainedModel:
 def read_trained_model(
     directory: RunDirectory,
     source: ModelSource,
-    saved: Any,
+    saved: object,
     transforms: Mapping[str, Transform],
 ) -> TrainedModel:
     """Return the model of a run that has just ended.
@@ -85,16 +124,16 @@ def read_trained_model(
         transforms: what to do with a column's values, by its name.
     """
     model = read_model(directory)
-    recipe = _recipe(model, source.engine, transforms, source)
+    recipe = _make_recipe(model, source.engine, transforms, source)
     parts = engine_named(source.engine).parts(model, source, saved, {})
     return _trained(model, replace(recipe, parts=parts))
 
 
 def adopt_model(
     engine: str,
-    model: Any,
+    model: object,
     feature_cols: ColumnNames | None,
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
     signature: str = "",
 ) -> TrainedModel:
     """Return a model that was trained elsewhere.
@@ -125,8 +164,8 @@ def read_finished_run(
     directory: RunDirectory,
     *,
     engine: str = KERAS,
-    custom_objects: Mapping[str, Any] | None = None,
-    model_fn: Callable[[], Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
+    model_fn: Callable[[], object] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     checkpoint: int | None = None,
 ) -> TrainedModel:
@@ -185,7 +224,7 @@ def read_finished_run(
         )
     source = None if model_fn is None else ModelSource(function=model_fn, engine=engine)
     with _reading(directory):
-        recipe = _recipe(model, engine, transforms, source)
+        recipe = _make_recipe(model, engine, transforms, source)
         if signature.outputs is None and model_fn is None:
             return _trained(model, recipe)
         parts = engine_named(engine).parts(model, source, None, custom_objects)
@@ -222,7 +261,7 @@ def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
     return TrainedModel(recipe, model, model.signature.problem)
 
 
-def _recipe(
+def _make_recipe(
     model: StoredModel,
     engine: str,
     transforms: Mapping[str, Transform],
@@ -255,10 +294,10 @@ class ModelHandle:
         self._metadata = replace(model, recipe=_without_contents(model.recipe))
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
     @property

@@ -1,6 +1,6 @@
-"""Spark ML's Params of a model that predicts, made from the table of settings.
+"""Spark ML's Params of trained models and of the estimator, made from the tables of settings.
 
-`with_params` makes a Param, a getter and a setter of each; check, converter and text are the
+`_with_params` makes a Param, a getter and a setter of each; check, converter and text are the
 table's. Setters check at once.
 """
 
@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from ..config.estimator import EstimatorSettings
 from ..config.fields import Settings, default_of, kind_of, text_of
 from ..config.importable import copy_user_mark, mark_user_settings, replace_by_names
-from ..config.prediction import (
-    PredictionSettings,
-)
+from ..config.launch import LaunchSettings
+from ..config.prediction import PredictionSettings
+from ..config.training import FitOptions
 from ..errors import InvalidInputError, brief
 
-P = TypeVar("P", bound="StageParams")
+P = TypeVar("P", bound="_StageParams")
 # Settings in the texts of others, and those whose Params have another name: Spark ML's.
 _SETTING = re.compile(r"``([a-z]+(?:_[a-z]+)+)``")
 _RENAMED = {"sample_weight_col": "weightCol"}
@@ -64,13 +65,13 @@ class Converter:
         return getattr(TypeConverters, kind.converter)(copy_user_mark(value, checked))
 
 
-def converted(one: Param[Any], value: Any) -> Any:
+def _convert(one: Param[Any], value: object) -> Any:
     """Return a value as a stage keeps it; that of another stage's Param as it is."""
     convertible = isinstance(one.typeConverter, Converter) and value is not None
     return one.typeConverter.checked(value) if convertible else value
 
 
-def param(settings: type[Settings], name: str) -> Param[Any]:
+def _param(settings: type[Settings], name: str) -> Param[Any]:
     """Return the Param of a setting, to be an attribute of a class of Params.
 
     Args:
@@ -92,7 +93,7 @@ def camel_case(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
-def set_defaults(stage: Params, settings: type[Settings]) -> None:
+def _set_defaults(stage: Params, settings: type[Settings]) -> None:
     """Set the Params of a stage to the defaults of the table.
 
     Args:
@@ -133,7 +134,7 @@ def prediction_settings(stage: PredictionParams) -> PredictionSettings:
     return PredictionSettings(**values)
 
 
-def _check_params(param_map: Mapping[Any, Any]) -> None:
+def _check_params(param_map: Mapping[object, object]) -> None:
     """Check that a map goes from Params of stages to values.
 
     Raises:
@@ -152,7 +153,7 @@ def _check_params(param_map: Mapping[Any, Any]) -> None:
             )
 
 
-def check_stage_params(stage: Params, param_map: Any) -> None:
+def check_stage_params(stage: Params, param_map: object) -> None:
     """Check that a map holds Params of ``stage`` only: others would have no effect.
 
     A model has its estimator's uid, and searches give it the estimator's maps, too.
@@ -168,13 +169,13 @@ def check_stage_params(stage: Params, param_map: Any) -> None:
             raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
 
 
-def _field(settings: type[Settings], name: str) -> Any:
+def _field(settings: type[Settings], name: str) -> Field[Any]:
     return settings.__dataclass_fields__[name]
 
 
-def with_params(
+def _with_params(
     settings: type[Settings], *names: str
-) -> Callable[[type[StageParams]], type[StageParams]]:
+) -> Callable[[type[_StageParams]], type[_StageParams]]:
     """Return a class decorator that adds the Params of settings, with getters and setters.
 
     Args:
@@ -182,10 +183,10 @@ def with_params(
         names: those to add; by default, all of its fields.
     """
 
-    def decorate(cls: type[StageParams]) -> type[StageParams]:
+    def decorate(cls: type[_StageParams]) -> type[_StageParams]:
         for name in names or [one.name for one in fields(settings)]:
             title = camel_case(name)[:1].upper() + camel_case(name)[1:]
-            setattr(cls, camel_case(name), param(settings, name))
+            setattr(cls, camel_case(name), _param(settings, name))
             setattr(cls, f"get{title}", _getter(cls, camel_case(name), f"get{title}"))
             setattr(cls, f"set{title}", _setter(cls, camel_case(name), f"set{title}"))
         return cls
@@ -193,8 +194,8 @@ def with_params(
     return decorate
 
 
-def _getter(cls: type, name: str, method: str) -> Callable[[StageParams], Any]:
-    def get(self: StageParams) -> Any:
+def _getter(cls: type, name: str, method: str) -> Callable[[_StageParams], Any]:
+    def get(self: _StageParams) -> Any:
         return self.getOrDefault(name)
 
     get.__name__, get.__qualname__ = method, f"{cls.__qualname__}.{method}"
@@ -202,8 +203,8 @@ def _getter(cls: type, name: str, method: str) -> Callable[[StageParams], Any]:
     return get
 
 
-def _setter(cls: type, name: str, method: str) -> Callable[[P, Any], P]:
-    def set_to(self: P, value: Any) -> P:
+def _setter(cls: type, name: str, method: str) -> Callable[[P, object], P]:
+    def set_to(self: P, value: object) -> P:
         return self._assign(name, value)
 
     set_to.__name__, set_to.__qualname__ = method, f"{cls.__qualname__}.{method}"
@@ -211,10 +212,10 @@ def _setter(cls: type, name: str, method: str) -> Callable[[P, Any], P]:
     return set_to
 
 
-class StageParams(Params):  # type: ignore[misc]
+class _StageParams(Params):  # type: ignore[misc]
     """Params of a stage whose settings come from tables."""
 
-    def _assign(self: P, name: str, value: Any) -> P:
+    def _assign(self: P, name: str, value: object) -> P:
         """Set a Param; None resets it to its default."""
         if value is None:
             self.clear(self.getParam(name))
@@ -223,26 +224,15 @@ class StageParams(Params):  # type: ignore[misc]
         return self
 
 
-@with_params(PredictionSettings, "features_col", "feature_cols")
-class FeatureParams(StageParams):
-    """Params of the columns that feed the model."""
-
-
-_OF_PREDICTIONS = (
-    *("prediction_col", "probability_col", "raw_prediction_col"),
-    *("output_form", "handle_invalid", "predict_batch_size"),
-)
-
-
-@with_params(PredictionSettings, *_OF_PREDICTIONS)
-class PredictionParams(FeatureParams):
+@_with_params(PredictionSettings)
+class PredictionParams(_StageParams):
     """Params of a model's input and output columns."""
 
     def __init__(self) -> None:
         super().__init__()
-        set_defaults(self, PredictionSettings)
+        _set_defaults(self, PredictionSettings)
 
-    def copy(self: P, extra: Mapping[Any, Any] | None = None) -> P:
+    def copy(self: P, extra: Mapping[object, object] | None = None) -> P:
         """Return a copy with other values of some Params; may be called by several threads.
 
         Args:
@@ -252,7 +242,7 @@ class PredictionParams(FeatureParams):
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
         _check_params(extra or {})
-        values = {one: converted(one, value) for one, value in (extra or {}).items()}
+        values = {one: _convert(one, value) for one, value in (extra or {}).items()}
         copied: P = super().copy(values)
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {
@@ -260,3 +250,30 @@ class PredictionParams(FeatureParams):
         }
         copied._defaultParamMap = defaults
         return copied
+
+
+@_with_params(EstimatorSettings)
+@_with_params(LaunchSettings, "num_workers", "gpus_per_worker", "stream_logs")
+@_with_params(FitOptions)
+class EstimatorParams(PredictionParams):
+    """Params of the estimator: its training, and its model's columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for settings in (EstimatorSettings, FitOptions, LaunchSettings):
+            _set_defaults(self, settings)
+        self._setDefault(featuresCol="features")
+
+    def _set(self, **values: object) -> EstimatorParams:
+        # Converters name functions, for grids; a stage keeps what it was given.
+        for name, value in values.items():
+            one = self.getParam(name)
+            self._paramMap[one] = _convert(one, value)
+        return self
+
+    def _assign(self: P, name: str, value: object) -> P:
+        super()._assign(name, value)
+        one = self.getParam(name)
+        if one in self._paramMap:
+            self._paramMap[one] = mark_user_settings(self._paramMap[one])
+        return self

@@ -1,4 +1,4 @@
-"""Saving and loading a transformer as a stage of Spark ML.
+"""Save and load transformers and estimators as stages of Spark ML. A transformer is a folder:
 
 ::
 
@@ -6,8 +6,9 @@
         metadata/part-00000     Spark ML's JSON: class, uid, Params; format, summary, sums
         model/                  the trained model's files, as in a run directory
 
-Spark reads the metadata as those of any stage. Nothing is unpickled, and nothing that storage names
-is imported but the stage's class, which Spark imports: code of the user's is given again.
+An estimator is its metadata alone: Params as JSON, code by its import name. Spark reads the
+metadata as those of any stage. Nothing is unpickled, and nothing that storage names is imported but
+the stage's class, which Spark imports: code of the user's is given again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -27,19 +28,42 @@ from .._version import __version__
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import classic_context
 from ..config.data import Transform
+from ..config.estimator import plain_json
+from ..config.importable import (
+    from_storage,
+    is_import_name,
+    is_of_script,
+    iterate_items,
+    name_here,
+)
 from ..errors import DataError, InvalidInputError, RunDirectoryError
 from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import convert_save_errors, write_aside
 from ..typed_json import load_json, read_fields
-from .load import ModelHandle, read_finished_run
-from .summary import TrainingSummary
+from .load import ModelHandle, TrainingSummary, read_finished_run
+from .params import EstimatorParams
 
 if TYPE_CHECKING:
+    from pyspark.ml.param import Params
     from pyspark.sql import SparkSession
 
+    from .transformer import TrainedTransformer
 
-def write_stage(
+
+R = TypeVar("R", bound="StageReader")
+
+# In Spark's metadata: fields of a transformer, and the format of an estimator.
+FORMAT = 1
+_PACKAGE_KEY = "horovod_spark_runner"
+_ESTIMATOR_KEY, _ESTIMATOR_FORMAT = "horovodSparkRunnerFormat", 1
+# Params of an estimator that may be paths of what a fit reads.
+_READ = ("modelFn", "initialWeights", "resumeFrom")
+
+logger = logging.getLogger(__name__)
+
+
+def _write_stage(
     spark: SparkSession,
     path: str | os.PathLike[str],
     write: Callable[[Location], None],
@@ -156,14 +180,6 @@ def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Loc
         )
 
 
-R = TypeVar("R", bound="StageReader")
-
-FORMAT = 1
-_PACKAGE_KEY = "horovod_spark_runner"
-
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class _Written:
     """Fields that the package's own metadata of a stage have in every format."""
@@ -184,8 +200,8 @@ class _PackageFields:
 class UserCode:
     """Code that a stage may need besides its files; see ``from_run`` of its class."""
 
-    custom_objects: Mapping[str, Any] | None = None
-    model_fn: Callable[[], Any] | None = None
+    custom_objects: Mapping[str, object] | None = None
+    model_fn: Callable[[], object] | None = None
     transforms: Mapping[str, Transform] | None = None
 
 
@@ -213,15 +229,11 @@ class StageWriter(MLWriter):  # type: ignore[misc]
 
     Args:
         stage: the transformer.
-        model: its model.
-        summary: the summary of its training.
     """
 
-    def __init__(self, stage: Any, model: ModelHandle, summary: TrainingSummary | None) -> None:
+    def __init__(self, stage: TrainedTransformer) -> None:
         super().__init__()
         self._stage = stage
-        self._model = model
-        self._summary = summary
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the stage; warn of code that loading it will need.
@@ -239,19 +251,20 @@ class StageWriter(MLWriter):  # type: ignore[misc]
             StorageError: storage fails.
         """
         spark = self.sparkSession
-        location = write_stage(
+        location = _write_stage(
             spark, path, lambda place: self._write(place, spark), overwrite=self.shouldOverwrite
         )
         self._warn_of_needs(location)
 
     def _write(self, location: Location, spark: SparkSession) -> None:
         directory = RunDirectory(location)
-        self._model.save(directory)
+        self._stage._model.save(directory)
+        summary = self._stage._summary
         package_fields = {
             "format": FORMAT,
             "version": __version__,
             "signature": compute_checksum(directory.signature.read_bytes()),
-            "summary": None if self._summary is None else self._summary.to_fields(),
+            "summary": None if summary is None else asdict(summary),
         }
         text = DefaultParamsWriter._get_metadata_to_save(
             self._stage, spark, {_PACKAGE_KEY: package_fields}
@@ -272,7 +285,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 _advice(type(self._stage), error),
             )
             return
-        if loaded.recipe.outputs != self._model.metadata.recipe.outputs:
+        if loaded.recipe.outputs != self._stage._model.metadata.recipe.outputs:
             logger.warning(
                 "%s is saved, but what it gives is known from model_fn only: give it, "
                 "%s.read().modelFn(…).load(path)",
@@ -288,12 +301,12 @@ class StageReader(MLReader):  # type: ignore[misc]
         kind: the class that is loaded.
     """
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: type[TrainedTransformer]) -> None:
         super().__init__()
         self._kind = kind
         self._code = vars((_user_code.get() or {}).get(kind.__name__) or UserCode()).copy()
 
-    def modelFn(self: R, model_fn: Callable[[], Any]) -> R:
+    def modelFn(self: R, model_fn: Callable[[], object]) -> R:
         """Set the function that builds the model, which then receives its weights."""
         self._code["model_fn"] = model_fn
         return self
@@ -316,26 +329,24 @@ class StageReader(MLReader):  # type: ignore[misc]
             InvalidInputError: an argument cannot be used.
         """
         location = location_of(self.sparkSession, path)
-        metadata = _read_metadata(location, f"{self._kind.__module__}.{self._kind.__name__}")
-        stage_fields = read_fields(metadata[_PACKAGE_KEY], _PackageFields)
+        metadata = _read_stage_metadata(location, self._kind)
+        fields = _read_package_fields(location, metadata)
         directory = RunDirectory(location)
         try:
             model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
-        if compute_checksum(directory.signature.read_bytes()) != stage_fields.signature:
+        if compute_checksum(directory.signature.read_bytes()) != fields.signature:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
                 "was overwritten in part"
             )
         try:
-            summary_fields = stage_fields.summary
             summary = (
-                None if summary_fields is None else read_fields(summary_fields, TrainingSummary)
+                None if fields.summary is None else read_fields(fields.summary, TrainingSummary)
             )
             stage = self._kind(ModelHandle(model), summary=summary)
-            stage._resetUid(metadata["uid"])
-            DefaultParamsReader.getAndSetParams(stage, metadata)
+            _restore(stage, metadata)
         except Exception as error:  # Spark's code takes the metadata for its own
             raise RunDirectoryError(f"{location} is of another version: {error!r}") from error
         return stage
@@ -344,13 +355,13 @@ class StageReader(MLReader):  # type: ignore[misc]
 class KerasStageReader(StageReader):
     """Loads a transformer of a Keras model."""
 
-    def customObjects(self, custom_objects: Mapping[str, Any]) -> KerasStageReader:
+    def customObjects(self, custom_objects: Mapping[str, object]) -> KerasStageReader:
         """Set the model's own classes and functions, by name."""
         self._code["custom_objects"] = custom_objects
         return self
 
 
-def _advice(kind: Any, error: RunDirectoryError | DataError) -> str:
+def _advice(kind: type[TrainedTransformer], error: RunDirectoryError | DataError) -> str:
     """Return advice how to provide missing code when a stage of class ``kind`` is loaded."""
     if isinstance(error, RunDirectoryError):
         advice: str = kind.loading_advice
@@ -362,30 +373,169 @@ def _advice(kind: Any, error: RunDirectoryError | DataError) -> str:
     )
 
 
-def _read_metadata(location: Location, name: str) -> dict[str, Any]:
-    """Return the metadata of the stage, which must be of class ``name``."""
-    folder, text = location.join("metadata"), read_metadata(location)
+def _read_stage_metadata(location: Location, kind: type) -> dict[str, Any]:
+    """Return the metadata of a stage, which must be of class ``kind``.
+
+    Raises:
+        RunDirectoryError: there is none, it is of another class, or it is damaged.
+    """
+    name = f"{kind.__module__}.{kind.__name__}"
+    text = read_metadata(location)
     try:
         metadata: dict[str, Any] = load_json(text)
         class_name = metadata["class"]
-        if class_name != name:
-            raise RunDirectoryError(f"{location} holds a stage of class {class_name}, not {name}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"the metadata in {location} are damaged: {error!r}") from error
+    if class_name != name:
+        raise RunDirectoryError(f"{location} holds a stage of class {class_name}, not {name}")
+    return metadata
+
+
+def _restore(stage: Params, metadata: Mapping[str, object]) -> None:
+    """Give a new stage the identity and Params of a saved one."""
+    stage._resetUid(metadata["uid"])
+    DefaultParamsReader.getAndSetParams(stage, metadata)
+
+
+def _read_package_fields(location: Location, metadata: dict[str, Any]) -> _PackageFields:
+    """Return what the package recorded in a stage's metadata, after a check of all of them.
+
+    Raises:
+        RunDirectoryError: they are of a newer format, or damaged.
+    """
+    try:
         written = read_fields(metadata[_PACKAGE_KEY], _Written)
         if written.format > FORMAT:
             raise RunDirectoryError(
                 f"{location} was saved by horovod_spark_runner {written.version} in format "
                 f"{written.format}; this one, {__version__}, reads format {FORMAT}: update it"
             )
-        read_fields(metadata[_PACKAGE_KEY], _PackageFields)
+        fields = read_fields(metadata[_PACKAGE_KEY], _PackageFields)
         wanted = metadata[_PACKAGE_KEY].pop("metadata")
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RunDirectoryError):
             raise
-        raise RunDirectoryError(f"{folder} is damaged: {error!r}") from error
+        raise RunDirectoryError(f"the metadata in {location} are damaged: {error!r}") from error
     if _sum_of_all(metadata) != wanted:
-        raise RunDirectoryError(f"{folder} is damaged: its SHA-256 is not the one recorded")
-    return metadata
+        raise RunDirectoryError(
+            f"the metadata in {location} are damaged: their SHA-256 is not the one recorded"
+        )
+    return fields
 
 
-def _sum_of_all(metadata: Mapping[str, Any]) -> str:
+def _sum_of_all(metadata: Mapping[str, object]) -> str:
     return compute_checksum(json.dumps(metadata, sort_keys=True).encode())
+
+
+class EstimatorWriter(MLWriter):  # type: ignore[misc]
+    """Saves an estimator.
+
+    Args:
+        stage: the estimator.
+    """
+
+    def __init__(self, stage: EstimatorParams) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the estimator; refuse it before anything is replaced, if it cannot be saved.
+
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is something at ``path``, and `overwrite` was not asked for.
+            InvalidInputError: a Param holds what cannot be saved, ``path`` is none, or Spark reads
+                from other storage than this process writes to.
+            StorageError: storage fails.
+        """
+        stage, spark = self._stage, self.sparkSession
+        values = {param.name: savable(param.name, v) for param, v in stage._paramMap.items()}
+        text = DefaultParamsWriter._get_metadata_to_save(
+            stage, spark, {_ESTIMATOR_KEY: _ESTIMATOR_FORMAT}, values
+        )
+        _write_stage(
+            spark, path, lambda place: write_metadata(place, text), overwrite=self.shouldOverwrite
+        )
+        named = {one for one in iterate_items(values) if is_import_name(one)}
+        of_script = sorted(filter(is_of_script, named))
+        if of_script:
+            logger.warning(
+                "%s is saved with the names of code that it needs: a process that loads it to train"
+                " must have its own %s, defined in its script or notebook",
+                path,
+                ", ".join(of_script),
+            )
+
+
+class EstimatorReader(MLReader):  # type: ignore[misc]
+    """Loads an estimator.
+
+    Args:
+        cls: its class.
+    """
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """Return the estimator that was saved.
+
+        Functions and classes are loaded as text, and not imported: before a fit, give them again by
+        their setters. So it is with ``launch`` if it sets variables or parameters of MPI.
+
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is none, another stage, or one of a newer format, or it is
+                damaged.
+        """
+        location = location_of(self.sparkSession, path)
+        metadata = _read_stage_metadata(location, self._cls)
+        version = metadata.get(_ESTIMATOR_KEY)
+        if version != _ESTIMATOR_FORMAT:
+            raise RunDirectoryError(
+                f"{path} holds an estimator of format {version!r}; this version of "
+                f"horovod_spark_runner reads format {_ESTIMATOR_FORMAT}"
+            )
+        stage = self._cls()
+        try:
+            _restore(stage, metadata)
+            for values in (stage._paramMap, stage._defaultParamMap):  # Spark converts the latter
+                values.update({param: from_storage(value) for param, value in values.items()})
+        except Exception as error:  # Spark's code takes the metadata for its own
+            raise RunDirectoryError(f"{location} is of another version: {error!r}") from error
+        return stage
+
+
+def savable(name: str, value: object) -> object:
+    """Return the value of a Param as JSON, with functions and classes by their import names.
+
+    Raises:
+        InvalidInputError: it holds something else.
+    """
+    if name in _READ and isinstance(value, str):
+        by_name = name == "modelFn" and is_import_name(value)
+        return value if by_name else str(Location(value))  # the whole path
+    if callable(value):
+        import_name = name_here(value)
+        if import_name is None:
+            raise InvalidInputError(
+                f"{name} is {getattr(value, '__qualname__', repr(value))}, which has no name that "
+                "another process could import it by, so the estimator cannot be saved; define it "
+                "at the top level of a module, script or notebook (no lambda, no function within a "
+                "function), and give what varies as modelArgs. What it has trained can be saved: "
+                "its model, and a search's bestModel"
+            )
+        return import_name
+    if isinstance(value, Mapping):
+        return {str(key): savable(f"{name}[{key!r}]", one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [savable(f"{name}[{number}]", one) for number, one in enumerate(value)]
+    try:
+        return plain_json(name, value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"the estimator cannot be saved: {error}") from error

@@ -6,14 +6,15 @@ in pieces, so that neither a process of Python nor one of Java holds a large mod
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from ..training.engine import engine_named
 from ..training.trained_model import Model, Recipe
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import Broadcast, SparkContext
     from pyspark.sql import SparkSession
 
 # Bytes of a broadcast: what Spark's processes of Java hold of a model at once.
@@ -47,103 +48,74 @@ class ShippedModel:
         self._sums = [compute_checksum(one) for one in self._contents]
         digested = [self._recipe, *(one.encode() for one in self._sums)]
         self.digest = hashlib.sha256(b"".join(digested)).hexdigest()
-        self._broadcast: _Broadcast | None = None
+        self._sent: tuple[weakref.ReferenceType[SparkContext], _Load] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A broadcast belongs to one Spark context.
-        return {**self.__dict__, "_broadcast": None}
+        return {**self.__dict__, "_sent": None}
 
     def recipe(self) -> Recipe:
         """Return the recipe with all its contents."""
         recipe: Recipe = loads_with(self._recipe, self._contents)
         return recipe
 
-    def loader(self, spark: SparkSession) -> Load:
+    def loader(self, spark: SparkSession) -> _Load:
         """Return a function that unpacks the recipe on a worker of this session."""
         context = classic_context(spark)
         if context is None:
             large = sum(one.size for one in self._contents) > SMALL_BYTES
             pairs = zip(self._contents, self._sums, strict=True)
-            sent = [_uploaded(spark, *pair) if large else _Held(pair[0]) for pair in pairs]
-            return Load(_Inline(self._recipe), [[one] for one in sent])
-        if self._broadcast is None or self._broadcast.context() is not context:
-            self._broadcast = _Broadcast(
-                weakref.ref(context),
-                context.broadcast(self._recipe),
-                [_broadcast(context, one) for one in self._contents],
+            sent = [_upload(spark, *pair) if large else pair[0].read for pair in pairs]
+            return _Load(Contents(self._recipe).read, [[one] for one in sent])
+        if self._sent is None or self._sent[0]() is not context:
+            load = _Load(
+                _broadcast(context, self._recipe),
+                [
+                    [_broadcast(context, bytes(part)) for part in one.parts(_PIECE_BYTES)]
+                    for one in self._contents
+                ],
             )
-        return Load(self._broadcast.recipe, self._broadcast.contents)
-
-
-class Value(Protocol):
-    """Value sent to a worker: a broadcast, or a substitute for one."""
-
-    @property
-    def value(self) -> Any: ...
-
-
-class Sent(Protocol):
-    """A piece of contents on its way."""
-
-    def piece(self) -> Piece:
-        """Return it, on a worker."""
-        ...
+            self._sent = weakref.ref(context), load
+        return self._sent[1]
 
 
 @dataclass(frozen=True)
-class Load:
+class _Load:
     """Unpacks the recipe on a worker, when it is needed for the first time.
 
     Attributes:
-        recipe: what `dumps_without` pickled.
-        contents: what that left out, each in pieces.
+        recipe: gives what `dumps_without` pickled.
+        contents: gives what that left out, each in pieces.
     """
 
-    recipe: Value
-    contents: Sequence[Sequence[Sent]]
+    recipe: Callable[[], bytes] = field(repr=False)
+    contents: Sequence[Sequence[Callable[[], Piece]]] = field(repr=False)
 
     def __call__(self) -> Recipe:
-        contents = [Contents(*(sent.piece() for sent in one)) for one in self.contents]
-        recipe: Recipe = loads_with(self.recipe.value, contents)
+        contents = [Contents(*(piece() for piece in one)) for one in self.contents]
+        recipe: Recipe = loads_with(self.recipe(), contents)
         return recipe
 
 
-@dataclass(frozen=True)
-class _Broadcast:
-    """A recipe on its way to the executors of one Spark context.
-
-    Spark frees it once neither a transformer nor a DataFrame refers to it.
-    """
-
-    context: weakref.ReferenceType[Any]
-    recipe: Any = field(repr=False)
-    contents: Sequence[Sequence[Sent]] = field(repr=False)
+def _broadcast(context: SparkContext, part: bytes) -> Callable[[], bytes]:
+    """Broadcast a part; Spark frees it once no transformer or DataFrame refers to it."""
+    return functools.partial(_read_broadcast, context.broadcast(part))
 
 
-@dataclass(frozen=True)
-class _SentPiece:
-    """A piece as a separate broadcast."""
-
-    sent: Any = field(repr=False)
-
-    def piece(self) -> Piece:
-        # Spark keeps what `value` has read; nothing needs it once the model is loaded. What Spark
-        # has encrypted is there as a value only.
-        path = getattr(self.sent, "_path", None)
-        whole: bytes = self.sent.value if path is None else self.sent.load_from_path(path)
-        return whole
-
-
-def _broadcast(context: SparkContext, contents: Contents) -> list[_SentPiece]:
-    return [_SentPiece(context.broadcast(bytes(part))) for part in contents.parts(_PIECE_BYTES)]
+def _read_broadcast(sent: Broadcast[bytes]) -> bytes:
+    # Spark keeps what `value` has read; nothing needs it once the model is loaded. What Spark has
+    # encrypted is there as a value only.
+    path = getattr(sent, "_path", None)
+    whole: bytes = sent.value if path is None else sent.load_from_path(path)
+    return whole
 
 
 # What the sessions of Spark Connect have been given as files, which they keep as long as they are.
-_files: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_files: weakref.WeakKeyDictionary[SparkSession, set[str]] = weakref.WeakKeyDictionary()
 _uploading = threading.Lock()
 
 
-def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile:
+def _upload(spark: SparkSession, contents: Contents, digest: str) -> Callable[[], FilePart]:
     """Upload contents to a session of Spark Connect as a file, once.
 
     Its messages, and the memory of its server, hold no large models.
@@ -157,42 +129,14 @@ def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile
                 contents.write_to(place)
                 spark.addArtifact(str(place), file=True)
             uploaded.add(name)
-    return _SentFile(name, contents.size)
+    return functools.partial(_find_file, name, contents.size)
 
 
-@dataclass(frozen=True)
-class _SentFile:
-    """A file that Spark Connect puts on every executor.
+def _find_file(name: str, size: int) -> FilePart:
+    """Return a file that Spark Connect has put on this executor."""
+    from pyspark import SparkFiles
 
-    Attributes:
-        name: what it is called there.
-        size: its bytes.
-    """
-
-    name: str
-    size: int
-
-    def piece(self) -> Piece:
-        from pyspark import SparkFiles
-
-        return FilePart(SparkFiles.get(self.name), 0, self.size)
-
-
-@dataclass(frozen=True)
-class _Inline:
-    """Stands in for a broadcast on Spark Connect, which has none."""
-
-    value: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Stands in for a piece on Spark Connect, within its messages."""
-
-    contents: Contents = field(repr=False)
-
-    def piece(self) -> Piece:
-        return self.contents.read()
+    return FilePart(SparkFiles.get(name), 0, size)
 
 
 def load_model(recipe: Recipe) -> Model:
@@ -205,19 +149,10 @@ def load_model(recipe: Recipe) -> Model:
     return model if recipe.batch_size is None else _in_batches_of(recipe.batch_size, model)
 
 
-def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
-    """Return the outputs of the model of ``recipe`` as JSON, or none and the reason.
-
-    Raises:
-        ModelError: it is not the model that was trained.
-    """
-    return engine_named(recipe.engine).describe_outputs(recipe)
-
-
 def _in_batches_of(size: int, model: Model) -> Model:
     """Call the model with exactly ``size`` rows: the last ones are repeated, and left out again."""
 
-    def prepare(values: dict[str, np.ndarray]) -> list[tuple[Any, int]]:
+    def prepare(values: dict[str, np.ndarray]) -> list[tuple[object, int]]:
         rows = len(next(iter(values.values())))
         parts = []
         for begin in range(0, rows, size):
@@ -228,7 +163,7 @@ def _in_batches_of(size: int, model: Model) -> Model:
             parts.append((model.prepare(some), size - padding))
         return parts
 
-    def compute(parts: list[tuple[Any, int]]) -> list[np.ndarray]:
+    def compute(parts: list[tuple[object, int]]) -> list[np.ndarray]:
         part_outputs = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
         return [np.concatenate(output) for output in zip(*part_outputs, strict=True)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 from ..config.data import Transform
 from ..config.prediction import (
@@ -13,7 +12,6 @@ from ..config.prediction import (
     HandleInvalid,
     OutputForm,
     PredictionCol,
-    PredictionSettings,
 )
 from ..config.validators import ColumnNames, check_place
 from ..engines.torch.engine import PROGRAM, SCRIPT, ModuleWithExample
@@ -21,7 +19,7 @@ from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from .load import ModelHandle, adopt_model
 from .persistence import StageReader, UserCode, loading_with
-from .trained_transformer import TrainedTransformer
+from .transformer import TrainedTransformer
 
 
 class TorchTransformer(TrainedTransformer):
@@ -49,7 +47,7 @@ class TorchTransformer(TrainedTransformer):
         run_dir: str | os.PathLike[str],
         *,
         checkpoint: int | None = None,
-        model_fn: Callable[[], Any] | None = None,
+        model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         feature_cols: ColumnNames | None = None,
         prediction_col: PredictionCol = None,
@@ -85,7 +83,10 @@ class TorchTransformer(TrainedTransformer):
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
-        settings = PredictionSettings(
+        return cls._of_run(
+            run_dir,
+            UserCode(None, model_fn, transforms),
+            checkpoint,
             feature_cols=feature_cols,
             prediction_col=prediction_col,
             probability_col=probability_col,
@@ -94,13 +95,10 @@ class TorchTransformer(TrainedTransformer):
             handle_invalid=handle_invalid,
             predict_batch_size=predict_batch_size,
         )
-        return cls._of_run(
-            run_dir, settings, model_fn=model_fn, transforms=transforms, checkpoint=checkpoint
-        )
 
     @classmethod
     def from_module(
-        cls, module: Any, feature_cols: ColumnNames | None = None, *, example: Any
+        cls, module: object, feature_cols: ColumnNames | None = None, *, example: object
     ) -> TorchTransformer:
         """Return the transformer of a module that was trained elsewhere.
 
@@ -154,7 +152,7 @@ class TorchTransformer(TrainedTransformer):
         path: str | os.PathLike[str],
         feature_cols: ColumnNames | None = None,
         *,
-        example: Any,
+        example: object,
     ) -> TorchTransformer:
         """Return the transformer of a file of TorchScript, as ``torch.jit.save`` writes it.
 
@@ -221,7 +219,7 @@ class TorchTransformer(TrainedTransformer):
     def loading(
         cls,
         *,
-        model_fn: Callable[[], Any] | None = None,
+        model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
     ) -> AbstractContextManager[None]:
         """Pass user code to transformers that are loaded inside pipelines.

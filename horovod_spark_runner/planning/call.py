@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.driver.console import Console
 from ..cluster.spark.session import described, new_folder
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
@@ -18,6 +17,7 @@ from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows
 from ..errors import InvalidInputError
+from ..observe.console import Console
 from ..run.resolve import ResolvedRun, resolve
 from .measure import measure_training, removed_on_failure
 from .model import Link

@@ -15,7 +15,7 @@ from ..checkpoint.model_state import Described
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
-from ..report.runs.facts import RunFacts, read_facts
+from ..observe.report.facts import RunFacts, read_facts
 from ..sync.allreduce import BUCKET_BYTES
 from ..sync.synchroniser import bytes_of_sum
 from ..training.time_breakdown import WHOLE, Kind, mean_seconds

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..cluster.driver.console import Console
 from ..cluster.driver.launch import chosen_launcher
 from ..cluster.protocol.topology import format_ranks
 from ..cluster.spark.session import described
@@ -19,6 +18,7 @@ from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, frame_of, is_readable_in_place, session_of
 from ..data.prepare.schema import quoted
 from ..errors import DataError
+from ..observe.console import Console
 from ..run.pipeline import import_ahead, prepare_data, training_spec
 from ..run.resolve import ResolvedRun
 from ..storage.filesystem import Location

@@ -12,8 +12,8 @@ from typing import Any
 from ..config.validators import check_count
 from ..errors import InvalidInputError, brief
 from ..formatting import duration, number, share, size
-from ..report.lines import Series, line_chart
-from ..report.page import Section, facts, figure, page, paragraph, table
+from ..observe.report.charts import Series, line_chart
+from ..observe.report.page import Section, facts, figure, page, paragraph, table
 from ..storage.filesystem import Location
 from ..storage.folders import make_parent
 from .measurement import Measurement

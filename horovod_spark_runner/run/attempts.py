@@ -20,7 +20,6 @@ from ..checkpoint.retry_policy import (
     describe_attempts,
 )
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.driver.console import Console
 from ..cluster.driver.launch import Launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
@@ -32,6 +31,7 @@ from ..errors import (
     PreemptedError,
     RunFailedError,
 )
+from ..observe.console import Console
 from ..storage.lease import Lease
 from ..training.engine import modules_for
 from ..training.spec import AttemptSpec, TrainingSpec, train_rank

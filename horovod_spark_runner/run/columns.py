@@ -21,7 +21,7 @@ from ..data.prepare.schema import Roles
 from ..errors import DataError, InvalidInputError, ModelError
 from ..formatting import quote_all
 from ..frameworks import model_of
-from ..model.frame import check_added, surely_added
+from ..model.outputs import check_added, surely_added
 from ..serialize import dumps
 from ..training.engine import SAVED_MODEL, engine_named
 from ..training.spec import FEATURES, LABEL, Binding, ModelNames, ModelSource, bind_columns

@@ -33,10 +33,9 @@ from ..data.read.decode import absent_classes
 from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
 from ..formatting import duration
-from ..model.load import ModelHandle, read_trained_model
-from ..model.summary import TrainingSummary
-from ..model.trained_transformer import TrainedTransformer
-from ..model.transformers import transformer_class
+from ..model.load import ModelHandle, TrainingSummary, read_trained_model
+from ..model.transformer import TrainedTransformer, transformer_class
+from ..observe.mlflow import begin_tracking
 from ..storage.filesystem import Location
 from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
@@ -44,7 +43,6 @@ from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped
 from .record import CallRecord, versions
 from .resolve import ResolvedRun, resolve_again
-from .tracking import begin_tracking
 
 logger = logging.getLogger(__name__)
 

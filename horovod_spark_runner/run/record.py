@@ -15,7 +15,7 @@ from ..checkpoint.retry_policy import FINISHED
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.result import RunResult
 from ..errors import HorovodSparkError
-from ..report.runs.page import write_report
+from ..observe.report.run_page import write_report
 
 logger = logging.getLogger(__name__)
 

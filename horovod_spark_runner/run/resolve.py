@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.files import CheckpointInfo, read_steps
 from ..checkpoint.resume import StartingPoint, resolve_start
 from ..checkpoint.run_directory import RunDirectory
-from ..cluster.driver.console import Console
 from ..cluster.spark.capacity import Allotment, check_slots
 from ..cluster.spark.session import check_running, new_folder
 from ..config.fields import derive
@@ -20,12 +19,13 @@ from ..config.training import FitOptions, InitialWeights, check_min_workers
 from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import session_of
 from ..errors import InvalidInputError
+from ..observe.console import Console
+from ..observe.mlflow import check_tracking
 from ..serialize import check_picklable
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource
 from ..training.warm_start import read_warm_start
 from .columns import Columns, recorded_columns, resolve_columns, resolve_columns_by_model
-from .tracking import check_tracking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

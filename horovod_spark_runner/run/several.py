@@ -12,7 +12,7 @@ from ..config.data import WINDOW_BYTES, DataOptions
 from ..config.training_config import TrainingConfig
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import SharedData, prepare_folds
-from ..model.trained_transformer import TrainedTransformer
+from ..model.transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from .pipeline import import_ahead, prepare_data, train_run
 from .resolve import ResolvedRun, resolve

@@ -25,6 +25,7 @@ from ..cluster.worker.reporting import report_progress
 from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
+from ..observe.event_files import EventFiles
 from ..storage.arrays import Arrays
 from ..sync.allreduce import AllreduceSynchroniser
 from ..sync.asynchronous import AsyncSynchroniser
@@ -35,7 +36,6 @@ from ..sync.synchroniser import Collectives, Synchroniser
 from .agreement import Agreement, StepTrials, changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, execution, made_alone, shares_of
-from .event_files import EventFiles
 from .learning_rate import LearningRate
 from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows

@@ -48,19 +48,6 @@ def _plain_value(value: object) -> LogValue:
     return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
 
 
-def beside(logs: Logs, facts: Mapping[str, float]) -> dict[str, float]:
-    """Rename a run's facts of an epoch where ``logs`` has the same names.
-
-    ``run/`` goes before the name of a fact that a log is called like.
-    """
-    renamed = {}
-    for name, value in facts.items():
-        while name in logs:
-            name = f"run/{name}"
-        renamed[name] = value
-    return renamed
-
-
 def numbers(logs: Logs) -> dict[str, float]:
     """Return the entries of plain ``logs`` that are one number."""
     return {name: value for name, value in logs.items() if isinstance(value, float)}

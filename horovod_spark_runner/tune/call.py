@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..cluster.driver.console import Console
 from ..cluster.spark.session import new_folder
 from ..config.training_config import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
+from ..observe.console import Console
 from ..run.pipeline import import_ahead, prepare_data
 from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.files import PlainLogs
-from ..cluster.driver.console import Console
 from ..cluster.protocol.messages import Progress
 from ..cluster.spark.session import described, inheriting_thread
 from ..data.prepare.datasets import Prepared, session_of
@@ -28,8 +27,8 @@ from ..errors import (
     StorageError,
     UnreachableError,
 )
-from ..model.trained_transformer import TrainedTransformer
-from ..model.transformers import transformer_class
+from ..model.transformer import TrainedTransformer, transformer_class
+from ..observe.console import Console
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.resolve import ResolvedRun, resolve

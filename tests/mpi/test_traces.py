@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner import CheckpointOptions, InvalidInputError, LaunchOptions
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.report.runs.times import slow_ranks
+from horovod_spark_runner.observe.report.times import slow_ranks
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

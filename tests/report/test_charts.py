@@ -11,9 +11,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_spark_runner import formatting
-from horovod_spark_runner.report.axes import Scale, bounds, linear_ticks, log_ticks, spans_decades
-from horovod_spark_runner.report.lines import Series, groups, line_chart, thin
-from horovod_spark_runner.report.page import (
+from horovod_spark_runner.observe.report.charts import (
+    MOST_COLUMNS,
+    Part,
+    Scale,
+    Series,
+    Whole,
+    bounds,
+    groups,
+    legend,
+    line_chart,
+    linear_ticks,
+    log_ticks,
+    spans_decades,
+    stacked_columns,
+    stacked_rows,
+    thin,
+)
+from horovod_spark_runner.observe.report.page import (
     Markup,
     Section,
     element,
@@ -22,14 +37,6 @@ from horovod_spark_runner.report.page import (
     grid,
     page,
     table,
-)
-from horovod_spark_runner.report.stacked import (
-    MOST_COLUMNS,
-    Part,
-    Whole,
-    legend,
-    stacked_columns,
-    stacked_rows,
 )
 
 from .browser import DESKTOP, PHONE, Browser
@@ -313,9 +320,7 @@ def sample() -> str:
                     figure(
                         "Epochs",
                         legend(PARTS, wholes(1, "e")),
-                        stacked_columns(
-                            wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s", wide=True
-                        ),
+                        stacked_columns(wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s"),
                         wide=True,
                     ),
                     figure("Ranks", stacked_rows(wholes(6, "rank"), PARTS, title="seconds")),

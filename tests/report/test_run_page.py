@@ -14,8 +14,8 @@ import pytest
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.report.runs.facts import read_facts
-from horovod_spark_runner.report.runs.page import comparison_page, run_page, write_report
+from horovod_spark_runner.observe.report.facts import read_facts
+from horovod_spark_runner.observe.report.run_page import comparison_page, run_page, write_report
 
 from .browser import PHONE, Browser
 from .runs import account, leave_run

@@ -26,8 +26,8 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.cluster.spark import jobs
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.model import files
-from horovod_spark_runner.model.file_task import stored_leaves
+from horovod_spark_runner.model import predict_files as files
+from horovod_spark_runner.model.predict_files_task import stored_leaves
 
 from ..counting_engine import line, save_line
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.report.runs.times import rank_wholes, slow_ranks
+from horovod_spark_runner.observe.report.times import rank_wholes, slow_ranks
 from horovod_spark_runner.training.progress import Progress, shares
 from horovod_spark_runner.training.time_breakdown import (
     KINDS,

@@ -6,7 +6,6 @@ import io
 import re
 import time
 
-from horovod_spark_runner.cluster.driver.console import Console
 from horovod_spark_runner.cluster.protocol.messages import (
     Envelope,
     Heartbeat,
@@ -17,6 +16,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Queued,
     from_driver,
 )
+from horovod_spark_runner.observe.console import Console
 
 WARNING = Envelope(0, 1, "h", Notice("the rate is kept", warn=True))
 MESSAGES = (

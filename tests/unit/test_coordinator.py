@@ -11,7 +11,6 @@ from typing import ClassVar
 import pytest
 
 from horovod_spark_runner.cluster.driver import coordinator
-from horovod_spark_runner.cluster.driver.console import Console
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.driver.coordinator import Coordinator
 from horovod_spark_runner.cluster.driver.watch import Verdict
@@ -32,6 +31,7 @@ from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
 from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.observe.console import Console
 
 KEY = b"k" * 32
 

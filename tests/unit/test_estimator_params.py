@@ -35,8 +35,8 @@ from horovod_spark_runner.config.importable import (
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.model.estimator_files import savable
 from horovod_spark_runner.model.params import camel_case, param_text
+from horovod_spark_runner.model.persistence import savable
 
 # Of launching, what `run_training` takes one by one too.
 LAUNCHING = ("num_workers", "gpus_per_worker", "stream_logs")

@@ -9,7 +9,7 @@ import numpy as np
 
 from horovod_spark_runner.checkpoint.files import PlainLogs
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.training.event_files import EventFiles
+from horovod_spark_runner.observe.event_files import EventFiles
 from tests.runs import curves_in
 
 

@@ -23,11 +23,17 @@ from horovod_spark_runner import DataError, InvalidInputError, RunFailedError
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.model import files, inference
-from horovod_spark_runner.model.file_commit import Commit, committing
-from horovod_spark_runner.model.files import FilesPlan, FilesRequest, plan_files
+from horovod_spark_runner.model import inference
+from horovod_spark_runner.model import predict_files as files
 from horovod_spark_runner.model.inference import Predictor
 from horovod_spark_runner.model.load import read_finished_run
+from horovod_spark_runner.model.predict_files import (
+    Commit,
+    FilesPlan,
+    FilesRequest,
+    committing,
+    plan_files,
+)
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import identity
 
@@ -225,7 +231,7 @@ def test_a_lease_that_was_taken_over_ends_the_call(predictor: Predictor, storage
 # A driver that is killed once it has moved a file.
 KILLED = """
 import os, sys
-from horovod_spark_runner.model.file_commit import committing
+from horovod_spark_runner.model.predict_files import committing
 from horovod_spark_runner.storage.filesystem import Location
 
 move_to = Location.move_to
@@ -410,8 +416,8 @@ def test_parts_are_never_called_as_other_files(predictor: Predictor, tmp_path: P
             return [10, 10]
 
     with pytest.raises(DataError, match=r"'a-00001\.parquet'"):
-        files.divided([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
-    units = files.divided([Large("b.parquet", *large)], 10)
+        files.split_files([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
+    units = files.split_files([Large("b.parquet", *large)], 10)
     assert [(unit.target, unit.groups) for unit in units] == [
         ("b-00000.parquet", (0,)), ("b-00001.parquet", (1,)),
     ]  # fmt: skip

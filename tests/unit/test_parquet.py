@@ -17,7 +17,7 @@ from horovod_spark_runner.data.prepare.datasets import match_columns
 from horovod_spark_runner.data.prepare.parquet import open_parquet, parquet_files, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
-from horovod_spark_runner.model.files import FilesRequest, plan_files
+from horovod_spark_runner.model.predict_files import FilesRequest, plan_files
 from horovod_spark_runner.storage.filesystem import Location
 
 REQUEST = DataRequest(Roles(("x",), ("y",), "w"))

@@ -15,18 +15,17 @@ from horovod_spark_runner.config.prediction import PredictionSettings, added_col
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.model import inference
-from horovod_spark_runner.model.arrow_features import feature_array
-from horovod_spark_runner.model.evaluating import Evaluation
-from horovod_spark_runner.model.frame import check_added
+from horovod_spark_runner.model.evaluate import choose_targets
+from horovod_spark_runner.model.evaluate_task import Evaluation
+from horovod_spark_runner.model.features import feature_array
 from horovod_spark_runner.model.inference import (
     array_of,
     describe_fault,
-    joined,
+    join_small_arrays,
     valid_rows,
     with_nulls,
 )
-from horovod_spark_runner.model.outputs import check_classes
-from horovod_spark_runner.model.targets import choose_targets
+from horovod_spark_runner.model.outputs import check_added, check_classes
 from horovod_spark_runner.training.spec import Binding, OutputSpec
 from horovod_spark_runner.training.trained_model import Targets
 
@@ -143,10 +142,10 @@ def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch
             made.append(number)
             yield pa.array([number] * 2, pa.int64())
 
-    given = joined(each())
+    given = join_small_arrays(each())
     assert (next(given).to_pylist(), made) == ([0, 0, 1, 1], [0, 1])
     assert [array.to_pylist() for array in given] == [[2, 2, 3, 3], [4, 4]]
-    assert list(joined([])) == []
+    assert list(join_small_arrays([])) == []
     output = OutputSpec("mask", (2**30,), "int8")
     values = np.broadcast_to(np.zeros(1, np.int8), (3, 2**30))
     with pytest.raises(ModelError, match="'mask'.*3221225472.*predictBatchSize"):
@@ -245,7 +244,8 @@ def test_an_evaluation_decodes_no_more_rows_than_it_computes(
 
     columns, labels = (Column("x", "float32"),), (Column("y", "float32"),)
     monkeypatch.setattr(Evaluation, "_loaded", lambda self: (Rows(), {"x": decode}))
-    evaluation = Evaluation("", lambda: None, columns, labels, ("x", "y"), b"", 3, True, None, "y")  # type: ignore[arg-type, return-value]
+    predictor = inference.Predictor("", lambda: None, columns, (), 3, inference.SKIP)  # type: ignore[arg-type, return-value]
+    evaluation = Evaluation(predictor, labels, ("y",), b"", None, "y")
     x = pa.array([0, None, 1, 2, 3, 4, 5, 6, 7], pa.float32())
     batch = pa.RecordBatch.from_pydict({"x": x, "y": pa.array(np.arange(9), pa.float32())})
     each = [told["label"] for out in evaluation.add_up(iter([batch])) for told in out.to_pylist()]

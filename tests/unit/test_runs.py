@@ -16,9 +16,8 @@ from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoin
 from horovod_spark_runner.checkpoint.retry_policy import Attempt
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
-from horovod_spark_runner.report.runs.facts import read_facts
-from horovod_spark_runner.report.runs.page import run_page
-from horovod_spark_runner.report.runs.state import close_attempts, read_run
+from horovod_spark_runner.observe.report.facts import close_attempts, read_facts, read_run
+from horovod_spark_runner.observe.report.run_page import run_page
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
 

@@ -17,8 +17,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 from zlib import crc32
@@ -35,13 +36,18 @@ from ..errors import (
 )
 from ..storage.filesystem import Location
 from ..storage.paths import redact_url
-from ..training.progress import beside, numbers
+from ..training.progress import numbers
+from .event_files import beside
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 T = TypeVar("T")
 
 # Timeouts of MLflow: for answers before the training, for the rest, with the model, at its end, and
 # after a failure.
-ANSWER_SECONDS, END_SECONDS, FAIL_SECONDS = 60.0, 600.0, 10.0
+_ANSWER_SECONDS, _END_SECONDS, _FAIL_SECONDS = 60.0, 600.0, 10.0
 _CONNECT_SECONDS = 10.0
 # MLflow's limits: entries of a batch, characters of a value.
 _BATCH, _VALUE = 100, 6000
@@ -50,7 +56,7 @@ _SAFE = frozenset("_-. :/")
 logger = logging.getLogger(__name__)
 
 
-def check_tracking(options: MlflowOptions) -> Any:
+def check_tracking(options: MlflowOptions) -> tuple[MlflowClient, str]:
     """Return MLflow's client and the experiment's identity, after MLflow has answered.
 
     Raises:
@@ -67,7 +73,7 @@ def check_tracking(options: MlflowOptions) -> Any:
 
     _check_reachable(options.tracking_uri or str(get_tracking_uri()))
 
-    def ask() -> tuple[Any, str]:
+    def ask() -> tuple[MlflowClient, str]:
         client = MlflowClient(options.tracking_uri)
         name = options.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         experiment = client.get_experiment_by_name(name)
@@ -99,47 +105,47 @@ def _check_reachable(uri: str) -> None:
 
 
 def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
-    """Return the result of ``ask``, within `ANSWER_SECONDS`: MLflow itself tries for minutes."""
-    answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    """Return the result of ``ask``, within `_ANSWER_SECONDS`: MLflow itself tries for minutes."""
+    done: Future[T] = Future()
 
     def work() -> None:
         try:
-            answer.put((ask(), None))
+            done.set_result(ask())
         except Exception as error:  # whatever MLflow and its stores raise
-            answer.put((None, error))
+            done.set_exception(error)
 
     threading.Thread(target=work, name="hsr-mlflow-ask", daemon=True).start()
     where = redact_url(options.tracking_uri or "its own default (MLFLOW_TRACKING_URI)")
-    try:
-        value, error = answer.get(timeout=ANSWER_SECONDS)
-    except queue.Empty:
+    wait([done], _ANSWER_SECONDS)
+    if not done.done():
         raise InvalidInputError(
-            f"mlflow: there was no answer within {ANSWER_SECONDS:.0f} s from {where}; check "
+            f"mlflow: there was no answer within {_ANSWER_SECONDS:.0f} s from {where}; check "
             "tracking_uri and the driver's network"
-        ) from None
-    if isinstance(error, HorovodSparkError):
-        raise error
-    if error is not None:
+        )
+    try:
+        return done.result()
+    except HorovodSparkError:
+        raise
+    except Exception as error:
         description = _describe_error(error, options)
         raise InvalidInputError(f"mlflow: {where} cannot be used: {description}") from None
-    return value  # type: ignore[no-any-return]
 
 
 def begin_tracking(
-    connection: tuple[Any, str] | None,
+    connection: tuple[MlflowClient, str] | None,
     options: MlflowOptions | None,
     directory: RunDirectory,
     settings: Mapping[str, Any],
-) -> Tracking | None:
-    """Return the `Tracking` of a training; ``None`` if it is not requested."""
+) -> _Tracking | None:
+    """Return the `_Tracking` of a training; ``None`` if it is not requested."""
     if connection is None or options is None:
         return None
     # By the names of `run_training`'s arguments.
     params = {**settings["fit"], **{name: v for name, v in settings.items() if name != "fit"}}
-    return Tracking(connection, options, directory, params)
+    return _Tracking(connection, options, directory, params)
 
 
-class Tracking:
+class _Tracking:
     """Logs one training to MLflow, into the run of its earlier parts if there is one.
 
     Args:
@@ -154,10 +160,10 @@ class Tracking:
 
     def __init__(
         self,
-        connection: tuple[Any, str],
+        connection: tuple[MlflowClient, str],
         options: MlflowOptions,
         directory: RunDirectory,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
     ) -> None:
         self._client, self._experiment = connection
         self._options = options
@@ -171,7 +177,7 @@ class Tracking:
 
     # -- before the first step -----------------------------------------------------------------
 
-    def _begin(self, settings: Mapping[str, Any]) -> str:
+    def _begin(self, settings: Mapping[str, object]) -> str:
         run = self._earlier()
         if run is None:
             name = self._options.run_name or self._directory.location.name
@@ -188,7 +194,7 @@ class Tracking:
         self._log_params(run, settings)
         return str(run.info.run_id)
 
-    def _earlier(self) -> Any | None:
+    def _earlier(self) -> Run | None:
         """Return MLflow's run of an earlier part; ``None`` if there is none in the experiment."""
         run_id = self._directory.mlflow_run()
         if run_id is None:
@@ -205,7 +211,7 @@ class Tracking:
         same = run.info.experiment_id == self._experiment
         return run if same and run.info.lifecycle_stage == "active" else None
 
-    def _log_params(self, run: Any, settings: Mapping[str, Any]) -> None:
+    def _log_params(self, run: Run, settings: Mapping[str, object]) -> None:
         from mlflow.entities import Param, RunTag
 
         params, changed = [], []
@@ -262,7 +268,7 @@ class Tracking:
 
     # -- at its end ----------------------------------------------------------------------------
 
-    def finish(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, history: Sequence[Mapping[str, object]]) -> None:
         """Log the rest of the metrics, and the model; the training has succeeded."""
         for epoch, logs in enumerate(history):  # reports of ranks may be lost
             values = numbers(dict(logs))
@@ -281,9 +287,9 @@ class Tracking:
         killed = stopped or isinstance(error, (KeyboardInterrupt, RunCancelledError))
         if stopped:
             self._work.put(lambda: self._client.set_tag(self.run_id, "stopped", str(error)))
-        self._end("KILLED" if killed else "FAILED", FAIL_SECONDS)
+        self._end("KILLED" if killed else "FAILED", _FAIL_SECONDS)
 
-    def _end(self, status: str, seconds: float = END_SECONDS) -> None:
+    def _end(self, status: str, seconds: float = _END_SECONDS) -> None:
         self._work.put(lambda: self._client.set_terminated(self.run_id, status))
         self._work.put(None)
         self._thread.join(seconds)
@@ -330,7 +336,7 @@ def _same(one: float | None, other: float) -> bool:
     return one is not None and (one == other or (one != one and other != other))
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the single settings, those in dictionaries by their path."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():

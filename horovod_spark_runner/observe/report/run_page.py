@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from ...checkpoint.retry_policy import steps_lost
 from ...checkpoint.run_directory import RunDirectory
 from ...formatting import duration, moment, number, share, shortened, size
 from ...storage.paths import redact_url
 from ...training.time_breakdown import SENT, WHOLE
-from ..page import Child, Section, facts, folded, page, paragraph, preformatted, table
-from .curves import MOST_METRICS, metric_figures, pace_figures
-from .facts import RunFacts, read_facts
-from .state import INTERRUPTED, RunSummary
+from .charts import Series, line_chart, spans_decades
+from .facts import INTERRUPTED, RunFacts, RunSummary, read_facts
+from .page import (
+    Child,
+    Markup,
+    Section,
+    facts,
+    figure,
+    folded,
+    grid,
+    page,
+    paragraph,
+    preformatted,
+    table,
+)
 from .times import slow_ranks, time_contents
 
 # Settings that differ between two runs are shown up to this length.
 _LENGTH = 200
+# Points of all curves together: what keeps the page small.
+_POINTS = 24_000
+# More metrics are left to the table of the last epoch.
+_MOST_METRICS = 60
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -38,8 +54,8 @@ def run_page(run: RunFacts) -> str:
     state = run.state
     sections = [
         Section("What is missing here", _notes([run])),
-        Section("Metrics", metric_figures([run]), _left_out(run)),
-        Section("Pace", pace_figures([run])),
+        Section("Metrics", _metric_figures([run]), _left_out(run)),
+        Section("Pace", _pace_figures([run])),
         Section("Where the time went", time_contents(run)),
         Section("Attempts", _attempts(run)),
         Section("Checkpoints", _checkpoints(state)),
@@ -58,18 +74,12 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
     """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):  # folders of the same name in different places
-        runs = [
-            RunFacts(**{**vars(run), "name": f"{i} {run.name}"}) for i, run in enumerate(runs, 1)
-        ]
-    columns = [_facts(run) for run in runs]
-    keys = list(dict.fromkeys(key for one in columns for key in one))
-    rows: list[list[Child]] = [[key, *(one.get(key, "") for one in columns)] for key in keys]
-    header = ["", *(run.name for run in runs)]
+        runs = [replace(run, name=f"{i} {run.name}") for i, run in enumerate(runs, 1)]
     sections = [
-        Section("In short", [table(header, rows)]),
+        Section("In short", _by_run(runs, [_facts(run) for run in runs])),
         Section("What is missing here", _notes(runs)),
-        Section("Metrics", metric_figures(runs), "Training is dashed, validation is not."),
-        Section("Pace", pace_figures(runs)),
+        Section("Metrics", _metric_figures(runs), "Training is dashed, validation is not."),
+        Section("Pace", _pace_figures(runs)),
         *(Section(f"Where the time went: {run.name}", time_contents(run)) for run in runs),
         Section("Settings that differ", _differing(runs)),
         Section("Versions", _versions(runs)),
@@ -118,7 +128,7 @@ def _notes(runs: Sequence[RunFacts]) -> list[Child]:
 
 
 def _left_out(run: RunFacts) -> str:
-    more = len(run.metric_names()) - MOST_METRICS
+    more = len(run.metric_names()) - _MOST_METRICS
     rows = "Means over the rows of all ranks."
     return rows + (f" {more:,} more metrics are in metrics.jsonl." if more > 0 else "")
 
@@ -178,24 +188,25 @@ def _versions(runs: Sequence[RunFacts]) -> list[Child]:
     for versions, run in zip(tables, runs, strict=True):
         if "master" in run.last_call:
             versions["Spark master"] = redact_url(str(run.last_call["master"]))
-    names = list(dict.fromkeys(name for one in tables for name in one))
-    rows: list[list[Child]] = [[name, *(one.get(name, "") for one in tables)] for name in names]
-    header = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "version"]
-    return [table(header, rows)] if rows else []
+    return _by_run(runs, tables)
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[Child]:
     each = [_flat(run.settings) for run in runs]
-    names = list(dict.fromkeys(name for one in each for name in one))
-    rows: list[list[Child]] = [
-        [name, *(shortened(one.get(name, ""), _LENGTH) for one in each)]
-        for name in names
-        if len({one.get(name, "") for one in each}) > 1
-    ]
-    return [table(["setting", *(run.name for run in runs)], rows)] if rows else ["None."]
+    names = dict.fromkeys(name for one in each for name in one)
+    differing = [name for name in names if len({one.get(name, "") for one in each}) > 1]
+    shown = [{name: shortened(one.get(name, ""), _LENGTH) for name in differing} for one in each]
+    return _by_run(runs, shown) or ["None."]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _by_run(runs: Sequence[RunFacts], each: Sequence[Mapping[str, Child]]) -> list[Child]:
+    """Return a table with a column for each run; none where there is nothing to show."""
+    names = dict.fromkeys(name for one in each for name in one)
+    rows: list[list[Child]] = [[name, *(one.get(name, "") for one in each)] for name in names]
+    return [table(["", *(run.name for run in runs)], rows)] if rows else []
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Return settings one by one, those within others by their path; without secrets of URLs."""
     settings_by_path: dict[str, str] = {}
     for key, value in settings.items():
@@ -213,3 +224,86 @@ def _metrics(metrics: Mapping[str, object]) -> str:
     return ", ".join(
         f"{name} {number(value)}" for name, value in metrics.items() if isinstance(value, float)
     )
+
+
+def _metric_figures(runs: Sequence[RunFacts]) -> list[Markup]:
+    """Return a figure for each metric: training and validation, of all runs.
+
+    Args:
+        runs: one, or those to be compared.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
+    shown = names[:_MOST_METRICS]
+    points = _points(2 * len(shown) * len(runs))
+    return [grid([_metric(runs, name, points) for name in shown])] if shown else []
+
+
+def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
+    """Return figures of the throughput and of learning rates."""
+    points = _points(4 * len(runs))
+    figures = []
+    rates = list(dict.fromkeys(name for run in runs for name in run.rate_names()))
+    for name, title, unit in (
+        ("samples_per_second", "Throughput", "samples/s"),
+        *((rate, rate.replace("_", " ").capitalize(), "rate") for rate in rates[:4]),
+    ):
+        alone = len(runs) == 1
+        series = [
+            Series(unit if alone else run.name, *run.recorded(name), colour=i)
+            for i, run in enumerate(runs)
+        ]
+        values = [y for one in series for y in one.y]
+        if values:
+            chart = line_chart(
+                series,
+                x_title="epoch",
+                y_title=unit,
+                whole_x=True,
+                from_zero=name == "samples_per_second",
+                log_y=name != "samples_per_second" and spans_decades(values),
+                points=points,
+            )
+            figures.append(figure(title, chart, about=f"last {number(values[-1])}"))
+    return [grid(figures)] if figures else []
+
+
+def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
+    series, descriptions, values = [], [], []
+    for i, run in enumerate(runs):
+        for validation in (False, True):
+            full = f"val_{name}" if validation else name
+            if not validation and name.startswith("val_"):  # it is beside the one of the training
+                continue
+            x, y = run.curve(full)
+            if not x:
+                continue
+            # Alone, colour tells training from validation; beside others, it tells the run.
+            label = full if len(runs) == 1 else f"{run.name} {'val' if validation else 'train'}"
+            colour = int(validation) if len(runs) == 1 else i
+            series.append(Series(label, x, y, colour=colour, dashed=not validation))
+            descriptions.append(f"{label}: {_in_words(x, y)}")
+            values += y
+    chart = line_chart(
+        series,
+        x_title="epoch",
+        y_title=name,
+        whole_x=True,
+        log_y=spans_decades(values),
+        points=points,
+    )
+    return figure(name, chart, about="; ".join(descriptions))
+
+
+def _in_words(x: Sequence[float], y: Sequence[float]) -> str:
+    """Return the last value, and the first of the lowest and of the highest ones."""
+    finite = [(value, epoch) for epoch, value in zip(x, y, strict=True) if math.isfinite(value)]
+    words = f"last {number(y[-1])}"
+    if not finite or len(x) == 1:
+        return words
+    ends = ("lowest", min(finite)), ("highest", max(finite, key=lambda point: point[0]))
+    extremes = (f"{kind} {number(value)} in epoch {epoch:.0f}" for kind, (value, epoch) in ends)
+    return ", ".join([words, *extremes])
+
+
+def _points(curves: int) -> int:
+    return max(20, min(300, _POINTS // (4 * max(curves, 1))))

@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeAlias
 
+Child: TypeAlias = "str | Iterable[Child]"
+_Attribute: TypeAlias = "str | int | float | None"
+# Elements that have no end.
+_EMPTY = frozenset({"br", "meta"})
+# More rows of a table are left out, and their number shown.
+MOST_ROWS = 500
+
 
 class Markup(str):
     """Text that is HTML or SVG already, and not to be escaped."""
@@ -18,14 +25,7 @@ class Markup(str):
     __slots__ = ()
 
 
-Child: TypeAlias = "str | Iterable[Child]"
-Attribute: TypeAlias = "str | int | float | None"
-
-# Elements that have no end.
-_EMPTY = frozenset({"br", "meta"})
-
-
-def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
+def element(tag: str, *children: Child, **attributes: _Attribute) -> Markup:
     """Return an element.
 
     Args:
@@ -41,10 +41,10 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     )
     if tag in _EMPTY:
         return Markup(f"<{tag}{written}>")
-    return Markup(f"<{tag}{written}>{join(*children)}</{tag}>")
+    return Markup(f"<{tag}{written}>{_join(*children)}</{tag}>")
 
 
-def join(*children: Child) -> Markup:
+def _join(*children: Child) -> Markup:
     """Return ``children`` one after the other; text is escaped."""
     return Markup("".join(_escaped(child) for child in children))
 
@@ -62,10 +62,6 @@ def _text(value: str | int | float) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return str(value).encode("utf-8", "replace").decode()
-
-
-# More rows of a table are left out, and their number shown.
-MOST_ROWS = 500
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from ..data.read.row_groups import read_footer
 from ..errors import DataError
 from ..storage.filesystem import Location
 from ..typed_json import load_json
-from .arrow_features import feature_array
+from .features import feature_array
 from .inference import SKIP, Predictor
 
 # Bytes held at a time at each of the three stations: read, computed, written.
-CHUNK_BYTES = 32 * 1024 * 1024
+_CHUNK_BYTES = 32 * 1024 * 1024
 # Keys of Spark's types of a file's columns, and of pandas' metadata.
-SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
+_SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
 _PANDAS_KEY = b"pandas"
 # Spark's names of types -> their names in its JSON, and Arrow's types.
 _ELEMENTS: dict[str, tuple[str, pa.DataType]] = {
@@ -44,7 +44,7 @@ _ELEMENTS: dict[str, tuple[str, pa.DataType]] = {
     "string": ("string", pa.string()),
 }
 # Leaf of a column: the column, and how its values are stored.
-Leaf = tuple[str, tuple[Any, ...]]
+Leaf = tuple[str, tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FileTask:
     predictor: Predictor
     copied: tuple[str, ...]
     schema: pa.Schema
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     def over(
         self, units: Sequence[Unit], staging: Location
@@ -114,7 +114,7 @@ class FileTask:
             DataError: rows do not fit the model, or the source is damaged or has changed.
         """
         name, place = f"{uuid.uuid4().hex}.parquet", self.source.join(unit.file)
-        with opened(place) as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
+        with open_source(place) as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
             file, footer = parquet_file(stream, place, pre_buffer=not place.is_local)
             if footer != unit.footer:
                 raise DataError(
@@ -141,7 +141,7 @@ class FileTask:
         try:
             while (chunk := coming.result()) is not None:
                 coming = pool.submit(next, chunks, None)
-                scored = self._scored(chunk, place)
+                scored = self._score_chunk(chunk, place)
                 rows += scored.num_rows
                 if written is not None:
                     written.result()
@@ -153,7 +153,7 @@ class FileTask:
             written.result()
         return rows
 
-    def _scored(self, chunk: pa.Table, place: Location) -> pa.Table:
+    def _score_chunk(self, chunk: pa.Table, place: Location) -> pa.Table:
         arrays = tuple(
             feature_array(_whole(chunk.column(name)), column)
             for name, column in zip(self.predictor.names, self.predictor.columns, strict=True)
@@ -190,7 +190,7 @@ class FileTask:
                 ) from error
 
 
-def opened(place: Location) -> pa.NativeFile:
+def open_source(place: Location) -> pa.NativeFile:
     """Open a file of the source.
 
     Raises:
@@ -211,7 +211,7 @@ def parquet_file(
     """Return a reader of a file of the source, and the checksum of the file's footer.
 
     Args:
-        stream: the file, opened.
+        stream: the opened file.
         place: its place, for messages.
         pre_buffer: see `pyarrow.parquet.ParquetFile`.
 
@@ -229,10 +229,10 @@ def parquet_file(
 
 def _chunks_of(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
     group = file.metadata.row_group(number)
-    if group.num_rows and group.total_byte_size <= CHUNK_BYTES:
+    if group.num_rows and group.total_byte_size <= _CHUNK_BYTES:
         yield file.read_row_group(number, columns=columns, use_threads=False)
     elif group.num_rows:
-        rows = max(1, group.num_rows * CHUNK_BYTES // group.total_byte_size)
+        rows = max(1, group.num_rows * _CHUNK_BYTES // group.total_byte_size)
         for batch in file.iter_batches(rows, [number], columns=columns, use_threads=False):
             yield pa.Table.from_batches([batch])
 
@@ -245,7 +245,7 @@ def stored_leaves(file: pq.ParquetFile) -> list[Leaf]:
     """Return each leaf of a file with its column and storage: type, annotation and nesting."""
     # The path of a leaf does not tell its column, whose name may have dots.
     names = [field.name for field in file.schema_arrow for _ in range(_leaves(field.type))]
-    leaves = []
+    leaves: list[Leaf] = []
     for number, name in enumerate(names):
         leaf = file.schema.column(number)
         annotation = str(leaf.logical_type)
@@ -284,11 +284,11 @@ def scored_schema(schema: pa.Schema, copied: Sequence[str], added: Mapping[str, 
     metadata = dict(schema.metadata or {})
     if len(copied) < len(schema.names):
         metadata.pop(_PANDAS_KEY, None)
-    if SPARK_KEY in metadata:
-        struct = load_json(metadata[SPARK_KEY])
+    if _SPARK_KEY in metadata:
+        struct = load_json(metadata[_SPARK_KEY])
         by_name = {field["name"]: field for field in struct["fields"]}
         struct["fields"] = [by_name[name] for name in copied if name in by_name] + spark_fields
-        metadata[SPARK_KEY] = json.dumps(struct).encode()
+        metadata[_SPARK_KEY] = json.dumps(struct).encode()
     return pa.schema(fields, metadata)
 
 
@@ -318,13 +318,13 @@ def check_stored_types(leaves: Sequence[Leaf], schema: pa.Schema, place: str) ->
                     "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, "
                 )
             raise DataError(
-                f"column {name!r} of {place} is stored as {_described(stored)}, and would become "
-                f"{_described(becomes)}: {hint}leave the column out with columns=[…], or read the "
+                f"column {name!r} of {place} is stored as {_describe(stored)}, and would become "
+                f"{_describe(becomes)}: {hint}leave the column out with columns=[…], or read the "
                 "files with Spark and use transform"
             )
 
 
-def _described(stored: tuple[Any, ...]) -> str:
+def _describe(stored: tuple[object, ...]) -> str:
     physical, annotation, definition, repetition = stored
     noted = "" if annotation == "None" else f" ({annotation})"
     return f"{physical}{noted} of levels {definition} and {repetition}"

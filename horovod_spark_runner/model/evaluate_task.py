@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,9 +22,8 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError
 from ..formatting import quote_all
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
-from ..training.trained_model import Recipe
 from ..training.trainee import Evaluator, Question, merged_sums
-from .inference import valid_in_all
+from .inference import SKIP, Predictor, lists_of, valid_in_all
 
 # What a task tells: of all its rows (``sums``), and of each, where Spark evaluates them, too.
 SCHEMA = "task int, rows bigint, skipped bigint, sums binary"
@@ -40,7 +39,7 @@ _ROW_FIELDS = pa.schema(
         ("weight", pa.float64()),
     ]
 )
-Batches = Iterator[pa.RecordBatch]
+_Batches = Iterator[pa.RecordBatch]
 _ADVICE = "handle_invalid='skip' leaves such rows out of the evaluation"
 # The evaluator a worker has used last, by the hash of its model and question.
 _cached: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
@@ -51,32 +50,25 @@ class Evaluation:
     """Plan of an evaluation, for its tasks.
 
     Attributes:
-        digest: identity of the model and its weights.
-        load: gives the model's recipe.
-        columns: the feature columns; first in every batch.
+        predictor: the model, its feature columns, which are first in every batch, and whether rows
+            with invalid values are left out.
         targets: the columns after them: labels and sample weights.
-        names: what the DataFrame calls all of them.
+        names: what the DataFrame calls these.
         question: the pickled `Question`.
-        batch_size: rows per call of the model.
-        skip: whether rows with invalid values are left out.
         weight: the column of sample weights, if there is one.
         label: the label column, where each row's output, label and weight are wanted, too.
     """
 
-    digest: str
-    load: Callable[[], Recipe] = field(repr=False)
-    columns: tuple[Column, ...]
+    predictor: Predictor
     targets: tuple[Column, ...]
     names: tuple[str, ...]
     question: bytes = field(repr=False)
-    batch_size: int
-    skip: bool
     weight: str | None = None
     label: str | None = None
 
     def name_of(self, target: str) -> str:
         """Return the DataFrame's name for one of ``targets``."""
-        return self.names[len(self.columns) + [c.name for c in self.targets].index(target)]
+        return self.names[[column.name for column in self.targets].index(target)]
 
     def describe(self) -> str:
         """Return an error of the question, before any row is read, as JSON."""
@@ -87,34 +79,36 @@ class Evaluation:
             answer = {"error": type(error).__name__, "message": str(error)}
         return json.dumps(answer)
 
-    def add_up(self, batches: Batches) -> Batches:
+    def add_up(self, batches: _Batches) -> _Batches:
         """Yield the sums over a task's rows, and each row's output where wanted."""
         evaluator, transforms = self._loaded()
         evaluator.begin()
         with (
-            closing(RowDecoder(self.columns, transforms, allow_nan=True)) as features,
+            closing(RowDecoder(self.predictor.columns, transforms, allow_nan=True)) as features,
             closing(RowDecoder(self.targets, transforms, allow_nan=True)) as labels,
         ):
             yield from self._added_up(batches, evaluator, features, labels)
 
     def _added_up(
-        self, batches: Batches, evaluator: Evaluator, features: RowDecoder, labels: RowDecoder
-    ) -> Batches:
+        self, batches: _Batches, evaluator: Evaluator, features: RowDecoder, labels: RowDecoder
+    ) -> _Batches:
         from pyspark import TaskContext
 
-        named = zip((*self.columns, *self.targets), self.names, strict=True)
+        columns = (*self.predictor.columns, *self.targets)
+        named = zip(columns, (*self.predictor.names, *self.names), strict=True)
         renamed = [replace(column, name=name) for column, name in named]
+        advice = None if self.predictor.handle_invalid == SKIP else _ADVICE
         sums: list[np.ndarray] = []
         rows = skipped = 0
         for batch in batches:
-            valid = valid_in_all(batch.columns, renamed, None if self.skip else _ADVICE)
+            valid = valid_in_all(batch.columns, renamed, advice)
             usable = batch if valid is None else batch.filter(pa.array(valid))
             skipped += batch.num_rows - usable.num_rows
             if not usable.num_rows:
                 continue
             # What is decoded takes more memory than what Spark gives at once.
-            for begin in range(0, usable.num_rows, self.batch_size):
-                part = usable.slice(begin, self.batch_size)
+            for begin in range(0, usable.num_rows, self.predictor.batch_size):
+                part = usable.slice(begin, self.predictor.batch_size)
                 try:
                     x, y = self._arrays(part, features, labels)
                 except UndecodableRow as error:
@@ -132,9 +126,10 @@ class Evaluation:
             context = TaskContext.get()
             task = 0 if context is None else context.partitionId()
             data = dump_arrays({f"{n:05d}": array for n, array in enumerate(sums)})
-            yield _sums_batch([task], [rows], [skipped], [bytes(data)], each=self.label is not None)
+            values = {"task": [task], "rows": [rows], "skipped": [skipped], "sums": [bytes(data)]}
+            yield _batch(1, _FIELDS if self.label is None else _ROW_FIELDS, values)
 
-    def conclude(self, batches: Batches) -> Batches:
+    def conclude(self, batches: _Batches) -> _Batches:
         """Yield the results from the sums of all tasks, as JSON."""
         parts: list[tuple[int, list[np.ndarray]]] = []
         rows = skipped = 0
@@ -157,7 +152,7 @@ class Evaluation:
     ) -> tuple[Arrays, Arrays]:
         decoded: list[Arrays] = []
         begin = 0
-        for columns, decode in ((self.columns, features), (self.targets, labels)):
+        for columns, decode in ((self.predictor.columns, features), (self.targets, labels)):
             arrays = batch.columns[begin : begin + len(columns)]
             begin += len(columns)
             decoded.append(
@@ -178,16 +173,12 @@ class Evaluation:
         rows = len(outputs)
         assert self.label is not None
         weight = np.ones(rows) if self.weight is None else labels[self.weight]
-        nothing = {name: pa.nulls(rows, kind) for name, kind in _named(_FIELDS)}
-        return pa.RecordBatch.from_pydict(
-            {
-                **nothing,
-                "output": _lists(outputs),
-                "label": _lists(labels[self.label]),
-                "weight": pa.array(weight.reshape(-1), pa.float64()),
-            },
-            _ROW_FIELDS,
-        )
+        values = {
+            "output": _lists(outputs),
+            "label": _lists(labels[self.label]),
+            "weight": pa.array(weight.reshape(-1), pa.float64()),
+        }
+        return _batch(rows, _ROW_FIELDS, values)
 
     def _load_question(self) -> Question:
         try:
@@ -203,9 +194,9 @@ class Evaluation:
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _cached
         apply_task_limits()
-        key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
+        key = hashlib.sha256(self.predictor.digest.encode() + self.question).hexdigest()
         if _cached is None or _cached[0] != key:
-            recipe = self.load()
+            recipe = self.predictor.load()
             question = self._load_question()
             missing = [n for n in question.targets.transforms if n not in recipe.transforms]
             if missing:
@@ -220,27 +211,11 @@ class Evaluation:
         return _cached[1], _cached[2]
 
 
-def _sums_batch(
-    task: Sequence[int],
-    rows: Sequence[int],
-    skipped: Sequence[int],
-    sums: Sequence[bytes],
-    *,
-    each: bool,
-) -> pa.RecordBatch:
-    values = {"task": task, "rows": rows, "skipped": skipped, "sums": sums}
-    if not each:
-        return pa.RecordBatch.from_pydict(values, _FIELDS)
-    nothing = {name: pa.nulls(len(task), kind) for name, kind in _named(_ROW_FIELDS)}
-    return pa.RecordBatch.from_pydict({**nothing, **values}, _ROW_FIELDS)
-
-
-def _named(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(one.name, one.type) for one in schema]
+def _batch(rows: int, fields: pa.Schema, values: Mapping[str, object]) -> pa.RecordBatch:
+    """Return a batch of such ``fields``; those without values are null."""
+    columns = {one.name: values.get(one.name, pa.nulls(rows, one.type)) for one in fields}
+    return pa.RecordBatch.from_pydict(columns, fields)
 
 
 def _lists(values: np.ndarray) -> pa.Array:
-    rows = len(values)
-    flat = pa.array(np.ascontiguousarray(values, np.float64).reshape(-1))
-    offsets = np.arange(rows + 1, dtype=np.int32) * (values.size // rows)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+    return lists_of(pa.array(np.ascontiguousarray(values, np.float64).reshape(-1)), len(values))

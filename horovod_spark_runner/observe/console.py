@@ -10,10 +10,10 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from ...errors import one_line
-from ...formatting import duration
-from ..protocol.messages import Dropped, Envelope, Log, Notice, Placed, Progress, Queued
-from ..protocol.topology import format_ranks
+from ..cluster.protocol.messages import Dropped, Envelope, Log, Notice, Placed, Progress, Queued
+from ..cluster.protocol.topology import format_ranks
+from ..errors import one_line
+from ..formatting import duration
 
 # Seconds after which the current activity is shown again: a minimum, and a fraction of its duration
 # so far, so that the log of a long run stays short.

@@ -1,37 +1,33 @@
-"""State of a run, read from its run directory alone."""
+"""Facts of a run, read from its run directory alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeGuard
 
-from ...checkpoint.files import (
-    CheckpointInfo,
-    PlainLogs,
-    best_step,
-    read_info,
-    verify_checkpoint,
-)
+from ...checkpoint.files import CheckpointInfo, PlainLogs, best_step, read_info, verify_checkpoint
 from ...checkpoint.retry_policy import FINISHED, RUNNING, Attempt
-from ...checkpoint.run_directory import RunDirectory
+from ...checkpoint.run_directory import Account, RunDirectory
 from ...config.training import CheckpointOptions
 from ...errors import InvalidInputError, RunDirectoryError
 from ...storage.contents import convert_parse_errors
 from ...storage.lease import read_lease, seems_held
+from ...storage.paths import redact_url
+from ...training.time_breakdown import mean_seconds
 from ...training.trained_model import read_model
 from ...typed_json import read_fields
 
-INTERRUPTED, UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
+INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
 # Of a model: it is there, and no file of it is damaged.
 WHOLE = "whole"
 
 
 @dataclass(frozen=True)
-class CheckpointLine:
+class _CheckpointLine:
     """One checkpoint as it is shown.
 
     Attributes:
@@ -78,7 +74,7 @@ class RunSummary:
     holder: str = ""
     epochs: int = 0
     workers: int = 0
-    checkpoints: tuple[CheckpointLine, ...] = ()
+    checkpoints: tuple[_CheckpointLine, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     program: str = ""
     model: str = ""
@@ -86,7 +82,7 @@ class RunSummary:
     notes: tuple[str, ...] = ()
 
     @property
-    def newest(self) -> CheckpointLine | None:
+    def newest(self) -> _CheckpointLine | None:
         """The checkpoint that would be resumed from."""
         return next((line for line in self.checkpoints if not line.problem), None)
 
@@ -202,7 +198,7 @@ def _model_state(directory: RunDirectory, verify: bool) -> str:
 def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
     if attempts:
         return attempts[-1].ending
-    return FINISHED if directory.signature.exists() else UNFINISHED
+    return FINISHED if directory.signature.exists() else _UNFINISHED
 
 
 def _options(settings: dict[str, Any]) -> CheckpointOptions:
@@ -214,7 +210,7 @@ def _options(settings: dict[str, Any]) -> CheckpointOptions:
 
 def _checkpoint_lines(
     directory: RunDirectory, settings: dict[str, Any], verify: bool
-) -> list[CheckpointLine]:
+) -> list[_CheckpointLine]:
     read = verify_checkpoint if verify else read_info
     whole: dict[int, CheckpointInfo] = {}
     problems: dict[int, str] = {}
@@ -225,7 +221,7 @@ def _checkpoint_lines(
             problems[step] = str(error)
     best = best_step(whole, _options(settings))
     lines = [
-        CheckpointLine(
+        _CheckpointLine(
             directory.checkpoint(step).name,
             step,
             info.epoch,
@@ -237,5 +233,114 @@ def _checkpoint_lines(
     ]
     for step, problem in problems.items():
         name = directory.checkpoint(step).name
-        lines.append(CheckpointLine(name, step, 0, 0, {}, problem=problem))
+        lines.append(_CheckpointLine(name, step, 0, 0, {}, problem=problem))
     return sorted(lines, key=lambda line: line.step, reverse=True)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run as its report shows it.
+
+    Attributes:
+        name: of its directory.
+        place: the directory.
+        state: what became of it, with attempts and checkpoints.
+        settings: those of the newest call; empty if they are not known.
+        epochs: metrics of each epoch.
+        accounts: where the time of each of these went, as far as that is known.
+        calls: what each call of `run_training` has recorded at its end, oldest first.
+        notes: what of all this cannot be read, or is missing, a sentence each.
+    """
+
+    name: str
+    place: str
+    state: RunSummary
+    settings: Mapping[str, Any]
+    epochs: Sequence[Mapping[str, object]]
+    accounts: Sequence[Account]
+    calls: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = ()
+
+    def metric_names(self) -> list[str]:
+        """Return the names of metrics that are numbers, without ``val_``, in order."""
+        names: dict[str, None] = {}
+        for epoch in self.epochs:
+            for name, value in epoch.items():
+                if _is_number(value):
+                    names[name.removeprefix("val_")] = None
+        # A loss is what is trained; the rest by name.
+        return sorted(names, key=lambda name: (name != "loss", "loss" not in name, name))
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Return the epochs, from 1, that have a metric, and its values."""
+        return _points(self.epochs, name)
+
+    def recorded(self, name: str) -> tuple[list[float], list[float]]:
+        """Return the epochs, from 1, whose account has a number of that name, and the numbers."""
+        return _points(self.accounts, name)
+
+    def rate_names(self) -> list[str]:
+        """Return the names of learning rates that accounts tell."""
+        names = {n for a in self.accounts if a is not None for n in a if n.startswith("learning_")}
+        return sorted(names)
+
+    @property
+    def last_call(self) -> Mapping[str, Any]:
+        return self.calls[-1] if self.calls else {}
+
+    @property
+    def seconds(self) -> float:
+        """The wall-clock time of all calls that have ended."""
+        return float(sum(sum(call.get("seconds", {}).values()) for call in self.calls))
+
+    def mean_seconds(self) -> list[dict[str, float]]:
+        """Return the mean over ranks of each epoch's seconds by kind; empty where not recorded."""
+        return [mean_seconds(account) for account in self.accounts]
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _points(
+    epochs: Sequence[Mapping[str, object] | None], name: str
+) -> tuple[list[float], list[float]]:
+    points = [
+        (float(number), float(value))
+        for number, epoch in enumerate(epochs, 1)
+        if epoch is not None and _is_number(value := epoch.get(name))
+    ]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> RunFacts:
+    """Read the facts of a run directory.
+
+    Args:
+        directory: the run directory.
+        now: seconds since the epoch.
+        ended: whether the run is known to have ended, though its lock is still held.
+
+    Raises:
+        InvalidInputError: it holds no run.
+        RunDirectoryError: its metrics are damaged.
+    """
+    state = read_run(directory, now, verify=False, ended=ended)
+    notes = list(state.notes)
+    epochs = directory.read_metrics(notes.append)
+    checkpointed = max((line.epoch for line in state.checkpoints), default=0)
+    if checkpointed > len(epochs) and state.state != RUNNING:
+        notes.append(
+            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of "
+            f"{checkpointed:,}: the last ones are missing here."
+        )
+    return RunFacts(
+        name=directory.location.name,
+        place=redact_url(str(directory.location)),
+        state=state,
+        settings=directory.read_config(),
+        epochs=epochs,
+        accounts=directory.read_accounts(len(epochs), notes.append),
+        calls=directory.read_calls(notes.append),
+        notes=notes,
+    )

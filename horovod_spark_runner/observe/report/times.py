@@ -11,9 +11,9 @@ import numpy as np
 from ...checkpoint.run_directory import Account
 from ...formatting import duration, share
 from ...training.time_breakdown import Kind
-from ..page import Child, Markup, figure, grid, paragraph, table
-from ..stacked import Part, Whole, legend, stacked_columns, stacked_rows
+from .charts import Part, Whole, legend, stacked_columns, stacked_rows
 from .facts import RunFacts
+from .page import Child, Markup, figure, grid, paragraph, table
 
 # Phases of a call, with the keys of its record.
 _PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
@@ -43,10 +43,10 @@ _RANK: tuple[tuple[Part, tuple[str, ...]], ...] = (
     ),
     (Part("saving", 7, "all after the last epoch"), (Kind.SAVE,)),
 )
-PHASE_PARTS = [part for part, _ in _PHASES]
-RANK_PARTS = [part for part, _ in _RANK]
+_PHASE_PARTS = [part for part, _ in _PHASES]
+_RANK_PARTS = [part for part, _ in _RANK]
 # Bars of calls, the last ones, and of ranks, the first ones and those that others waited for.
-MOST_ROWS = 24
+_MOST_ROWS = 24
 # Of an epoch's chart, what belongs to the run and not to the epoch is left out.
 _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
 # In which ranks wait for each other.
@@ -68,12 +68,12 @@ def time_contents(run: RunFacts) -> list[Child]:
         calls = [
             _grouped(f"call {i}", call.get("seconds", {}), _PHASES)
             for i, call in enumerate(run.calls, 1)
-        ][-MOST_ROWS:]
+        ][-_MOST_ROWS:]
         figures.append(
             figure(
                 "Each call",
-                legend(PHASE_PARTS, calls),
-                stacked_rows(calls, PHASE_PARTS, title="time"),
+                legend(_PHASE_PARTS, calls),
+                stacked_rows(calls, _PHASE_PARTS, title="time"),
                 about="from the beginning of the call to the trained model",
             )
         )
@@ -84,8 +84,8 @@ def time_contents(run: RunFacts) -> list[Child]:
         figures.append(
             figure(
                 "Each rank, in the last call",
-                legend(RANK_PARTS, ranks),
-                stacked_rows(ranks, RANK_PARTS, title="time in the training"),
+                legend(_RANK_PARTS, ranks),
+                stacked_rows(ranks, _RANK_PARTS, title="time in the training"),
                 about=f"{left_out:,} ranks are left out" if left_out > 0 else "",
             )
         )
@@ -97,10 +97,10 @@ def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
     """Return the bars of ranks, of many those that say most."""
     ranks, seconds = account["ranks"], account["seconds"]
     chosen = list(range(len(ranks)))
-    if len(chosen) > MOST_ROWS:
+    if len(chosen) > _MOST_ROWS:
         waiting = np.asarray(_waiting(seconds))
-        slowest = np.argsort(waiting, kind="stable")[: MOST_ROWS // 2].tolist()
-        chosen = sorted({*slowest, *range(MOST_ROWS - len(set(slowest)))})
+        slowest = np.argsort(waiting, kind="stable")[: _MOST_ROWS // 2].tolist()
+        chosen = sorted({*slowest, *range(_MOST_ROWS - len(set(slowest)))})
     return [
         _grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
         for i in chosen
@@ -115,17 +115,17 @@ def _epochs(run: RunFacts) -> list[Markup]:
     if not any(epoch.total for epoch in epochs):
         return []
     chart = stacked_columns(
-        epochs, RANK_PARTS, x_title="epoch", y_title="seconds, mean of the ranks", wide=True
+        epochs, _RANK_PARTS, x_title="epoch", y_title="seconds, mean of the ranks"
     )
     about = "a checkpoint counts to the epoch after it; building and the first step are left out"
-    return [figure("Each epoch", legend(RANK_PARTS, epochs), chart, about=about, wide=True)]
+    return [figure("Each epoch", legend(_RANK_PARTS, epochs), chart, about=about, wide=True)]
 
 
 # -- what slow ranks cost ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class SlowRanks:
+class _SlowRanks:
     """Time that the slowest ranks of each epoch cost the others.
 
     All ranks leave a step together, and what they agree on at an epoch's end. So the rank that has
@@ -147,7 +147,7 @@ class SlowRanks:
     last: Mapping[int, int]
 
 
-def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
+def slow_ranks(accounts: Sequence[Account]) -> _SlowRanks:
     """Return the time that slow ranks cost in the epochs with accounts."""
     waited = exchanged = total = 0.0
     last: dict[int, int] = {}
@@ -164,7 +164,7 @@ def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
         total += sum(value for kind, value in mean.items() if kind not in _ONCE)
         rank = int(account["ranks"][int(each.argmin())])
         last[rank] = last.get(rank, 0) + 1
-    return SlowRanks(waited, exchanged, total, last)
+    return _SlowRanks(waited, exchanged, total, last)
 
 
 def _waiting(seconds: Mapping[str, Sequence[float]]) -> list[float]:

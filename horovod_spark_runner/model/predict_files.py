@@ -1,20 +1,22 @@
 """Scoring of Parquet files into Parquet files, without their rows passing through the JVM.
 
 The driver reads the footers and checks everything that can be checked. Spark's tasks score the
-files into a temporary folder, and the driver commits the files of one attempt per task.
+files into a temporary folder of the destination, and the driver commits the files of one attempt
+per task: it moves them into place and writes ``_SUCCESS``. A lease keeps other calls out meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
 import re
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,20 +36,20 @@ from ..errors import (
 )
 from ..formatting import quote_all
 from ..storage.filesystem import Location
-from .arrow_features import check_feature
-from .file_commit import THREADS, check_destination, committing
-from .file_task import (
+from ..storage.lease import Lease, Terms
+from .features import check_feature
+from .inference import Predictor, spark_type
+from .outputs import check_added
+from .predict_files_task import (
     FileTask,
     Leaf,
     Unit,
     check_stored_types,
-    opened,
+    open_source,
     parquet_file,
     scored_schema,
     stored_leaves,
 )
-from .frame import check_added
-from .inference import Predictor, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,14 @@ _TASKS_PER_SLOT = 3
 _SLOTS = 16
 # The names of one kind of storage.
 _S3 = re.compile("^s3[an]://")
+# Threads that wait for storage on the driver.
+_THREADS = 16
+_TEMPORARY = "_temporary-"
+_OF_A_CALL = re.compile(rf"{_TEMPORARY}[0-9a-f]{{32}}")
+_LEASE = "_lease.json"
+# The local file that is locked while the lease changes hands. It stays.
+_GUARD = "._lease"
+_SUCCESS = "_SUCCESS"
 
 
 @dataclass(frozen=True)
@@ -210,13 +220,13 @@ def plan_files(
     Raises:
         DataError, InvalidInputError, ModelError: see `predict_files`.
     """
-    check_destination(request.destination, request.mode)
+    _check_destination(request.destination, request.mode)
     listing = parquet_files(request.source)
     listing.check_all_count("read them with Spark, and use transform")
     if not listing.files:
         there = "holds no Parquet files" if request.source.exists() else "does not exist"
         raise DataError(f"the source {request.source} {there}")
-    with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
+    with ThreadPoolExecutor(_THREADS, "hsr-footers") as pool:
         names = [file.name for file in listing.files]
         files = list(pool.map(lambda name: _read_source_file(listing.folder, name), names))
     first = files[0]
@@ -227,13 +237,13 @@ def plan_files(
                 "or in other types: put files of one schema into a folder each, or read them with "
                 "Spark and use transform"
             )
-    task = _task(
+    task = _make_task(
         request, predictor, listing.folder, files, listing.partitions or (), by_case=by_case
     )
     size = sum(sum(file.sizes) for file in files)
     low, high = _UNIT_BYTES
     tasks = max(slots * _TASKS_PER_SLOT, size // high)
-    units = divided(files, min(max(size // tasks, low), high))
+    units = split_files(files, min(max(size // tasks, low), high))
     return FilesPlan(task, tuple(units), min(tasks, len(units)))
 
 
@@ -266,13 +276,13 @@ class SourceFile:
 
 def _read_source_file(folder: Location, name: str) -> SourceFile:
     place = folder.join(name)
-    with opened(place) as stream:
+    with open_source(place) as stream:
         file, checksum = parquet_file(stream, place)
         schema, leaves = file.schema_arrow, stored_leaves(file)
         return SourceFile(name, place, schema, leaves, file.metadata, checksum)
 
 
-def _task(
+def _make_task(
     request: FilesRequest,
     predictor: Predictor,
     folder: Location,
@@ -341,7 +351,7 @@ def _copied_columns(
     return tuple(name for name in schema.names if name in columns)
 
 
-def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, Any]:
+def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, object]:
     """Return options to write as the file is written.
 
     Its compression, and its dictionaries, but for numbers with a fraction, which hardly ever
@@ -362,7 +372,7 @@ def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def divided(files: Sequence[SourceFile], limit: int) -> list[Unit]:
+def split_files(files: Sequence[SourceFile], limit: int) -> list[Unit]:
     """Return the units of files, in the order of their rows. Pure.
 
     Args:
@@ -399,3 +409,123 @@ def divided(files: Sequence[SourceFile], limit: int) -> list[Unit]:
 def _slots(spark: SparkSession) -> int:
     context = classic_context(spark)
     return _SLOTS if context is None else int(context.defaultParallelism)
+
+
+@dataclass
+class Commit:
+    """Files to be committed.
+
+    Attributes:
+        staging: the folder that tasks write into.
+        files: for each file of the destination, its name in ``staging``.
+    """
+
+    staging: Location
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def _check_destination(destination: Location, mode: str) -> None:
+    """Check that a folder may be written.
+
+    Args:
+        destination: the folder.
+        mode: ``"error"`` refuses a folder that is not empty.
+
+    Raises:
+        InvalidInputError: it is a file, not empty, or cannot be read.
+    """
+    with _failures_named(destination):
+        if destination.stat() is not None:
+            raise InvalidInputError(f"the destination {destination} is a file; name a folder")
+        if mode != "error" or not _contents(destination):
+            return
+        partial = "" if destination.join(_SUCCESS).exists() else " and has no _SUCCESS"
+        raise InvalidInputError(
+            f"the destination {destination} is not empty{partial}; name another folder, or "
+            "mode='overwrite' to replace its files"
+        )
+
+
+@contextlib.contextmanager
+def committing(destination: Location, mode: str) -> Iterator[Commit]:
+    """Lease a destination, yield a folder to fill, and move its files into place at the end.
+
+    Args:
+        destination: the folder to write.
+        mode: ``"error"`` refuses a folder that is not empty, ``"overwrite"`` replaces its files.
+
+    Raises:
+        InvalidInputError: the destination cannot be written, another call is writing it, or it is
+            not to be overwritten.
+    """
+    terms = Terms(
+        resource=f"the destination {destination}",
+        holder="call of predict_files",
+        instead="name another folder",
+        refused=InvalidInputError,
+        failed=InvalidInputError,
+    )
+    with _failures_named(destination):
+        destination.make_folder()
+    with Lease(destination.join(_LEASE), destination.join(_GUARD), terms) as lease:
+        # Another call may have ended since the plan was made.
+        _check_destination(destination, mode)
+        commit = Commit(destination.join(_TEMPORARY + lease.token))
+        with _failures_named(destination):
+            for place in destination.list():
+                if _OF_A_CALL.fullmatch(place.name):  # of a call that was killed
+                    place.delete_folder()
+            commit.staging.make_folder()
+        try:
+            yield commit
+            _check_destination(destination, mode)
+            with _failures_named(destination):
+                lease.check()
+                if mode == "overwrite":
+                    _delete_contents(destination)
+                _move_into_place(destination, commit)
+                lease.check()
+                destination.join(_SUCCESS).write_bytes(b"")
+        finally:
+            with contextlib.suppress(OSError):
+                commit.staging.delete_folder()
+
+
+@contextlib.contextmanager
+def _failures_named(destination: Location) -> Iterator[None]:
+    """Name the destination where storage fails."""
+    try:
+        yield
+    except OSError as error:
+        message = f"the destination {destination} cannot be written: {error}"
+        raise InvalidInputError(message) from error
+
+
+def _contents(destination: Location) -> list[Location]:
+    """Return the files and folders in a destination, without those of calls in progress."""
+    return [
+        place
+        for place in destination.list()
+        if not place.name.startswith((_LEASE, _GUARD)) and not _OF_A_CALL.fullmatch(place.name)
+    ]
+
+
+def _delete_contents(destination: Location) -> None:
+    # A destination with a part of the files must have no _SUCCESS.
+    for place in sorted(_contents(destination), key=lambda place: place.name != _SUCCESS):
+        if place.is_folder:
+            place.delete_folder()
+        else:
+            place.delete_file()
+
+
+def _move_into_place(destination: Location, commit: Commit) -> None:
+    if destination.has_atomic_rename:  # object stores have no folders
+        for name in sorted({target.rpartition("/")[0] for target in commit.files} - {""}):
+            destination.join(name).make_folder()
+
+    def move(target: str) -> None:
+        commit.staging.join(commit.files[target]).move_to(destination.join(target))
+
+    with ThreadPoolExecutor(_THREADS, "hsr-commit") as pool:
+        list(pool.map(move, commit.files))

@@ -12,7 +12,7 @@ import io
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.run_directory import RunDirectory
@@ -20,9 +20,11 @@ from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
 from ..storage.lease import holds
 from ..storage.retries import HungError
-from .progress import beside
 
-TRAIN, VALIDATION = "train", "validation"
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+_TRAIN, _VALIDATION = "train", "validation"
 _VALIDATED = "val_"
 # A file that cannot be appended to is rewritten, at most once in so many seconds.
 _SECONDS = 30.0
@@ -58,9 +60,9 @@ class EventFiles:
             logs: its metrics, those of the validation with ``val_`` before their names.
             facts: what else there is to know of its training; `beside` its metrics.
         """
-        points: dict[str, dict[str, float]] = {TRAIN: {}, VALIDATION: {}}
+        points: dict[str, dict[str, float]] = {_TRAIN: {}, _VALIDATION: {}}
         for name, value in {**logs, **beside(logs, facts)}.items():
-            part = VALIDATION if name.startswith(_VALIDATED) else TRAIN
+            part = _VALIDATION if name.startswith(_VALIDATED) else _TRAIN
             points[part].update(_scalars(name.removeprefix(_VALIDATED), value))
         self._try(lambda: self._add(number, points))
 
@@ -144,7 +146,7 @@ class _EventFile:
                 self._place.write_bytes(b"".join(self._records))
             self._written, self._last = len(self._records), time.monotonic()
 
-    def _put(self, event: Any) -> None:
+    def _put(self, event: Event) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         stream = io.BytesIO()
@@ -162,3 +164,16 @@ def _scalars(name: str, value: LogValue) -> dict[str, float]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {name: float(value)}
     return {}
+
+
+def beside(logs: Mapping[str, object], facts: Mapping[str, float]) -> dict[str, float]:
+    """Rename a run's facts of an epoch where ``logs`` has the same names.
+
+    ``run/`` goes before the name of a fact that a log is called like.
+    """
+    renamed = {}
+    for name, value in facts.items():
+        while name in logs:
+            name = f"run/{name}"
+        renamed[name] = value
+    return renamed
