@@ -11,7 +11,7 @@ TORCH = "horovod_spark_runner.engines.torch.engine"
 
 
 @dataclass(frozen=True)
-class Framework:
+class _Framework:
     """One framework.
 
     Attributes:
@@ -33,7 +33,7 @@ class Framework:
 
 # By the dotted name of the engine.
 FRAMEWORKS = {
-    KERAS: Framework(
+    KERAS: _Framework(
         model="Keras model",
         transformer="TFTransformer",
         packages=("tensorflow", "keras"),
@@ -45,7 +45,7 @@ FRAMEWORKS = {
             for name in ("Aborted", "Internal", "Unavailable")
         ),
     ),
-    TORCH: Framework(
+    TORCH: _Framework(
         model="PyTorch module",
         transformer="TorchTransformer",
         packages=("torch",),

@@ -14,7 +14,7 @@ from ..errors import HorovodSparkError, printable
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-PROGRAM = "horovod-spark-runner"
+_PROGRAM = "horovod-spark-runner"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,19 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except (HorovodSparkError, OSError) as error:  # storage that fails is no bug, either
-        print(f"{PROGRAM}: error: {printable(error)}", file=sys.stderr)
+        print(f"{_PROGRAM}: error: {printable(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
         return 130
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog=PROGRAM)
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser = argparse.ArgumentParser(prog=_PROGRAM)
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for register in REGISTERED:
+    for register in _REGISTERED:
         register(commands)
     return parser
 
@@ -173,7 +173,7 @@ def _register_parameters(commands: Commands) -> None:
 
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
-REGISTERED: tuple[Callable[[Commands], None], ...] = (
+_REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_install_horovod,
     _register_doctor,
     _register_pack,

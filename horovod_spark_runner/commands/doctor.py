@@ -49,9 +49,9 @@ from .doctor_checks import (
     summary,
 )
 
-PROBE_TIMEOUT = 120.0
-ALLREDUCE_TIMEOUT = 120.0
-TAIL_LINES = 10
+_PROBE_TIMEOUT = 120.0
+_ALLREDUCE_TIMEOUT = 120.0
+_TAIL_LINES = 10
 _PROBE = (sys.executable, "-m", f"{__package__}.doctor_probe")
 _COLOURS = {OK: "32", WARNING: "33", PROBLEM: "31"}
 
@@ -97,12 +97,12 @@ def examine(*, run: bool) -> Iterator[Finding]:
     except EnvironmentProblem as error:
         yield Finding(PROBLEM, str(error))
         return
-    code, output = _output([mpirun, "--version"], PROBE_TIMEOUT)
+    code, output = _output([mpirun, "--version"], _PROBE_TIMEOUT)
     yield check_mpirun(mpirun, output or code)
     probes = _probe()
     driver = ""
     if shutil.which(QUERY[0]) is not None:
-        finding, driver = check_gpus(*_output(QUERY, PROBE_TIMEOUT))
+        finding, driver = check_gpus(*_output(QUERY, _PROBE_TIMEOUT))
         yield finding
     yield from check_probes(probes, versions, parse_mpirun_version(output), driver)
     if run:
@@ -139,12 +139,12 @@ def _java() -> tuple[str, str | None, str | None]:
     java = os.path.join(home, "bin", "java") if home else "java"
     if shutil.which(java) is None:
         return java, None, home
-    _, output = _output([java, "-version"], PROBE_TIMEOUT)
+    _, output = _output([java, "-version"], _PROBE_TIMEOUT)
     return java, output, home
 
 
 def _probe() -> Probes:
-    end, output = _output([*_PROBE, "facts"], PROBE_TIMEOUT, merge=False)
+    end, output = _output([*_PROBE, "facts"], _PROBE_TIMEOUT, merge=False)
     facts = {line.pop("probe"): line for line in _printed_reports(output, "probe")}
     return Probes(facts, end)
 
@@ -158,11 +158,11 @@ def _allreduce(mpirun: str) -> Finding:
         for name, value in transport_parameters(1).items():
             arguments += ["--mca", name, value]
         end, output = _output(
-            [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
+            [*arguments, *_PROBE, "allreduce"], _ALLREDUCE_TIMEOUT, workspace=workspace
         )
     reports = list(_printed_reports(output, "sums"))
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
-    return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
+    return check_allreduce(reports, end, lines[-_TAIL_LINES:] if end else ())
 
 
 def _printed_reports(output: str, key: str) -> Iterator[dict[str, Any]]:

@@ -168,11 +168,11 @@ def matching_rules(versions: Mapping[str, str]) -> list[Finding]:
 
 # -- judges ------------------------------------------------------------------------------------
 
-REQUIRED_JAVA = 17
-SET_UP = "run ./scripts/setup, or install this package with pip"
+_REQUIRED_JAVA = 17
+_SET_UP = "run ./scripts/setup, or install this package with pip"
 BUILD_HOROVOD = "horovod-spark-runner install-horovod"
 # What trainings of PyTorch modules do without.
-KERAS_NEEDS = ("tensorflow", "keras")
+_KERAS_NEEDS = ("tensorflow", "keras")
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
     version = parse_java_version(output)
     if version is None:
         return Finding(PROBLEM, f"'{java} -version' names no version: {output.strip()}", hint)
-    if version < REQUIRED_JAVA:
-        text = f"'{java}' is Java {version}, Spark needs {REQUIRED_JAVA} or newer"
+    if version < _REQUIRED_JAVA:
+        text = f"'{java}' is Java {version}, Spark needs {_REQUIRED_JAVA} or newer"
         return Finding(PROBLEM, text, hint)
     return Finding(OK, f"Java {version} ({java})")
 
@@ -243,8 +243,8 @@ def check_packages(versions: Mapping[str, str]) -> list[Finding]:
     for name, _, needed in PACKAGES:
         if name in versions:
             findings.append(Finding(OK, f"{name} {versions[name]}"))
-        elif needed and not (name in KERAS_NEEDS and "torch" in versions):
-            hint = BUILD_HOROVOD if name == "horovod" else SET_UP
+        elif needed and not (name in _KERAS_NEEDS and "torch" in versions):
+            hint = BUILD_HOROVOD if name == "horovod" else _SET_UP
             findings.append(Finding(PROBLEM, f"{name} is not installed", hint))
     return findings
 
@@ -416,7 +416,7 @@ def summary(findings: Sequence[Finding]) -> str:
 # -- GPUs --------------------------------------------------------------------------------------
 
 # Oldest driver by CUDA's major version (CUDA's release notes, minor version compatibility).
-DRIVERS = {12: 525, 13: 580}
+_DRIVERS = {12: 525, 13: 580}
 QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
 
 
@@ -456,7 +456,7 @@ def _describe_nccl(facts: Mapping[str, Any]) -> str:
 
 def _needed_driver(cuda: str) -> int | None:
     """Return the oldest supported driver's major version for a version of CUDA, if it is listed."""
-    return DRIVERS.get(int(cuda.partition(".")[0]))
+    return _DRIVERS.get(int(cuda.partition(".")[0]))
 
 
 def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:

@@ -22,9 +22,9 @@ from typing import Any
 from ..errors import EnvironmentProblem, InvalidInputError
 
 # Spark unpacks a .tar without the files' permissions: Python could not be executed.
-SUFFIXES = (".tar.gz", ".tgz")
+_SUFFIXES = (".tar.gz", ".tgz")
 # Executors have Spark's jars; headers, build tools and compiled copies are not needed to run.
-UNNEEDED = (
+_UNNEEDED = (
     "*/__pycache__/*",
     "include/*",
     "lib/python*/site-packages/pyspark/jars/*",
@@ -89,7 +89,7 @@ def pack(
     """Write the running virtual environment to ``output`` and return it.
 
     Args:
-        output: archive to write; its name ends in one of `SUFFIXES`.
+        output: archive to write; its name ends in one of `_SUFFIXES`.
         exclude: further patterns of files to leave out, relative to the environment.
         python_prefix: where executors have the Python the environment was made with; by default,
             where it is here.
@@ -113,7 +113,7 @@ def pack(
         environment = venv_pack.Env(sys.prefix)
         site = _site_packages(Path(sys.prefix))
         hooks = [f"{site}/{hook}" for editable in editables for hook in editable.hooks]
-        for pattern in (*UNNEEDED, *hooks, *exclude):
+        for pattern in (*_UNNEEDED, *hooks, *exclude):
             environment = environment.exclude(pattern)
         for editable in editables:
             # It has no way to add files; its list of them is what it packs.
@@ -152,10 +152,10 @@ def follow_foreign_link(file: Any) -> Any:
 
 
 def _check_output(output: Path, force: bool, compress_level: int) -> None:
-    if not output.name.endswith(SUFFIXES):
+    if not output.name.endswith(_SUFFIXES):
         raise InvalidInputError(
-            f"the archive's name must end in {' or '.join(SUFFIXES)}, which Spark unpacks with the "
-            f"files' permissions, got {output.name!r}"
+            f"the archive's name must end in {' or '.join(_SUFFIXES)}, which Spark unpacks with "
+            f"the files' permissions, got {output.name!r}"
         )
     if not output.parent.is_dir():
         raise InvalidInputError(f"there is no folder {str(output.parent)!r} to write to")

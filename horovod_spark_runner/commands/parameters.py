@@ -52,7 +52,7 @@ OPTIONS: tuple[type[Settings], ...] = (
 # What `run_training` takes one by one.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
 # What is taken one by one besides, by whom.
-ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
+_ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
     "run_training": EVERYDAY,
     "from_run": (PredictionSettings,),
 }
@@ -138,7 +138,7 @@ def _section(name: str, thing: Any, entries: Iterable[_Entry], homes: dict[_Entr
 
 def _arguments(function: Callable[..., Any]) -> Iterator[_Entry]:
     """Yield an entry for each argument: of the table where it is there, else of the docstring."""
-    tables = ONE_BY_ONE.get(function.__name__, ())
+    tables = _ONE_BY_ONE.get(function.__name__, ())
     table_fields = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():

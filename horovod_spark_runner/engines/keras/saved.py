@@ -50,7 +50,7 @@ LAMBDA = "__lambda__"
 # Keys and indices that lead to a value in JSON.
 _Keys = tuple[str | int, ...]
 _COLUMNS_FILE = "columns.json"
-FORMAT = 1
+_FORMAT = 1
 # The signature that every exported SavedModel has.
 SERVING = "serving_default"
 _ARGUMENT = re.compile("[A-Za-z][A-Za-z0-9_]*")
@@ -424,7 +424,7 @@ def _write_files(folder: Path, target: Location, columns: Sequence[Column]) -> s
         name = path.relative_to(folder).as_posix()
         if name == GRAPH_FILE:
             sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-            facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
+            facts = {"format": _FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
             target.join(_COLUMNS_FILE).write_in_place(seal(json.dumps(facts)).encode())
         place, digest = target.join(name), hashlib.sha256()
         place.parent.make_folder()
@@ -442,9 +442,9 @@ def read_exported(folder: Location) -> _Exported | None:
     place = folder.join(_COLUMNS_FILE)
     try:
         facts = unseal(place.read_text())
-        if facts["format"] > FORMAT:
+        if facts["format"] > _FORMAT:
             raise ModelError(
-                f"{folder} is of format {facts['format']}, this package reads format {FORMAT}: "
+                f"{folder} is of format {facts['format']}, this package reads format {_FORMAT}: "
                 "update it"
             )
         columns = tuple(read_fields(one, Column) for one in facts["columns"])

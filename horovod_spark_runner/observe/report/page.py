@@ -16,7 +16,7 @@ _Attribute: TypeAlias = "str | int | float | None"
 # Elements that have no end.
 _EMPTY = frozenset({"br", "meta"})
 # More rows of a table are left out, and their number shown.
-MOST_ROWS = 500
+_MOST_ROWS = 500
 
 
 class Markup(str):
@@ -172,7 +172,7 @@ def table(
     numeric: Iterable[int] = (),
     strong: Iterable[int] = (),
 ) -> Markup:
-    """Return a table of at most `MOST_ROWS` rows, with the number of rows left out.
+    """Return a table of at most `_MOST_ROWS` rows, with the number of rows left out.
 
     Args:
         header: names of the columns.
@@ -189,14 +189,14 @@ def table(
 
     body = [
         element("tr", cells("td", row), class_="strong" if i in bold else None)
-        for i, row in enumerate(rows[:MOST_ROWS])
+        for i, row in enumerate(rows[:_MOST_ROWS])
     ]
     written = element(
         "table",
         element("thead", element("tr", cells("th", header))),
         element("tbody", body),
     )
-    left_out = len(rows) - MOST_ROWS
+    left_out = len(rows) - _MOST_ROWS
     note = element("p", f"and {left_out:,} more", class_="about") if left_out > 0 else ""
     return element("div", written, note, class_="scroll")
 
