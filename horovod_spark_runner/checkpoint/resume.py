@@ -1,4 +1,6 @@
-"""Resume a run from the newest checkpoint of its run directory. In the order of a run:
+"""Resume a run from the newest checkpoint of its run directory.
+
+In the order of a run:
 
 1. `resolve_start`, on the driver: the checkpoint, and which settings of the call hold.
 2. `check_same_data` and, once more, `check_rest_of_epoch`, on the driver once the rows are

@@ -117,6 +117,9 @@ def _section(name: str, thing: Any, entries: Iterable[_Entry], homes: dict[_Entr
     """Return a section, which refers to an earlier one for what that describes.
 
     Args:
+        name: the title.
+        thing: its first line of documentation introduces the section.
+        entries: what the section describes.
         homes: the section that describes an entry, in camel case; this section's are added.
     """
     first = (inspect.getdoc(thing) or "").partition("\n")[0]

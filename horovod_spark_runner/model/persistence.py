@@ -1,4 +1,6 @@
-"""Save and load transformers and estimators as stages of Spark ML. A transformer is a folder:
+"""Save and load transformers and estimators as stages of Spark ML.
+
+A transformer is a folder:
 
 ::
 

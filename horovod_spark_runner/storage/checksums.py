@@ -17,6 +17,7 @@ _BEGIN = '{"sha256": "%s", "content": '
 
 
 def compute_checksum(data: bytes | memoryview | Contents) -> str:
+    """Return the SHA-256 of some contents, in hexadecimal digits."""
     digest = hashlib.sha256()
     for part in data.parts() if isinstance(data, Contents) else (data,):
         digest.update(part)

@@ -37,8 +37,7 @@ _LOOK, _MOST = 0.0002, 0.005
 
 
 class AsyncSynchroniser:
-    """Asynchronous strategy: ranks hold equal weights at the end of each `open`; see
-    `Synchroniser`.
+    """Asynchronous `Synchroniser`: ranks hold equal weights at the end of each `open`.
 
     What is in the model but not trained (moments of normalisation, say) is each rank's own until
     ranks meet: then real numbers have changed by the mean of what they have on all ranks, by rows,

@@ -94,9 +94,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             )
 
     def _exchange(self, name: str, count: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return an optimizer's gradients for the first ``count`` arrays, and the sums of the
-        others.
-        """
+        """Return gradients for the first ``count`` arrays, and the sums of the others."""
         place, summed = self._places[name], []
         if count:
             flat = np.concatenate([array.reshape(-1) for array in arrays[:count]])

@@ -222,9 +222,7 @@ class _Shares(Protocol):
         ...
 
     def end(self, progress: Progress) -> Sequence[object]:
-        """Record the progress of all ranks, where they have met; return why they have left the
-        epoch.
-        """
+        """Record the progress of ranks that have met; return why they have left the epoch."""
         ...
 
     def last_fraction(self, step: Step | None) -> float:
@@ -232,9 +230,7 @@ class _Shares(Protocol):
         ...
 
     def lateness(self) -> list[int]:
-        """Return a histogram of lateness: updates of other ranks since an update's weights were
-        read.
-        """
+        """Return a histogram of the updates between reading weights and adding to them."""
         ...
 
 

@@ -413,8 +413,7 @@ class ModelInputs:
         return choose_rows(self.columns, self.sample, call)
 
     def saved_rows(self, call: Call, tried: Arrays) -> SampleRows | None:
-        """Return the sample rows to save with the model; ``None`` if it takes none that may be
-        saved.
+        """Return the sample rows to save with the model; ``None`` if none may be saved.
 
         Args:
             call: the model.

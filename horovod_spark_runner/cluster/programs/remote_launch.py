@@ -11,6 +11,7 @@ import sys
 
 
 def main() -> int:
+    """Hand the daemon's command to slot 0, and wait for its end."""
     request = {"host": sys.argv[1], "command": " ".join(sys.argv[2:])}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(os.environ["HSR_AGENT"])

@@ -16,6 +16,7 @@ _PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 
 
 def main() -> int:
+    """Lend this process's MPI identity to the rank, and end with it."""
     path = json.loads(os.environ["HSR_DOORS"])[int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]
     environment = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 
 def main() -> None:
+    """Wait for the slot's end, then remove what is left of it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = set()

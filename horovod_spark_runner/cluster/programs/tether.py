@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Become the command, which the kernel ends with the parent."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the signal was set

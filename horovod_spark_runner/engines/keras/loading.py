@@ -248,6 +248,7 @@ def load_archive(archive: Contents, objects: Mapping[str, object] | None) -> ker
 
 
 def load_unpacked(folder: Path, objects: Mapping[str, object] | None) -> keras.Model:
+    """Load a model from the unpacked contents of a ``.keras`` file."""
     if objects is not None:
         name_lambdas_in(folder)
     custom_objects = _revivable(objects or {})

@@ -348,8 +348,7 @@ def output_specs(model: keras.Model, inputs: Nest) -> list[OutputSpec]:
 
 
 def _last_activation(model: keras.Model, path: Keys) -> str:
-    """Return the activation that a model applies last to an output; ``""`` if its graph has "
-    "none."""
+    """Return the activation that a model applies last to an output; empty without a graph."""
     if type(model).predict_step is not keras.Model.predict_step:
         return ""
     try:

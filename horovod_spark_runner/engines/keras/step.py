@@ -250,9 +250,7 @@ class GradientExchange:
         return apply
 
     def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
-        """Return a name for an optimizer's current application: the optimizer and its count in the
-        step.
-        """
+        """Return a name for an optimizer's current application within the step."""
         number = next(
             (n for n, o in enumerate(self.optimizers) if o is optimizer), len(self.optimizers)
         )
@@ -316,8 +314,7 @@ def _shaped(gradient: tf.Tensor | None, variable: keras.Variable) -> tf.Tensor |
 
 
 class _Statistics:
-    """Averages the state that training changes besides weights, such as batch normalisation's
-    moments.
+    """Averages state that training changes besides weights, such as moments of batches.
 
     Their changes are averaged, not their values: what did not change stays as it is, to the bit.
 

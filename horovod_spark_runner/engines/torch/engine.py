@@ -213,8 +213,7 @@ class TorchFacts:
 
 @dataclass(frozen=True)
 class TorchParts:
-    """Parts that a PyTorch model is rebuilt from: one of ``source``, ``module``, ``program``,
-    ``script``.
+    """Parts that a PyTorch model is rebuilt from; one of them is set.
 
     Attributes:
         source: builds the module.

@@ -207,8 +207,7 @@ class GradientExchange:
     # -- a step of the user's own --------------------------------------------------------------
 
     def of(self, optimizer: Optimizer) -> None:
-        """Replace the gradients of an optimizer's parameters by the global batch's, before it
-        steps.
+        """Replace the gradients that an optimizer is about to apply by the global batch's.
 
         Raises:
             ModelError: an optimizer has been given other parameters than it had.
