@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from .api import run_training
     from .cluster.driver.result import RunResult
     from .cluster.worker.reporting import report_progress
-    from .config.compression import PowerSGD, Threshold, TopK
     from .config.data import DataOptions
     from .config.launch import LaunchOptions, MpiOptions
-    from .config.mlflow import MlflowOptions
-    from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
-    from .config.training import CheckpointOptions, InitialWeights, RestartOptions
+    from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD, PowerSGD, Threshold, TopK
+    from .config.training import CheckpointOptions, InitialWeights, MlflowOptions, RestartOptions
     from .dataset import Dataset, prepare_dataset
     from .engines.torch.torch_callback import TorchCallback, TorchEarlyStopping
     from .engines.torch.torch_model import TorchModel
@@ -65,14 +63,14 @@ _LAZY = {
     "LaunchOptions": ".config.launch",
     "Link": ".planning.model",
     "LocalSGD": ".config.sync",
-    "MlflowOptions": ".config.mlflow",
+    "MlflowOptions": ".config.training",
     "MpiOptions": ".config.launch",
-    "PowerSGD": ".config.compression",
+    "PowerSGD": ".config.sync",
     "RestartOptions": ".config.training",
     "RunResult": ".cluster.driver.result",
     "TFTransformer": ".model.transformer",
-    "Threshold": ".config.compression",
-    "TopK": ".config.compression",
+    "Threshold": ".config.sync",
+    "TopK": ".config.sync",
     "TorchCallback": ".engines.torch.torch_callback",
     "TorchEarlyStopping": ".engines.torch.torch_callback",
     "TorchModel": ".engines.torch.torch_model",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from .config.data import DataOptions
 from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
-from .config.mlflow import MlflowOptions
 from .config.sync import STRATEGIES, Sync
 from .config.training import (
     CheckpointOptions,
     InitialWeights,
     LrScaling,
+    MlflowOptions,
     RestartOptions,
 )
 from .config.training_config import OPTIONS, Resume, TrainingConfig

@@ -17,7 +17,7 @@ import signal
 
 from pyspark.daemon import manager
 
-from horovod_spark_runner.quiet import quiet_imports
+from horovod_spark_runner.frameworks import quiet_imports
 
 # None of these starts a thread, of which a forked worker would have none.
 _OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.cluster.slot.slot")

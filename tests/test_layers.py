@@ -21,9 +21,9 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # A module may import, at its top level, from its own room and from floors below; so folders form no
 # circle, and modules in a room must not, either.
 FLOORS: list[set[str]] = [
-    {"errors", "_version", "formatting", "frameworks", "machine", "quiet"},
+    {"errors", "_version", "formatting", "frameworks", "machine"},
     {"captured", "typed_json"},
-    {"pickling"},
+    {"serialize"},
     {"config", "serialize"},
     {"storage"},
     {"cluster.spark"},

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..api import run_training
-from ..config.compression import PowerSGD, Threshold, TopK
 from ..config.data import DataOptions
 from ..config.fields import Settings, default_of, kind_of, text_of
 from ..config.launch import LaunchOptions, LaunchSettings, MpiOptions
-from ..config.mlflow import MlflowOptions
 from ..config.prediction import PredictionSettings
-from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
+from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD, PowerSGD, Threshold, TopK
 from ..config.training import (
     CheckpointOptions,
     FitOptions,
     InitialWeights,
+    MlflowOptions,
     RestartOptions,
 )
 from ..dataset import prepare_dataset

@@ -10,7 +10,6 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .compression import KIND_KEY
 from .data import DataOptions
 from .fields import (
     Settings,
@@ -22,8 +21,8 @@ from .fields import (
 )
 from .importable import UserSettings, by_import_name, is_import_name
 from .launch import LaunchOptions, MpiOptions
-from .mlflow import MlflowOptions
 from .sync import (
+    KIND_KEY,
     STRATEGIES,
     Allreduce,
     Sync,
@@ -32,7 +31,7 @@ from .sync import (
     strategy_class,
     strategy_name,
 )
-from .training import CheckpointOptions, RestartOptions
+from .training import CheckpointOptions, MlflowOptions, RestartOptions
 from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 
 _BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'

@@ -12,13 +12,13 @@ from ..errors import InvalidInputError, brief
 from .data import DataOptions
 from .fields import derive
 from .launch import LaunchOptions, LaunchSettings
-from .mlflow import MlflowOptions
 from .prediction import PredictionCol, check_prediction_col
 from .sync import Allreduce, Sync, check_sync
 from .training import (
     CheckpointOptions,
     FitOptions,
     InitialWeights,
+    MlflowOptions,
     RestartOptions,
     check_min_workers,
 )

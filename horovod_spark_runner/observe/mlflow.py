@@ -26,7 +26,7 @@ from zlib import crc32
 
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.messages import Progress
-from ..config.mlflow import MlflowOptions
+from ..config.training import MlflowOptions
 from ..errors import (
     EnvironmentProblem,
     HorovodSparkError,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, EnvironmentProblem
-from ..quiet import quiet_imports
+from ..frameworks import quiet_imports
 from ..storage.contents import read_entry, unpack
 from ..training.onnx import BOUNDS, CLASS, PLAIN, PROBABILITY, TOLERANCE, VECTOR, OnnxSession
 from .columns import ERROR, SKIP, Batch, Column, Mask, Numbers, Vectors, Words

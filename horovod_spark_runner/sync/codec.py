@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..cluster.worker.reporting import notify
-from ..config.compression import Compression, PowerSGD, Threshold, TopK
+from ..config.sync import Compression, PowerSGD, Threshold, TopK
 
 Shape = tuple[int, ...]
 

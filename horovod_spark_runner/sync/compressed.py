@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..config.compression import Compression, PowerSGD, Threshold, TopK
+from ..config.sync import Compression, PowerSGD, Threshold, TopK
 from ..errors import ModelError, RunDirectoryError
 from .allreduce import AllreduceSynchroniser
 from .codec import (

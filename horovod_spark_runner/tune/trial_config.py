@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..api import run_training
-from ..config.compression import as_json
 from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
 from ..config.launch import LaunchSettings, MpiOptions
-from ..config.mlflow import MlflowOptions
-from ..config.sync import STRATEGIES, Allreduce, check_sync
-from ..config.training import FitOptions, RestartOptions
+from ..config.sync import STRATEGIES, Allreduce, as_json, check_sync
+from ..config.training import FitOptions, MlflowOptions, RestartOptions
 from ..config.training_config import OPTIONS, TrainingConfig
 from ..config.validators import Kind
 from ..data.prepare.datasets import frame_of

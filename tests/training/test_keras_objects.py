@@ -19,8 +19,7 @@ import pytest
 from keras import ops
 
 from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.pickling import Pickler
-from horovod_spark_runner.serialize import check_picklable, dumps
+from horovod_spark_runner.serialize import Pickler, check_picklable, dumps
 
 
 class Focal(keras.losses.Loss):

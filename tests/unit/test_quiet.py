@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from horovod_spark_runner.quiet import quiet_imports
+from horovod_spark_runner.frameworks import quiet_imports
 
 
 def fail_to_import() -> None:

@@ -158,7 +158,7 @@ def test_cached_functions_travel_by_value(tmp_path: Path) -> None:
     show = "print(it.half, vars(it), it.twice(3))"
     assert loaded_elsewhere(dumps(Holder()), show, tmp_path) == "0.5 {'half': 0.5} 6"
     # What a rank returns is of a module that it cannot import.
-    again = "import io; from horovod_spark_runner.pickling import Pickler\n"
+    again = "import io; from horovod_spark_runner.serialize import Pickler\n"
     again += "out = io.BytesIO(); Pickler(out).dump(it); print(pickle.loads(out.getvalue())(5))"
     assert loaded_elsewhere(dumps(space["main"]), again, tmp_path) == "120"
     installed = fnmatch._compile_pattern  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.protocol.messages import Progress
-from horovod_spark_runner.config.mlflow import MlflowOptions
+from horovod_spark_runner.config.training import MlflowOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, RunCancelledError
 from horovod_spark_runner.observe.mlflow import begin_tracking, check_tracking
 from horovod_spark_runner.storage.paths import redact_url

@@ -19,12 +19,12 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.spark import session
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
-from horovod_spark_runner.config.mlflow import MlflowOptions
 from horovod_spark_runner.config.sync import Allreduce
 from horovod_spark_runner.config.training import (
     CheckpointOptions,
     FitOptions,
     InitialWeights,
+    MlflowOptions,
     RestartOptions,
 )
 from horovod_spark_runner.config.training_config import TrainingConfig

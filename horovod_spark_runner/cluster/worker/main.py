@@ -25,9 +25,8 @@ from pathlib import Path
 from types import ModuleType
 
 from ...errors import EnvironmentProblem, LaunchError, on_one_line
-from ...frameworks import FRAMEWORKS
-from ...pickling import Pickler, pickle_value
-from ...quiet import quiet_imports
+from ...frameworks import FRAMEWORKS, quiet_imports
+from ...serialize import Pickler, pickle_value
 from ...typed_json import parse
 from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, TORCH_VARIABLES
 from ..protocol.messages import Begin, Finished, Started

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.run_directory import RunDirectory
 from ...errors import EnvironmentProblem, InvalidInputError, ModelError, brief
-from ...quiet import quiet_imports
+from ...frameworks import quiet_imports
 from ...storage.contents import Contents, read_entry
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser

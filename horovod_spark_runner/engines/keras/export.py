@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from ...data.manifest import Column
 from ...errors import DataError, ModelError, on_one_line
-from ...quiet import quiet_imports
+from ...frameworks import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.onnx import (

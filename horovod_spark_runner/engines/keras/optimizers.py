@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from ...config.compression import Compression, Moving, Residual
+from ...config.sync import Compression, Moving, Residual
 from ...errors import ModelError
 from ...sync.codec import notice_late_momentum
 from .model import all_layers

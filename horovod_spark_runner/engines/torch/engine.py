@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.run_directory import RunDirectory
 from ...errors import InvalidInputError, ModelError, RunDirectoryError, brief
-from ...frameworks import TORCH
-from ...quiet import quiet_imports
+from ...frameworks import TORCH, quiet_imports
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
 from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from ...data.manifest import Column
 from ...errors import DataError, EnvironmentProblem, ModelError, on_one_line
-from ...quiet import quiet_imports
+from ...frameworks import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.engine import ONNX

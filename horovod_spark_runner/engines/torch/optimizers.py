@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ...config.compression import Compression, Moving
-from ...config.sync import Allreduce, Sync
+from ...config.sync import Allreduce, Compression, Moving, Sync
 from ...errors import InvalidInputError, ModelError, brief
 from ...sync.codec import notice_late_momentum
 from .losses import LOSS

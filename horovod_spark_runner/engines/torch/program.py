@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ...errors import ModelError, brief, on_one_line
-from ...quiet import quiet_imports
+from ...frameworks import quiet_imports
 from ...typed_json import load_json
 from .binding import InputBinding
 
