@@ -132,7 +132,7 @@ def _register_report(commands: Commands) -> None:
         metavar="FILE",
         help="HTML file to write (report.html in the run directory; of several runs, here)",
     )
-    parser.set_defaults(run=".report:command")
+    parser.set_defaults(run=".runs:report_command")
 
 
 def _register_plan(commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""``horovod-spark-runner runs``: list runs, from their run directories alone."""
+"""``horovod-spark-runner runs`` and ``report``: list runs, and write a page about some."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from dataclasses import asdict
 from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.retry_policy import FINISHED, RUNNING, describe_attempts, steps_lost
 from ..checkpoint.run_directory import RunDirectory
-from ..errors import HorovodSparkError, InvalidInputError
-from ..observe.report.facts import UNREADABLE, WHOLE, RunSummary, read_run
+from ..errors import HorovodSparkError, InvalidInputError, RunDirectoryError
+from ..observe.report.facts import UNREADABLE, WHOLE, RunSummary, read_facts, read_run
+from ..observe.report.run_page import comparison_page, run_page
+from ..storage.contents import convert_parse_errors
 from ..storage.filesystem import Location
-from .output import json_text, show
+from ..storage.folders import make_parent
+from ..tune.directory import StudyDirectory
+from .output import json_text, output_file, show
 
 
 def _describe_run(run: RunSummary) -> list[str]:
@@ -106,4 +110,33 @@ def list_command(arguments: argparse.Namespace) -> int:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         show("  ".join([*cells, row[4]]).rstrip())
+    return 0
+
+
+def report_command(arguments: argparse.Namespace) -> int:
+    """Write the report of one run, or of several.
+
+    Raises:
+        RunDirectoryError: a folder holds no run; or holds a study.
+        InvalidInputError: the report would take the place of a folder.
+    """
+    output = arguments.output
+    if output is None and len(arguments.run_dir) > 1:
+        output = "report.html"
+    file = None if output is None else output_file(output)
+    for path in arguments.run_dir:
+        study = StudyDirectory(Location(path)) if Location(path).is_local else None
+        if study is not None and study.record.exists():
+            raise RunDirectoryError(
+                f"{path} holds a study: horovod-spark-runner tune show {path} prints it; a "
+                f"report is of one of its trials, in {study.trials}"
+            )
+    places = [RunDirectory(place) for place in arguments.run_dir]
+    with convert_parse_errors(f"the records of a run in {', '.join(arguments.run_dir)}"):
+        runs = [read_facts(directory, time.time()) for directory in places]
+        text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+    file = file or places[0].report
+    make_parent(file)
+    file.write_text(text)
+    show(str(output or file))
     return 0
