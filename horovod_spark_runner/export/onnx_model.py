@@ -36,21 +36,19 @@ from ..scoring.values import StringIndexer
 from ..training.onnx import METADATA, OnnxSession
 from .onnx_builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
 from .onnx_network import network
-from .onnx_values import (
+from .onnx_stages import (
     binarizer,
     bucketizer,
     imputer,
     index_to_string,
-    one_hot_encoder,
-    string_indexer,
-)
-from .onnx_vectors import (
     interaction,
     min_max_scaler,
     normalizer,
+    one_hot_encoder,
     polynomial_expansion,
     projection,
     scaler,
+    string_indexer,
     vector_assembler,
     vector_slicer,
 )
