@@ -12,13 +12,15 @@ from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
 from .config.sync import STRATEGIES, Sync
 from .config.training import (
+    OPTIONS,
     CheckpointOptions,
     InitialWeights,
     LrScaling,
     MlflowOptions,
     RestartOptions,
+    Resume,
+    TrainingConfig,
 )
-from .config.training_config import OPTIONS, Resume, TrainingConfig
 from .config.validators import ColumnNames
 from .model.transformer import TrainedTransformer
 from .run.pipeline import train_run

@@ -20,7 +20,7 @@ from .data.manifest import Manifest
 from .data.prepare.datasets import check_data, data_folder, prepare_one, session_of
 from .data.prepare.schema import Roles
 from .data.read.reader import DatasetReader
-from .data.read.sharding import EpochPlan, plan_epoch
+from .data.read.sharding import EpochPlan, epoch_steps, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError, brief
 from .storage.arrays import Arrays
@@ -64,7 +64,7 @@ class Dataset:
             InvalidInputError: a number is not at least 1.
         """
         global_batch = check_count("batch_size", batch_size) * check_count("size", size)
-        return -(-self.rows // global_batch)
+        return epoch_steps(self.rows, global_batch)
 
     def epoch(
         self,

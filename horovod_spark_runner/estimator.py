@@ -26,8 +26,7 @@ from .config.importable import (
 from .config.keywords import advice_on, meant_by
 from .config.prediction import PredictionSettings
 from .config.sync import STRATEGIES
-from .config.training import FitOptions
-from .config.training_config import OPTIONS, TrainingConfig
+from .config.training import OPTIONS, FitOptions, TrainingConfig
 from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .errors import InvalidInputError, brief

@@ -11,8 +11,7 @@ import numpy as np
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
-from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.config.training_config import TrainingConfig
+from horovod_spark_runner.config.training import FitOptions, TrainingConfig
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.engines.keras.saved import SavedModel
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec

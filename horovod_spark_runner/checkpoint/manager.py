@@ -90,7 +90,7 @@ class CheckpointManager:
         hooks: Hooks,
         state: dict[str, Any],
         accounts: Sequence[Account],
-        then: Callable[[], None],
+        report: Callable[[], None],
     ) -> None:
         """Take a checkpoint; every rank must call it at the same step, where all have met.
 
@@ -99,7 +99,7 @@ class CheckpointManager:
             hooks: its callbacks.
             state: state of the training, as JSON.
             accounts: time breakdown of whole epochs; see `RunDirectory.write_metrics`.
-            then: called on rank 0 once it is written.
+            report: called on rank 0 once it is written, or the training continues without it.
 
         Raises:
             CheckpointError: an earlier one could not be written.
@@ -138,7 +138,7 @@ class CheckpointManager:
         self._writer.wait()  # until the snapshot taken before is written
         self._snapshot = self._variables.capture(self._snapshot)
         files = {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)}
-        self._writer.submit(info, files, tuple(accounts), then)
+        self._writer.submit(info, files, tuple(accounts), report)
 
     def check_metric(self, logs: dict[str, float]) -> None:
         """Check, after the first step, that ``best_metric`` will exist.
@@ -225,7 +225,7 @@ class CheckpointWriter:
         info: CheckpointInfo,
         files: Mapping[str, Arrays],
         accounts: Sequence[Account] = (),
-        then: Callable[[], None] = lambda: None,
+        report: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a checkpoint in the background, after the one before.
 
@@ -233,14 +233,14 @@ class CheckpointWriter:
             info: all of it but its arrays.
             files: its arrays, by file; they must not change any more.
             accounts: see `RunDirectory.write_metrics`.
-            then: called by the thread once it is written, or the training continues without it.
+            report: called by the thread once it is written, or the training continues without it.
 
         Raises:
             CheckpointError: the one before could not be written, and ``on_error`` is ``raise``.
             RunDirectoryError: another run has taken the run directory over.
         """
         self.wait()
-        self._pending = self._pool.submit(self._write_then, info, files, accounts, then)
+        self._pending = self._pool.submit(self._write_and_report, info, files, accounts, report)
 
     def poll(self) -> None:
         """Raise the error of an earlier write, as `submit` does; never wait."""
@@ -263,21 +263,21 @@ class CheckpointWriter:
         """Finish the current write, also if the training has failed."""
         self._pool.shutdown(wait=True)
 
-    def _write_then(
+    def _write_and_report(
         self,
         info: CheckpointInfo,
         files: Mapping[str, Arrays],
         accounts: Sequence[Account],
-        then: Callable[[], None],
+        report: Callable[[], None],
     ) -> None:
         try:
             self._write(info, files, accounts)
         except CheckpointError:
             if self._options.on_error == "raise":
                 raise
-            then()
+            report()
             raise
-        then()
+        report()
 
     def _write(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..cluster.protocol.messages import Resumed
 from ..cluster.worker.reporting import notify, send
 from ..config.sync import STRATEGIES, AsyncServer, recorded_sync
-from ..config.training import FitOptions, InitialWeights
-from ..config.training_config import TrainingConfig
+from ..config.training import FitOptions, InitialWeights, TrainingConfig
 from ..errors import HorovodSparkError, RunDirectoryError
 from ..frameworks import model_of
 from ..storage.filesystem import Location
@@ -433,9 +432,9 @@ def check_rest_of_epoch(info: CheckpointInfo, order: Mapping[str, object], where
     if info.epoch_step == 0:
         return
     changed = {
-        name: (info.order.get(name), value)
+        name: (info.order[name], value)
         for name, value in order.items()
-        if info.order.get(name) != value
+        if name in info.order and info.order[name] != value
     }
     begin = f"checkpoint {where} was taken within epoch {info.epoch + 1}, and "
     if "row_order" in changed:

@@ -12,7 +12,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import described, new_folder
 from ..config.data import DataOptions
 from ..config.launch import LaunchOptions
-from ..config.training_config import TrainingConfig
+from ..config.training import TrainingConfig
 from ..config.validators import ColumnNames, check_count
 from ..data.prepare.datasets import frame_of, session_of
 from ..data.prepare.split import training_rows

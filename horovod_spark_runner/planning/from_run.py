@@ -13,6 +13,7 @@ import numpy as np
 from ..checkpoint.files import CheckpointInfo, newest_checkpoint
 from ..checkpoint.model_state import Described
 from ..checkpoint.run_directory import RunDirectory
+from ..data.read.sharding import epoch_steps
 from ..errors import InvalidInputError, brief
 from ..formatting import duration
 from ..observe.report.facts import RunFacts, read_facts
@@ -93,7 +94,7 @@ def _measurement(
     call, fit = facts.last_call, facts.settings["fit"]
     hosts = Counter(str(one["host"]) for one in call["placement"])
     ranks, here = sum(hosts.values()), max(hosts.values())
-    steps = fit.get("steps_per_epoch") or math.ceil(rows / (ranks * batch))
+    steps = fit.get("steps_per_epoch") or epoch_steps(rows, ranks * batch)
 
     def of_step(*kinds: str) -> float:
         means = [mean_seconds(account) for account in accounts]

@@ -14,7 +14,7 @@ from ..cluster.protocol.outcome import describe_exception
 from ..cluster.spark.session import is_case_sensitive
 from ..cluster.spark.tasks import query_worker
 from ..config.prediction import PredictionSettings
-from ..config.training_config import TrainingConfig
+from ..config.training import TrainingConfig
 from ..config.validators import ColumnNames
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles

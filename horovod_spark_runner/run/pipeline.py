@@ -184,8 +184,8 @@ def train_ranks(
     if prepare is None:
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
-    rows = prepare()
-    with directory.lease() as lease, rows as data, open_attachments(directory) as attach:
+    preparation = prepare()
+    with directory.lease() as lease, preparation as data, open_attachments(directory) as attach:
         materialized = time.monotonic()
         run.console.report(_describe(data, materialized - began))
         run = resolve_again(run)
@@ -263,7 +263,7 @@ def _describe(data: Prepared, seconds: float) -> str:
 def training_spec(run: ResolvedRun, data: Prepared, run_id: str) -> TrainingSpec:
     """Return the spec of a training for the ranks."""
     return TrainingSpec(
-        config=replace(run.config.for_ranks(), fit=run.fit),
+        config=run.config.for_ranks(),
         model=run.model,
         inputs=run.columns.inputs,
         outputs=run.columns.outputs,

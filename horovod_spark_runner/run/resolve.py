@@ -15,8 +15,7 @@ from ..cluster.spark.session import check_running, new_folder
 from ..config.fields import derive
 from ..config.launch import LaunchSettings
 from ..config.sync import check_servers, recorded_sync
-from ..config.training import FitOptions, InitialWeights, check_min_workers
-from ..config.training_config import TrainingConfig
+from ..config.training import FitOptions, InitialWeights, TrainingConfig, check_min_workers
 from ..data.prepare.datasets import session_of
 from ..errors import InvalidInputError
 from ..observe.console import Console
@@ -40,7 +39,7 @@ class ResolvedRun:
 
     Attributes:
         df: the rows.
-        config: the configuration.
+        config: the configuration; of a resumed run, with the settings that it keeps.
         model: the model's source.
         columns: its columns.
         directory: the run directory.
@@ -64,8 +63,8 @@ class ResolvedRun:
 
     @property
     def fit(self) -> FitOptions:
-        """The options of fitting the model that hold."""
-        return self.start.fit
+        """The options of fitting the model."""
+        return self.config.fit
 
     @property
     def checkpoint(self) -> CheckpointInfo | None:
@@ -135,7 +134,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         columns = resolve_columns_by_model(df, config, model)
     return ResolvedRun(
         df=df,
-        config=config,
+        config=replace(config, fit=start.fit),
         model=model,
         columns=columns,
         directory=directory,
@@ -157,7 +156,7 @@ def resolve_again(run: ResolvedRun) -> ResolvedRun:
         return run
     engine = run.model.engine
     start = _resolve_start(run.config, run.directory, engine, run.workers, run.console)
-    return replace(run, start=start)
+    return replace(run, start=start, config=replace(run.config, fit=start.fit))
 
 
 def _resolve_model(config: TrainingConfig) -> ModelSource:

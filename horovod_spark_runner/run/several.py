@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..config.data import WINDOW_BYTES, DataOptions
-from ..config.training_config import TrainingConfig
+from ..config.training import TrainingConfig
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import SharedData, prepare_folds
 from ..model.transformer import TrainedTransformer

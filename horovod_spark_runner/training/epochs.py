@@ -18,7 +18,7 @@ from ..checkpoint.resume import TAKEN, check_not_taken
 from ..config.training import FitOptions
 from ..data.manifest import Manifest
 from ..data.read.reader import Batch, DatasetReader
-from ..data.read.sharding import EpochPlan, batch_rows, plan_epoch
+from ..data.read.sharding import EpochPlan, batch_rows, epoch_steps, plan_epoch
 from ..sync.asynchronous import AsyncSynchroniser, Board
 from ..sync.synchroniser import Synchroniser
 from .progress import Progress
@@ -113,7 +113,7 @@ class Epochs:
         self._ahead = ahead
         self._reading: _Reading | None = None
         self._rows = manifest.rows
-        self._steps_of_pass = -(-manifest.rows // global_batch)
+        self._steps_of_pass = epoch_steps(manifest.rows, global_batch)
         self.steps = (fit.steps_per_epoch if training else None) or self._steps_of_pass
 
     def steps_from(

@@ -478,7 +478,7 @@ class _Training:
         self._preempted = end and more and not stop
         self._progress.stopped_at = self._spec.fit.epochs if stop else None
 
-    def _save(self, then: Callable[[], None] = lambda: None) -> None:
+    def _save(self, report: Callable[[], None] = lambda: None) -> None:
         self._save_due = False
         state = {
             "learning_rate": self._rate.state,
@@ -486,4 +486,6 @@ class _Training:
             **self._shares.state(),
         }
         with self._clock.during(Kind.CHECKPOINT):
-            self._checkpoints.save(self._progress, self._hooks, state, self._accounts.epochs, then)
+            self._checkpoints.save(
+                self._progress, self._hooks, state, self._accounts.epochs, report
+            )

@@ -14,10 +14,10 @@ from typing import Any
 from ..checkpoint.attachments import Attachable
 from ..checkpoint.files import LogValue
 from ..config.importable import explain_misfit
-from ..config.training import FitOptions
-from ..config.training_config import TrainingConfig
+from ..config.training import FitOptions, TrainingConfig
 from ..config.validators import ColumnNames, check_columns
 from ..data.manifest import Manifest
+from ..data.read.sharding import epoch_steps
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
@@ -294,7 +294,7 @@ class TrainingSpec:
     @property
     def steps(self) -> TrainingSteps:
         """Steps of the training."""
-        per_epoch = self.fit.steps_per_epoch or -(-self.train.rows // self.global_batch)
+        per_epoch = self.fit.steps_per_epoch or epoch_steps(self.train.rows, self.global_batch)
         return TrainingSteps(per_epoch, per_epoch * self.fit.epochs)
 
     @property

@@ -15,8 +15,7 @@ from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
 from ..config.launch import LaunchSettings, MpiOptions
 from ..config.sync import STRATEGIES, Allreduce, as_json, check_sync
-from ..config.training import FitOptions, MlflowOptions, RestartOptions
-from ..config.training_config import OPTIONS, TrainingConfig
+from ..config.training import OPTIONS, FitOptions, MlflowOptions, RestartOptions, TrainingConfig
 from ..config.validators import Kind
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError

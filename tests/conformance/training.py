@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.data import DataOptions
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions
-from horovod_spark_runner.config.training_config import TrainingConfig
+from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, TrainingConfig
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, CONFIG_FILE
 from horovod_spark_runner.model.load import (
     TrainedModel,

@@ -55,12 +55,12 @@ def send_each_gradient_by_itself() -> None:
 
 def make_model_without_exchange() -> Any:
     """Return the network, and let this rank keep its gradients to itself."""
-    from horovod_spark_runner.engines.keras.step import GradientExchange
+    from horovod_spark_runner.engines.keras.step import DistributedStep
 
     def reduce(self: Any, gradients: Any, place: str) -> Any:
         return list(gradients)
 
-    GradientExchange.reduce = reduce  # type: ignore[method-assign]
+    DistributedStep.reduce = reduce  # type: ignore[method-assign]
     return make_model("sgd")
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
 from horovod_spark_runner.engines.keras.exchange import Part, TensorCollectives, sum_over_ranks
-from horovod_spark_runner.engines.keras.step import GradientExchange
+from horovod_spark_runner.engines.keras.step import DistributedStep
 from horovod_spark_runner.sync import allreduce
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
@@ -75,7 +75,7 @@ def test_an_optimizer_has_the_same_place_whichever_comes_first() -> None:
         model = Taught(alternate)
         model.count = begin
         noting = Noting()
-        exchange = GradientExchange(model, noting)
+        exchange = DistributedStep(model, noting)
         for _ in range(2):
             exchange.step(tf.constant(WORDS), NOTHING)
         found.append(noting.places)
@@ -110,7 +110,7 @@ def test_gradients_whose_shape_only_the_step_knows_have_that_of_their_variable(
         if way == "none"
         else CompressedSynchroniser(way, shared, MpiWire())
     )
-    exchange = GradientExchange(model, sync)
+    exchange = DistributedStep(model, sync)
     tf.function(exchange.step)(tf.constant(WORDS), NOTHING)
     expected = before.copy()
     for word in WORDS.ravel():  # 2 · the gradient of a square, at half the rate
@@ -127,7 +127,7 @@ def test_gradients_whose_shape_only_the_step_knows_have_that_of_their_variable(
     ids=["too_many", "not_built"],
 )
 def test_gradients_of_no_variable_are_refused(teach: Any) -> None:
-    exchange = GradientExchange(Taught(teach), Noting())
+    exchange = DistributedStep(Taught(teach), Noting())
     with pytest.raises(ModelError, match=r"\d gradients.*\d variables"):
         exchange.step(tf.constant(WORDS), NOTHING)
 
@@ -135,7 +135,7 @@ def test_gradients_of_no_variable_are_refused(teach: Any) -> None:
 def test_no_gradients_are_none() -> None:
     noting = Noting()
     model = Taught(lambda model, gradients: model.first.apply([], []))
-    GradientExchange(model, noting).step(tf.constant(WORDS), NOTHING)
+    DistributedStep(model, noting).step(tf.constant(WORDS), NOTHING)
     assert noting.places == ["0.0"]
 
 

@@ -23,7 +23,7 @@ from horovod_spark_runner.engines.keras.evaluate import KerasEvaluator
 from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.metrics import reduced_by
 from horovod_spark_runner.engines.keras.state import generators
-from horovod_spark_runner.engines.keras.step import GradientExchange
+from horovod_spark_runner.engines.keras.step import DistributedStep
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 
@@ -75,7 +75,7 @@ def tried(model: Any, *data: Any) -> list[str]:
     given = tuple(tf.constant(each) for each in data or (X, Y))
     if not model.built:
         model(given[0])
-    exchange = GradientExchange(model, AllreduceSynchroniser("none", TensorCollectives()))
+    exchange = DistributedStep(model, AllreduceSynchroniser("none", TensorCollectives()))
     for optimizer in exchange.optimizers:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)

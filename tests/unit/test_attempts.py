@@ -18,8 +18,7 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.driver.result import RunResult
 from horovod_spark_runner.cluster.protocol.messages import Envelope, Progress, Resumed
 from horovod_spark_runner.config.launch import LaunchSettings
-from horovod_spark_runner.config.training import FitOptions, RestartOptions
-from horovod_spark_runner.config.training_config import TrainingConfig
+from horovod_spark_runner.config.training import FitOptions, RestartOptions, TrainingConfig
 from horovod_spark_runner.errors import (
     CheckpointError,
     NotEnoughSlotsError,

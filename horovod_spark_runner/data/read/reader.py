@@ -40,7 +40,7 @@ class Batch:
     """One rank's part of a global batch.
 
     Attributes:
-        step: step in the epoch, from 0.
+        step: global batch in the pass over the rows, from 0.
         rows: rows in this part; 0 if the last global batch has fewer rows than there are ranks.
         arrays: values by column name, each of shape ``(rows, *column.shape)``.
     """

@@ -109,6 +109,11 @@ def _groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
     return max(1, window_bytes // max(1, *sizes)) if sizes else 1
 
 
+def epoch_steps(rows: int, global_batch: int) -> int:
+    """Return the global batches of an epoch; the last one may be partial."""
+    return -(-rows // global_batch)
+
+
 def batch_rows(rows: int, global_batch: int, step: int) -> int:
     """Return the rows of a global batch; the last one may be partial."""
     return min(global_batch, rows - step * global_batch)
@@ -116,7 +121,7 @@ def batch_rows(rows: int, global_batch: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The order of one epoch.
+    """The order of one pass over the rows: an epoch, without ``steps_per_epoch``.
 
     Attributes:
         row_groups: rows of each row group of the dataset.
@@ -143,7 +148,7 @@ class EpochPlan:
     @cached_property
     def steps(self) -> int:
         """Global batches of the epoch; the last may be partial."""
-        return -(-self.rows // self.global_batch)
+        return epoch_steps(self.rows, self.global_batch)
 
     def batch_rows(self, step: int) -> int:
         """Rows of the global batch of ``step``."""

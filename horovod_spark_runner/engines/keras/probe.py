@@ -36,7 +36,7 @@ from .optimizers import leaf_optimizers
 from .state import nothing_drawn, tracked_variables
 
 if TYPE_CHECKING:  # loads Horovod, which Spark's Python workers must not
-    from .step import GradientExchange
+    from .step import DistributedStep
 
 _RTOL, _ATOL = 1e-3, 1e-5
 _ADDED = "added"
@@ -49,7 +49,7 @@ State = list[np.ndarray]
 
 
 def try_model(
-    model: keras.Model, exchange: GradientExchange, training_data: Nest, data: Nest
+    model: keras.Model, exchange: DistributedStep, training_data: Nest, data: Nest
 ) -> list[str]:
     """Try a model's training step and metrics on some rows; leave no trace in it.
 
@@ -83,9 +83,7 @@ def try_model(
 
 
 @contextlib.contextmanager
-def _preserve_state(
-    model: keras.Model, exchange: GradientExchange, *, vary: bool
-) -> Iterator[None]:
+def _preserve_state(model: keras.Model, exchange: DistributedStep, *, vary: bool) -> Iterator[None]:
     """Restore a model's state afterwards: weights, counters, seeds and metrics.
 
     Args:
@@ -137,7 +135,7 @@ def _of_keras() -> frozenset[str]:
 # -- the training step -----------------------------------------------------------------------------
 
 
-def _try_step(model: keras.Model, exchange: GradientExchange, data: Nest, rows: int) -> list[str]:
+def _try_step(model: keras.Model, exchange: DistributedStep, data: Nest, rows: int) -> list[str]:
     statistics = [v for v in model.non_trainable_weights if v.dtype != "string"]
     initial_statistics = [(v, np.array(v)) for v in statistics]
     sums: dict[str, list[tf.Tensor]] = {}

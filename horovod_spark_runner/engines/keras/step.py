@@ -40,7 +40,7 @@ _StepResult = tuple[Logs | None, tf.Tensor | None]
 _Train = Callable[[Nest, tf.Tensor], _StepResult]
 
 
-class GradientExchange:
+class DistributedStep:
     """Runs the steps of a model as part of the world.
 
     Args:
@@ -379,7 +379,7 @@ class Steps:
 
     def __init__(
         self,
-        exchange: GradientExchange,
+        exchange: DistributedStep,
         data: Nest,
         test_data: Nest,
         *,

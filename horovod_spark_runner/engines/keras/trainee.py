@@ -62,7 +62,7 @@ from .state import (
     nothing_drawn,
     separate_generators,
 )
-from .step import GradientExchange, Steps
+from .step import DistributedStep, Steps
 
 
 class KerasTrainee(Trainee):
@@ -264,7 +264,7 @@ class BuiltModel:
         example = tf.nest.map_structure(as_tensor, self.batches.inputs(filler))
         outputs = self.batches.outputs_of(example)
         self.batches.bind_labels(outputs)
-        self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
+        self.exchange = DistributedStep(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         data, test_data = self.batches.training_data(filler), self.batches.data(filler)
         custom = has_custom_steps(self.model)

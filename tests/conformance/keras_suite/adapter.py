@@ -14,8 +14,7 @@ import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.config.training_config import TrainingConfig
+from horovod_spark_runner.config.training import FitOptions, TrainingConfig
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import AttemptSpec, Binding, ModelSource, TrainingSpec
 
