@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...config.launch import LaunchSettings, MpiOptions
-from .topology import CPUS, Node
+from ...machine import CPUS
+from .topology import Node
 
 # Prefixes of the variables that Open MPI, PMIx and PRRTE set for a process they start.
 _MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")

@@ -26,6 +26,7 @@ from types import ModuleType
 
 from ...errors import EnvironmentProblem, LaunchError, on_one_line
 from ...frameworks import FRAMEWORKS, quiet_imports
+from ...machine import bind_to_cores
 from ...serialize import Pickler, pickle_value
 from ...typed_json import parse
 from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, TORCH_VARIABLES
@@ -42,7 +43,6 @@ from ..protocol.outcome import (
     describe_exception,
 )
 from ..protocol.processes import RANK_NAME, name_process
-from ..protocol.topology import bind_to_cores
 from . import reporting
 
 _MODULE = "pyspark.core.files"
