@@ -100,7 +100,7 @@ class Part:
         size: ranks of the world.
         hosts: nodes of the world.
         placements: the slot's own ranks, by index.
-        nodes: all nodes for slot 0, which starts mpirun; else the one that the slot leads, if any.
+        nodes: all nodes for the slot that starts mpirun; else the one that the slot leads, if any.
         leader_folder: private folder of the slot that leads this node.
     """
 
@@ -110,6 +110,11 @@ class Part:
     placements: tuple[RankPlacement, ...]
     nodes: tuple[Node, ...]
     leader_folder: str
+
+    @property
+    def starts_mpirun(self) -> bool:
+        """True for the leader of the first node, on which mpirun's command relies."""
+        return len(self.nodes) == self.hosts and self.nodes[0].leader == self.slot
 
     @property
     def led(self) -> Node | None:

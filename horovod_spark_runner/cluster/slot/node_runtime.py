@@ -90,15 +90,15 @@ class NodeRuntime:
         return () if self._daemon is None else self._daemon.log_tail
 
     def join(self, part: Part, options: MpiOptions) -> None:
-        """Prepare the host's daemon for ``part``; start mpirun if it is slot 0.
+        """Prepare the host's daemon for ``part``; start mpirun if that falls to it.
 
         Raises:
             EnvironmentProblem: mpirun was not found.
         """
         self._part, self._options = part, options
-        if part.slot == 0 or part.led is None:
+        if part.starts_mpirun or part.led is None:
             self._door.close()
-        if part.slot == 0:
+        if part.starts_mpirun:
             daemon = _start_mpirun(part, options, self.interface, self._workspace)
             self._take(daemon)
 
