@@ -210,7 +210,7 @@ def test_what_is_no_whole_number(value: Any, message: str) -> None:
         FitOptions(batch_size=value)
 
 
-@pytest.mark.parametrize("value", [True, "1", float("inf"), -1, 1 + 0j])
+@pytest.mark.parametrize("value", [True, "1", None, float("inf"), -1, 1 + 0j])
 def test_what_is_no_number(value: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"warmup_epochs.*\b0\b"):
         FitOptions(warmup_epochs=value, lr_scaling="sqrt")
