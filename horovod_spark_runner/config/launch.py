@@ -86,11 +86,10 @@ class MpiOptions(Settings):
     fusion_bytes: int = setting(
         64 * 1024 * 1024, count(0), "Horovod's fusion buffer, in bytes (64 MiB)."
     )
-    cycle_ms: float | None = setting(
-        None,
-        optional(number_above_zero("milliseconds")),
-        "how long Horovod waits for further tensors, in milliseconds; by default, 0.2 on one host "
-        "and 1 on several.",
+    cycle_ms: float = setting(
+        1.0,
+        number_above_zero("milliseconds"),
+        "how long Horovod waits for further tensors, in milliseconds (1).",
     )
     network_interface: str | None = setting(
         None,

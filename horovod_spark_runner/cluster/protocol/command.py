@@ -94,15 +94,6 @@ def transport_parameters(nodes: int) -> dict[str, str]:
     return {"btl": "^ofi", "btl_tcp_links": "2"}
 
 
-def horovod_cycle(options: MpiOptions, nodes: int) -> dict[str, str]:
-    """Return the variable for the milliseconds between two rounds of Horovod's negotiation.
-
-    A step waits for half a round on average. Between hosts, a round takes as long as messages do.
-    """
-    default = 0.2 if nodes == 1 else 1.0
-    return {"HOROVOD_CYCLE_TIME": str(options.cycle_ms or default)}
-
-
 def mpirun_command(
     mpirun: str,
     nodes: Sequence[Node],
@@ -199,6 +190,7 @@ def worker_environment(
         # Files that frameworks leave in the temporary folder are removed with the rank's.
         "TMPDIR": temporary,
         "HOROVOD_FUSION_THRESHOLD": str(options.mpi.fusion_bytes),
+        "HOROVOD_CYCLE_TIME": str(options.mpi.cycle_ms),
     }
     has_rules = _RULES in options.mpi.parameters or f"OMPI_MCA_{_RULES}" in options.env
     if options.mpi.algorithm == "auto" and not has_rules:

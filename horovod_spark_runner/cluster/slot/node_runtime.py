@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...config.launch import MpiOptions
 from ...machine import environment_at_start, is_stopped
-from ..protocol.command import daemon_environment, horovod_cycle, mpirun_command
+from ..protocol.command import daemon_environment, mpirun_command
 from ..protocol.messages import StartDaemon
 from ..protocol.network import Interface, daemon_network, mpi_network
 from ..protocol.outcome import LOG_TAIL_LINES
@@ -95,7 +95,7 @@ class NodeRuntime:
         Raises:
             EnvironmentProblem: mpirun was not found.
         """
-        self._part, self._options = part, options
+        self._part = part
         if part.starts_mpirun or part.led is None:
             self._door.close()
         if part.starts_mpirun:
@@ -105,12 +105,9 @@ class NodeRuntime:
     def rank_environment(self) -> dict[str, str]:
         """Return the variables for ranks: the chosen interface, the folder for shared memory."""
         assert self._part is not None
-        variables = horovod_cycle(self._options, self._part.hosts)
-        if self._part.hosts > 1:
-            variables.update(mpi_network(self.interface))
-        if self._workspace.shared_memory is not None:
-            variables[BACKING_DIRECTORY] = str(self._workspace.shared_memory)
-        return variables
+        network = mpi_network(self.interface) if self._part.hosts > 1 else {}
+        folder = self._workspace.shared_memory
+        return network if folder is None else {**network, BACKING_DIRECTORY: str(folder)}
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return the handlers to call, by readable descriptor."""
