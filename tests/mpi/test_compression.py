@@ -301,7 +301,7 @@ def stop_rank_1() -> list[Any]:
 @pytest.mark.parametrize(
     ("sync", "waiting"),
     [
-        (Allreduce(compression=TopK(ratio=0.05)), "wire.py"),
+        (Allreduce(compression=TopK(ratio=0.05)), "sync/mpi.py"),
         (LocalSGD(every=8), "(agreement|rounds).py"),
         (AsyncServer(staleness=1), "asynchronous.py"),
     ],
