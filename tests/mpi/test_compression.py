@@ -302,7 +302,7 @@ def stop_rank_1() -> list[Any]:
     ("sync", "waiting"),
     [
         (Allreduce(compression=TopK(ratio=0.05)), "sync/mpi.py"),
-        (LocalSGD(every=8), "(agreement|rounds).py"),
+        (LocalSGD(every=8), "(agreement|local_sgd).py"),
         (AsyncServer(staleness=1), "asynchronous.py"),
     ],
     ids=["top_k", "local_sgd", "async_server"],
