@@ -116,8 +116,8 @@ def run_training(
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: shuffle the rows anew every epoch (default).
         callbacks: Keras callbacks (`TorchCallback` for a PyTorch module) that can be pickled, or a
-            function, called on each worker, that returns them. Keras' own that write files run on
-            rank 0 only.
+            function, called on each worker, that returns them. They run as copies: the metrics are
+            in ``summary.history``. Keras' own that write files run on rank 0 only.
         custom_objects: the model's own classes and functions by name, for a model file.
         initial_weights: weights to begin a new run with: another run's directory or one of its
             checkpoints; or, for a Keras model, a ``.keras`` or ``.weights.h5`` file or a SavedModel

@@ -540,4 +540,9 @@ def savable(name: str, value: object) -> object:
     try:
         return plain_json(name, value)
     except InvalidInputError as error:
+        if name.startswith("callbacks["):
+            raise InvalidInputError(
+                f"the estimator cannot be saved with the object {name}={brief(value)}: give "
+                "callbacks as a function that returns a list of them"
+            ) from error
         raise InvalidInputError(f"the estimator cannot be saved: {error}") from error

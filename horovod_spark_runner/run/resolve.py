@@ -13,6 +13,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.capacity import Allotment, check_slots
 from ..cluster.spark.session import check_running, new_folder
 from ..config.fields import derive
+from ..config.importable import explain_misfit
 from ..config.launch import LaunchSettings
 from ..config.sync import check_servers, recorded_sync
 from ..config.training import FitOptions, InitialWeights, TrainingConfig, check_min_workers
@@ -172,6 +173,8 @@ def _resolve_model(config: TrainingConfig) -> ModelSource:
         }
     )
     engine.check_callbacks(config.callbacks)
+    if callable(config.callbacks) and (wrong := explain_misfit(config.callbacks)):
+        raise InvalidInputError(f"callbacks must be a function without arguments, but {wrong}")
     return source
 
 

@@ -22,7 +22,9 @@ from ..checkpoint.resume import restore_checkpoint
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.processes import SignalWatch
 from ..cluster.worker.reporting import report_progress
+from ..config.prediction import added_columns
 from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
+from ..config.training import TrainingConfig
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..observe.event_files import EventFiles
@@ -98,8 +100,7 @@ def train(
     spec = replace(spec, sample=_first_rows(spec, MPI.COMM_WORLD))
     with SignalWatch(signal.SIGTERM) as watch, provide_steps(spec.steps):
         trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
-        if spec.config.check_outputs is not None and (outputs := trainee.outputs()) is not None:
-            spec.config.check_outputs(outputs)
+        _check_outputs(spec.config, trainee)
         training = _Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
@@ -107,6 +108,23 @@ def train(
         finally:
             training.close()
         return training.report(ended)
+
+
+def _check_outputs(config: TrainingConfig, trainee: Trainee) -> None:
+    """Check that the model's outputs fit the requested predictions.
+
+    Raises:
+        InvalidInputError: they do not.
+    """
+    check, columns = config.check_outputs, config.prediction_col
+    if check is None and (columns is None or isinstance(columns, str)):  # which fit any outputs
+        return
+    outputs = trainee.outputs()
+    if outputs is None:  # not known before the first step
+        return
+    added_columns([output.name for output in outputs], columns)
+    if check is not None:
+        check(outputs)
 
 
 def _first_rows(spec: TrainingSpec, world: MPI.Comm) -> Arrays:

@@ -199,8 +199,7 @@ def _set_torch_variables() -> None:
     address, port = world.bcast(meeting)
     local_rank, local_size = (os.environ[f"OMPI_COMM_WORLD_LOCAL_{x}"] for x in ("RANK", "SIZE"))
     values = (world.Get_rank(), world.Get_size(), local_rank, local_size, address, port)
-    for name, value in zip(TORCH_VARIABLES, values, strict=True):
-        os.environ.setdefault(name, str(value))  # the user's `env` counts
+    os.environ.update(zip(TORCH_VARIABLES, map(str, values), strict=True))
 
 
 def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: float) -> int:

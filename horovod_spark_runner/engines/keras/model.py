@@ -46,7 +46,7 @@ def build_model(source: ModelSource) -> keras.Model:
     model, origin = _build(source)
     if not isinstance(model, keras.Model):
         kind = type(model).__name__
-        advice = "it must return a compiled keras.Model"
+        advice = "it must return a compiled keras.Model, or a TorchModel for PyTorch"
         if hasattr(model, "horovod_engine"):
             advice = f"say so in its annotation, def model_fn() -> {kind}, to train one"
         raise ModelError(f"{origin} returned {_describe(model)}; {advice}")
