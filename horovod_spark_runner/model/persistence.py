@@ -38,7 +38,7 @@ from ..config.importable import (
     iterate_items,
     name_here,
 )
-from ..errors import DataError, InvalidInputError, RunDirectoryError
+from ..errors import DataError, InvalidInputError, RunDirectoryError, brief
 from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import convert_save_errors, write_aside

@@ -363,7 +363,7 @@ def adopt_model(
     structure = input_structure(model)
     if structure is None:
         raise ModelError(
-            f"the inputs of the model {model.name!r} are not recorded in it, as of a subclass: give a "
+            f"the model {model.name!r} does not record its inputs, as a subclass: give a "
             "functional model, or a Sequential that begins with keras.Input(shape)"
         )
     tensors = keras.tree.flatten(structure)
