@@ -246,6 +246,12 @@ def test_a_model_without_call_is_saved_and_told(tmp_path: Path) -> None:
         check_callable(trained)
 
 
+def fixed() -> Any:
+    x = keras.Input(batch_shape=(4, 3))
+    mean = keras.ops.mean(x, axis=1, keepdims=True)
+    return keras.Model(x, layers.Dense(2)(keras.ops.reshape(x - mean, (4, 3))))
+
+
 def eager() -> Any:
     return with_parts(Peeking())
 
@@ -260,9 +266,10 @@ class Peeking(layers.Layer):
         return shape
 
 
-def test_an_eager_model_is_called_eagerly(tmp_path: Path) -> None:
-    model = eager()
-    model.compile("sgd", "mse", run_eagerly=True)
+@pytest.mark.parametrize(("model_fn", "arguments"), [(fixed, {}), (eager, {"run_eagerly": True})])
+def test_what_a_model_is_called_with_and_how(model_fn: Any, arguments: Any, tmp_path: Path) -> None:
+    model = model_fn()
+    model.compile("sgd", "mse", **arguments)
     saved = save_run(tmp_path, model, [X])
     recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
     predict = load_model(recipe)

@@ -257,7 +257,7 @@ def stateful() -> Any:
         (stateful, "stateful"),
         (
             lambda: compiled(keras.Sequential([keras.Input(batch_shape=(8, 3)), layers.Dense(1)])),
-            r"\b8 rows.*batch_shape",
+            r"\b8 rows.*batch_size.*\b4",
         ),
     ],
 )

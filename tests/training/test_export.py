@@ -385,3 +385,12 @@ def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -
     with pytest.raises(ModelError, match="'x'.*transform"):
         moved.export(target)
     assert not target.exists()
+
+
+def test_a_model_of_a_fixed_batch_takes_that_many_rows(tmp_path: Path) -> None:
+    x = keras.Input(batch_shape=(4, 3))
+    case = Case(lambda: keras.Model(x, x * 2), [Column("x", "float32", (3,))], {})
+    leave(tmp_path, case.make(), case)
+    TFTransformer.from_run(tmp_path).export(tmp_path / "out")
+    rows = reals(3)[:4]
+    np.testing.assert_array_equal(score(tmp_path / "out", x=rows)["prediction"], rows * 2)

@@ -131,7 +131,7 @@ def test_keras_is_as_before_after_it_was_fresh() -> None:
 
 def test_uncompiled() -> None:
     with pytest.raises(ModelError, match="compiled"):
-        check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))
+        check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]), 4)
 
 
 def test_horovods_own_optimizer() -> None:
@@ -234,5 +234,5 @@ def test_model_files(tmp_path: Any) -> None:
     (tmp_path / "m.json").write_text(model.to_json())
     for name in ("m.keras", "m.json"):
         built = build_model(model_source(str(tmp_path / name)))
-        check_trainable(built)
+        check_trainable(built, 4)
         assert built.input_shape == (None, 4)

@@ -28,18 +28,18 @@ VALID = [([float(i), 2.0], i % 3) for i in range(11)]
 INVALID = [(None, 1), ([1.0], 1), ([1.0, None], 1), ([1.0, 2.0], None)]
 
 
-def doubling() -> Any:
-    x = keras.Input((2,), name="x")
-    n = keras.Input((1,), name="n")
+def doubling(batch: int | None) -> Any:
+    x = keras.Input(batch_shape=(batch, 2), name="x")
+    n = keras.Input(batch_shape=(batch, 1), name="n")
     model = keras.Model({"x": x, "n": n}, {"both": x + keras.ops.cast(n, "float32"), "n": n * 2})
     model.compile("sgd", "mse")
     return model
 
 
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module", params=[None, 4], ids=["any batch", "batch of 4"])
+def predictor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     place = tmp_path_factory.mktemp("run")
-    save_run(place, doubling(), COLUMNS)
+    save_run(place, doubling(request.param), COLUMNS)
     recipe = read_finished_run(RunDirectory(str(place))).recipe
 
     def make(**fields: Any) -> Predictor:

@@ -38,8 +38,9 @@ from .model import (
     all_layers,
     call_model,
     calling,
-    check_any_batch,
+    check_stateless,
     finalize_layers,
+    fixed_batch,
     fresh_keras_state,
     keras_state,
     output_leaves,
@@ -144,6 +145,7 @@ def _save(
         weights=tuple(weight.path for weight in model.weights),
         transforms=inputs.transforms,
         problem=problem,
+        batch_size=fixed_batch(model),
         own=facts.to_fields(),
         targets=inputs.targets,
     )
@@ -359,7 +361,7 @@ def adopt_model(
             "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
             f"{type(model).__name__}"
         )
-    check_any_batch(model, "Spark's rows have no order, and are spread over tasks")
+    check_stateless(model, "Spark's rows have no order, and are spread over tasks")
     structure = input_structure(model)
     if structure is None:
         raise ModelError(

@@ -134,6 +134,12 @@ class KerasEvaluator:
                 _check_no_custom_metrics(self._model)
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.parts.eager
+            if recipe.batch_size is not None:
+                raise ModelError(
+                    f"model {self._model.name!r} takes batches of exactly {recipe.batch_size} "
+                    "rows, and rows that fill the last one would count; build it with "
+                    "keras.Input(shape=…) instead of batch_shape"
+                )
             self._begin(recipe, question)
 
     def _begin(self, recipe: Recipe, question: Question) -> None:

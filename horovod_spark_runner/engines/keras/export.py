@@ -47,6 +47,7 @@ from .loading import Graph, make_model
 from .model import (
     Nest,
     call_model,
+    fixed_batch,
     fresh_keras_state,
     keras_state,
     output_specs,
@@ -106,6 +107,7 @@ def _serving(
                 names,
                 recipe.outputs,
                 outputs,
+                recipe.batch_size,
                 tuple(recipe.transforms),
                 eager=recipe.parts.eager,
             )
@@ -132,6 +134,7 @@ def make_builder(
         names,
         outputs,
         name([output.name for output in outputs]),
+        fixed_batch(model),
         [one for one in names if one in spec.config.data.transforms],
         eager=bool(model.run_eagerly),
     )
@@ -148,6 +151,7 @@ class SavedModelBuilder:
         names: what they are called outside.
         outputs: what the model gives.
         added: what its outputs are called outside.
+        rows: how many it has to be called with; ``None`` for any number.
         transformed: feature columns that were trained with a transform.
         eager: whether the model is called without making a graph of it.
         classes: columns of classes, in place of the outputs they are made of.
@@ -164,6 +168,7 @@ class SavedModelBuilder:
     names: Sequence[str]
     outputs: Sequence[OutputSpec]
     added: Sequence[str]
+    rows: int | None = None
     transformed: Sequence[str] = ()
     eager: bool = False
     classes: Sequence[ClassColumn] = ()
@@ -248,7 +253,7 @@ class SavedModelBuilder:
         function = tf.function(serve, autograph=False)
         made = function.get_concrete_function(
             {
-                column.name: tf.TensorSpec([None, *column.shape], column.dtype, column.name)
+                column.name: tf.TensorSpec([self.rows, *column.shape], column.dtype, column.name)
                 for column in self.inputs
             }
         )
@@ -371,12 +376,11 @@ def export_onnx(
         called = dict(zip((*names, *output_names), (*columns, *outputs), strict=True))
         model = _converted(builder, called, inputs)
         predict = builder.trace()
+        size = max(_SIZES) if builder.rows is None else builder.rows
         sample = recipe.sample_rows().inputs
         rows = dict(zip(names, (sample[column.name] for column in recipe.columns), strict=True))
         try:
-            rows = finite_rows(
-                rows, max(_SIZES), lambda some: [*_call_keras(predict, some).values()]
-            )
+            rows = finite_rows(rows, size, lambda some: [*_call_keras(predict, some).values()])
         except Exception as error:  # the user's own call may fail in any way
             raise _onnx_refusal(builder, f"{type(error).__name__}: {error}") from error
         contents = bytes(model.SerializeToString())
@@ -508,7 +512,7 @@ def _set_shapes(graph: Any, builder: SavedModelBuilder, called: Mapping[str, str
     for value in (*graph.input, *graph.output):
         shape = value.type.tensor_type.shape
         shape.Clear()
-        for place, size in enumerate((None, *shapes[value.name])):
+        for place, size in enumerate((builder.rows, *shapes[value.name])):
             dimension = shape.dim.add()
             if size is None:
                 dimension.dim_param = f"{value.name} {place}" if place else ROWS
@@ -545,7 +549,7 @@ def _check_outputs(
         session = OnnxSession(contents)
     except ModelError as error:
         raise _onnx_refusal(builder, str(error)) from error
-    for size in _SIZES:
+    for size in _SIZES if builder.rows is None else (builder.rows,):
         batch = repeat_rows(rows, size)
         expected = _call_keras(predict, batch)
         try:

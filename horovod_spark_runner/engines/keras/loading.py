@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import cloudpickle
 import h5py
@@ -70,6 +70,9 @@ from .saved import (
 )
 from .state import value_of
 
+if TYPE_CHECKING:
+    import keras
+
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
 _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
 # Numbers from which a weight counts as large.
@@ -94,7 +97,7 @@ def load_model(recipe: Recipe) -> Model:
     def call(inputs: Nest) -> Nest:
         return call_model(model, inputs)
 
-    forward = call if parts.eager else _compiled(call)
+    forward = call if parts.eager else _compiled(call, recipe.batch_size)
 
     def prepare(values: dict[str, np.ndarray]) -> Nest:
         return tf.nest.map_structure(tf.convert_to_tensor, bind(values))
@@ -107,14 +110,14 @@ def load_model(recipe: Recipe) -> Model:
     return Model(prepare, compute)
 
 
-def _compiled(call: Callable[[Nest], Nest]) -> Callable[[Nest], Nest]:
-    """Return ``call`` as one graph, traced once, for any number of rows."""
+def _compiled(call: Callable[[Nest], Nest], rows: int | None) -> Callable[[Nest], Nest]:
+    """Return ``call`` as one graph, traced once, for so many rows, or for any number of them."""
     # Without AutoGraph, as Keras itself predicts; it would leave a file behind, too.
     function = tf.function(call, autograph=False)
     traced: list[Callable[[Nest], Nest]] = []
 
     def shape_of(tensor: tf.Tensor) -> tf.TensorSpec:
-        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 
     def forward(inputs: Nest) -> Nest:
         if not traced:
@@ -494,6 +497,8 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
             weights = _weights_of_saved_model(folder, start.origin)
         if start.kind == KERAS_FILE:
             taken = _load_keras_file(model, path, start)
+            if not taken:
+                weights = _weights_of_keras_file(path)
         elif start.skip_mismatch:
             taken = _assign_by_path(model, weights)
         else:
@@ -525,6 +530,28 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
             "(model.export), or load it in model_fn"
         )
     return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+
+
+def _weights_of_keras_file(path: Path) -> list[_Weight]:
+    """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
+    import h5py
+
+    weights: list[_Weight] = []
+
+    def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
+            name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
+            weights.append(_Weight(name, item.shape, item.__array__))
+
+    with contextlib.ExitStack() as stack:
+        source: Any = path
+        if zipfile.is_zipfile(path):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            if _WEIGHTS not in archive.namelist():  # in several files, as of very large models
+                return []
+            source = stack.enter_context(archive.open(_WEIGHTS))
+        stack.enter_context(h5py.File(source, "r")).visititems(note)
+    return weights
 
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
@@ -630,20 +657,23 @@ def _report_taken_weights(
         ModelError: none was.
     """
     variables = list(model.weights)
-    left = [w for n, w in enumerate(variables) if n not in taken]
+    shown = {
+        True: _listed([w for n, w in enumerate(variables) if n in taken]),
+        False: _listed([w for n, w in enumerate(variables) if n not in taken]),
+    }
     if not taken:
         kinds = "the kinds of their layers, in their order, as Keras goes through its files"
         order = kinds if kind == KERAS_FILE else "the names of their layers"
         raise ModelError(
             f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
-            f"which are {_listed(left)}"
-            + (f"; there are {_listed(weights)}" if weights else "")
-            + f". Weights go by {order}"
+            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by "
+            f"{order}"
         )
+    left = len(variables) - len(taken)
     text = f"initial_weights={origin!r}: {len(taken)} of {len(variables)} weights taken over"
     if left:
-        text += f"; {len(left)} keep their initial values ({_listed(left)})"
-    notify(text, warn=bool(left))
+        text += f" ({shown[True]}); {left} keep their initial values ({shown[False]})"
+    notify(text, warn=left > 0)
 
 
 def _listed(weights: Sequence[Any]) -> str:

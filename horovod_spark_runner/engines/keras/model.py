@@ -72,8 +72,16 @@ def _describe(value: object) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
-def check_trainable(model: keras.Model) -> None:
+def check_trainable(
+    model: keras.Model, batch_size: int, rows: Sequence[int] = (), ranks: int = 1
+) -> None:
     """Check that ``model`` can be trained here, before its variables exist.
+
+    Args:
+        model: the model.
+        batch_size: rows per rank and step.
+        rows: rows of the training data and, where there are some, of the validation data.
+        ranks: number of ranks that share a global batch.
 
     Raises:
         ModelError: it is not compiled, has a training procedure of its own that would not be
@@ -95,18 +103,18 @@ def check_trainable(model: keras.Model) -> None:
                 f"{type(model).__name__} overrides {name}(), which run_training does not call; put "
                 "what differs into train_step, test_step, compute_loss or callbacks"
             )
-    check_any_batch(model, "batches are shuffled and spread over ranks")
+    _check_batch_size(model, batch_size, rows, ranks)
 
 
-def check_any_batch(model: keras.Model, why: str) -> None:
-    """Check that a model takes any number of rows, and carries no state from batch to batch.
+def check_stateless(model: keras.Model, why: str) -> None:
+    """Check that no layer carries its state from one batch to the next.
 
     Args:
         model: the model.
-        why: why it must, for the message.
+        why: why none may, for the message.
 
     Raises:
-        ModelError: it does not.
+        ModelError: one does.
     """
     for layer in all_layers(model)[1:]:
         if getattr(layer, "stateful", False) is True:
@@ -114,11 +122,17 @@ def check_any_batch(model: keras.Model, why: str) -> None:
                 f"layer {layer.name!r} is stateful: it carries its state from one batch to the "
                 f"next, but {why}; build it with stateful=False"
             )
+
+
+def _check_batch_size(model: keras.Model, batch_size: int, rows: Sequence[int], ranks: int) -> None:
+    check_stateless(model, "batches are shuffled and spread over ranks")
     for tensor in getattr(model, "inputs", None) or ():
-        if tensor.shape[0] is not None:
+        size = tensor.shape[0]
+        if size is not None and (size != batch_size or any(r % (size * ranks) for r in rows)):
             raise ModelError(
-                f"model input {tensor.name!r} takes batches of exactly {tensor.shape[0]} rows, but "
-                f"{why}; build it with keras.Input(shape=…) instead of batch_shape"
+                f"model input {tensor.name!r} takes batches of exactly {size} rows, but batch_size "
+                f"is {batch_size} and the last batch of {' and '.join(map(str, rows))} rows is a "
+                "partial one; build it with keras.Input(shape=…) instead of batch_shape"
             )
 
 
@@ -307,6 +321,16 @@ def pick(value: Nest, path: Keys) -> tf.Tensor:
     return inside
 
 
+def fixed_batch(model: keras.Model) -> int | None:
+    """Return the number of rows that ``model`` has to be called with; ``None`` for any."""
+    try:
+        inputs = keras.tree.flatten(model.inputs or [])
+    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
+        return None
+    sizes = {tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0] is not None}
+    return max(sizes, default=None)
+
+
 def to_numpy(value: tf.Tensor) -> np.ndarray:
     """Return an output as an array of numbers or strings."""
     array = np.array(value)
@@ -390,14 +414,15 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def sample_inputs(model: keras.Model, bind: Bind, rows: Arrays) -> Nest:
-    """Return the inputs that rows make, by turns, at least two.
+    """Return the inputs that rows make, by turns as many as the model takes, or at least two.
 
     Args:
         model: the model.
         bind: makes its inputs of columns.
         rows: the columns.
     """
-    return bind(repeat_rows(rows, max(2, len(next(iter(rows.values()))))))
+    count = fixed_batch(model) or max(2, len(next(iter(rows.values()))))
+    return bind(repeat_rows(rows, count))
 
 
 def calling(model: keras.Model, bind: Bind) -> Call:

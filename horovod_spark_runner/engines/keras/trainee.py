@@ -64,6 +64,21 @@ from .state import (
 )
 from .step import DistributedStep, Steps
 
+# Optimizers that only create variables of constants when they are built. What another assigns to
+# them (`ScheduleFreeAdamW` the weights) is not done in a step that Keras compiles.
+_PLAIN = (
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lamb,
+    keras.optimizers.Lion,
+    keras.optimizers.RMSprop,
+    keras.optimizers.SGD,
+)
+
 
 class KerasTrainee(Trainee):
     """Keras implementation of `Trainee`.
@@ -251,7 +266,9 @@ class BuiltModel:
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser, *, share_logs: bool
     ) -> None:
         self.model = build_model(spec.model)
-        check_trainable(self.model)
+        parts = [spec.train] if spec.validation is None else [spec.train, spec.validation]
+        rows = [part.rows for part in parts]
+        check_trainable(self.model, spec.fit.batch_size, rows, world.Get_size())
         check_optimizers(find_optimizers(self.model))
         # No collective can run inside what XLA compiles, as Keras has it do by itself on a GPU.
         self.model.jit_compile = False
@@ -269,7 +286,8 @@ class BuiltModel:
         data, test_data = self.batches.training_data(filler), self.batches.data(filler)
         custom = has_custom_steps(self.model)
         optimizer = self.model.optimizer
-        if (eager or not custom) and optimizer is not None and not optimizer.built:
+        plain = not custom and type(optimizer) in _PLAIN
+        if optimizer is not None and not optimizer.built and (eager or plain):
             optimizer.build(self.model.trainable_variables)
         if not (eager or custom):
             _build_compiled(self.model, data, outputs)
