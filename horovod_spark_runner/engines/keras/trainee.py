@@ -318,6 +318,10 @@ def _build_compiled(model: keras.Model, data: Nest, outputs: Nest | None) -> Non
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
     if labels is None or outputs is None:
         return
+    try:
+        keras.tree.assert_same_structure(outputs, labels)
+    except (TypeError, ValueError):  # Keras arranges them in the step, or refuses them there
+        return
     labels = tf.nest.map_structure(lambda y: tf.TensorSpec((None, *y.shape[1:]), y.dtype), labels)
     for compiled in (model._compile_metrics, model._compile_loss):
         if compiled is not None and not compiled.built:
