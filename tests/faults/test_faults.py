@@ -17,6 +17,7 @@ import pytest
 
 from horovod_spark_runner.checkpoint.files import verify_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import FINISHED, PREEMPTED
+from horovod_spark_runner.cluster.protocol.rendezvous import ORPHAN_GRACE
 from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import await_nothing_left
 
@@ -35,7 +36,8 @@ FRESH_SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(2**31))
 
 
 def assert_nothing_is_left(run_dir: Path) -> None:
-    await_nothing_left(15)  # what a killed driver leaves ends a little later
+    # Ranks may save their state for a while after their driver was killed.
+    await_nothing_left(ORPHAN_GRACE + 15)
     assert not (run_dir / "lock.json").exists()
     assert not any((run_dir / "data").glob("*"))
 
