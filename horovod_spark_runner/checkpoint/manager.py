@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..training.spec import TrainingSpec
     from ..training.trainee import Hooks, Trainee
 
+logger = logging.getLogger(__name__)
+
 
 class CheckpointManager:
     """Takes the checkpoints of one rank, together with all others.
@@ -186,9 +188,6 @@ class CheckpointManager:
 
     def close(self) -> None:
         self._writer.close()
-
-
-logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:

@@ -88,7 +88,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class _Decision:
+class Decision:
     """Decision after a failed attempt.
 
     Attributes:
@@ -122,7 +122,7 @@ def classify(error: HorovodSparkError) -> str:
     return USER_ERROR
 
 
-def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> _Decision:
+def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> Decision:
     """Decide what to do after the last of the call's ``attempts`` failed.
 
     Args:
@@ -132,13 +132,13 @@ def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> 
     """
     last, used = attempts[-1], len(attempts) - 1
     if last.ending not in RETRIED:
-        return _Decision(None, f"{last.ending}: a retry would not help")
+        return Decision(None, f"{last.ending}: a retry would not help")
     if last.ending == NO_SLOTS and used == 0:
-        return _Decision(None, "there were never enough slots")
+        return Decision(None, "there were never enough slots")
     if used >= options.max_restarts:
-        return _Decision(None, f"max_restarts={options.max_restarts} used up")
+        return Decision(None, f"max_restarts={options.max_restarts} used up")
     pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), _MAX_BACKOFF_SECONDS)
-    return _Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
+    return Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:

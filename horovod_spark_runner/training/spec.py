@@ -22,7 +22,7 @@ from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
 
-# What Spark ML calls the column that feeds a model.
+# What Spark ML calls the columns that feed a model, and that its output is compared with.
 FEATURES = "features"
 LABEL = "label"
 

@@ -1,4 +1,4 @@
-"""One slot of a run: the body of one Spark barrier task. Read `_Slot.run` first.
+"""One slot of a run: the body of one Spark barrier task. Read `Slot.run` first.
 
 The slot starts the workers of its ranks, learns which ranks they are, lets mpirun's shims lend them
 their MPI identities, and watches all of them in one loop until each has an outcome. Slot 0 runs
@@ -89,7 +89,7 @@ def _run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         gpus = tuple(context.resources()["gpu"].addresses)
     peers = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
     files = os.path.abspath(SparkFiles.getRootDirectory())
-    slot = _Slot(plan, context.partitionId(), gpus, context.cpus(), peers, files)
+    slot = Slot(plan, context.partitionId(), gpus, context.cpus(), peers, files)
     # A host that shuts down sends SIGTERM; Spark's Python daemon passes the end of its executor on
     # as SIGHUP.
     before = {
@@ -106,7 +106,7 @@ def _run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         slot.close()
 
 
-class _Slot:
+class Slot:
     """The processes and connections of one slot.
 
     Args:

@@ -44,7 +44,7 @@ class Allotment:
     """
 
     slots: int
-    shape: _TaskShape
+    shape: TaskShape
     total: int | None
     reason: str = ""
 
@@ -223,7 +223,7 @@ def _more_executors(options: LaunchSettings, master: str) -> str:
 
 
 def _not_enough(
-    slots: int, shape: _TaskShape, capacity: _Capacity, more: str
+    slots: int, shape: TaskShape, capacity: _Capacity, more: str
 ) -> NotEnoughSlotsError:
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
@@ -234,7 +234,7 @@ def _not_enough(
 
 
 @dataclass(frozen=True)
-class _TaskShape:
+class TaskShape:
     """Resources of one task.
 
     Attributes:
@@ -260,7 +260,7 @@ class _TaskShape:
         return f"{self.cpus} core{'s' * (self.cpus > 1)}{gpus} each"
 
 
-def _task_shape(spark: SparkSession, options: LaunchSettings) -> _TaskShape:
+def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
     """Return the resources of a task of this run.
 
     Raises:
@@ -287,14 +287,14 @@ def _task_shape(spark: SparkSession, options: LaunchSettings) -> _TaskShape:
             raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, session_gpus, executor))
         cpus, gpus = session_cpus, float(options.gpus_per_worker)
     else:
-        return _TaskShape(session_cpus, int(session_gpus), _count_ranks(options, session_gpus))
+        return TaskShape(session_cpus, int(session_gpus), _count_ranks(options, session_gpus))
     ranks = _count_ranks(options, gpus)
     _check_profiles_work(spark, master)
     profile = options.resources
     if profile is None or isinstance(profile, Mapping):
         others = {k: v for k, v in (profile or {}).items() if k not in ("cpus", "gpu")}
         profile = _make_profile(cpus, gpus, others)
-    return _TaskShape(cpus, int(gpus), ranks, profile)
+    return TaskShape(cpus, int(gpus), ranks, profile)
 
 
 def _count_ranks(options: LaunchSettings, task_gpus: float) -> int:
