@@ -14,6 +14,7 @@ from horovod_spark_runner import (
     CheckpointError,
     DataError,
     DataOptions,
+    InvalidInputError,
     LaunchOptions,
     ModelError,
     MpiOptions,
@@ -185,15 +186,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("broken", "error", "message"),
     [
-        ("shape", r"\(63,\).*column 'image'.*\(64,\)"),
-        ("uncompiled", "compiled"),
-        ("horovod", "DistributedOptimizer.*plain Keras optimizer"),
+        ("shape", ModelError, r"\(63,\).*column 'image'.*\(64,\)"),
+        ("uncompiled", ModelError, "compiled"),
+        ("horovod", ModelError, "DistributedOptimizer.*plain Keras optimizer"),
+        ("predictions", InvalidInputError, r"prediction_col.*outputs"),
     ],
 )
 def test_what_only_the_model_shows_is_told_on_the_driver(
-    small: Any, tmp_path: Path, broken: str, message: str
+    small: Any, tmp_path: Path, broken: str, error: type, message: str
 ) -> None:
     def model_fn() -> Any:
         import keras
@@ -210,8 +212,9 @@ def test_what_only_the_model_shows_is_told_on_the_driver(
             model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    with pytest.raises(ModelError, match=message):
-        train(small, tmp_path / "run", model_fn=model_fn)
+    settings = {"prediction_col": ["shape", "colour"]} if broken == "predictions" else {}
+    with pytest.raises(error, match=message):
+        train(small, tmp_path / "run", model_fn=model_fn, **settings)
     assert (
         len(list(tmp_path.glob("run/data/*"))) == 1
     )  # for the next call, with a model that is right

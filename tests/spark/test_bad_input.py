@@ -97,6 +97,7 @@ def attempt(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"run_dir": 3}, InvalidInputError, "run_dir.* 3"),
         ({"run_dir": ""}, InvalidInputError, "run_dir"),
         ({"callbacks": 5}, InvalidInputError, "callbacks.* 5"),
+        ({"callbacks": lambda model: []}, InvalidInputError, r"callbacks.*\(model\)"),
         ({"custom_objects": [int]}, InvalidInputError, "custom_objects"),
         ({"feature_cols": 1}, InvalidInputError, "feature_cols"),
         ({"feature_cols": "nosuch"}, DataError, "'nosuch'.*'a'.*'v'.*'y'"),

@@ -244,6 +244,8 @@ def test_what_cannot_be_saved_replaces_nothing(estimator: HorovodEstimator, tmp_
     estimator.save(place)
     with pytest.raises(InvalidInputError, match="callbacks.*lambda"):
         estimator.setCallbacks(lambda: [*make_callbacks()]).write().overwrite().save(place)
+    with pytest.raises(InvalidInputError, match=r"callbacks\[0\].*TerminateOnNaN.*function"):
+        estimator.setCallbacks(make_callbacks()).write().overwrite().save(place)
     assert HorovodEstimator.load(place).getModelFn() == f"{__name__}:make_model"
 
 
