@@ -1,4 +1,4 @@
-"""``horovod-spark-runner parameters``: prints docs/parameters.md, of every argument and setting."""
+"""``horovod-spark-runner parameters``: print the page of every argument and setting."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def page() -> str:
-    """Return docs/parameters.md."""
+    """Return the page, in Markdown."""
     sections = [
         ("run_training", run_training, _arguments(run_training)),
         *((cls.__name__, cls, map(_entry_of, dataclasses.fields(cls))) for cls in OPTIONS),

@@ -25,7 +25,7 @@ def setting(default: T, kind: Kind[T], text: str, *, shown: bool = True) -> T:
     Args:
         default: its default.
         kind: its kind of values.
-        text: its description, for docstrings and docs/parameters.md.
+        text: its description, for docstrings and ``horovod-spark-runner parameters``.
         shown: ``False`` leaves the value, which may be a secret, out of ``repr``.
     """
     metadata = {_KIND: kind, _TEXT: text}

@@ -1,8 +1,6 @@
-"""All cases, and the page that shows them: ``python -m tests.conformance.table`` writes it."""
+"""All cases, and the page of the documentation site that shows them."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from .case import CLOSE, SAME, Case
 from .cases_callbacks import OF_CALLBACKS
@@ -24,7 +22,6 @@ GROUPS: dict[str, list[Case]] = {
 }
 CASES: list[Case] = [case for cases in GROUPS.values() for case in cases]
 BY_NAME = {case.name: case for case in CASES}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 
 _OPENING = """\
 # Conformance with `Model.fit`
@@ -47,7 +44,7 @@ for predictions: sums of floats depend on their order. Otherwise the tolerance i
 reason why two ranks differ. "refused" is an error before the first step, with part of its message.
 
 `tests/conformance` runs the cases. Every metric, optimizer, learning rate schedule, loss and
-callback that Keras exports is in one of them. `python -m tests.conformance.table` writes this page.
+callback that Keras exports is in one of them.
 """
 
 
@@ -91,7 +88,3 @@ def _cells(case: Case) -> list[str]:
 
 def _within(tolerance: float, usual: float) -> str:
     return "same" if tolerance <= usual else f"within {tolerance:g}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

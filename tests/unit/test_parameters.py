@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from horovod_spark_runner.commands.parameters import (
     EVERYDAY,
     OPTIONS,
     described_arguments,
-    page,
 )
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.estimator import EstimatorSettings
@@ -29,7 +27,6 @@ from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.model.params import PredictionParams, camel_case, param_text
 from horovod_spark_runner.training.loop import SYNCHRONISERS
 
-ROOT = Path(__file__).resolve().parents[2]
 TAKEN = inspect.signature(run_training).parameters
 # The log of a training goes into its run directory.
 NOT_OF_TRAININGS = {"log_dir"}
@@ -57,10 +54,6 @@ EVERYDAY_FIELDS = {
     for name, field in fields_of(cls).items()
     if name not in NOT_OF_TRAININGS
 }
-
-
-def test_the_page_is_what_is_printed() -> None:
-    assert (ROOT / "docs" / "parameters.md").read_text() == page()
 
 
 def test_every_class_of_options_is_public_and_on_the_page() -> None:

@@ -22,7 +22,8 @@ place of `Model.fit`: what `fit` is given, arrays, tensors, datasets or generato
 Parquet as rows, and this project's own training trains the test's very model on it. What the test
 then expects of the history, the callbacks, the weights or the error, it expects of our training.
 `evaluate`, `predict` and `train_on_batch` stay Keras' own; tests of these alone are left out. One
-rank trains: that more ranks train the same model is shown in [conformance.md](conformance.md).
+rank trains; [our own cases](../tests/conformance/table.py) show that more ranks train the same
+model.
 
 `python -m tests.conformance.keras_suite.table` prints this page.
 """
