@@ -34,6 +34,8 @@ OTHER_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "conf/README.md": "configuration-files.md",
 }
+# What has a page on the site that is made from it.
+GENERATED_PAGES = {"tests/conformance/table.py": "conformance.md"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(?=[)#])")
 SWITCHER = "switcher.json"
 
@@ -91,8 +93,8 @@ def _moved(origin: Path, folder: Path, source: Path, link: re.Match[str]) -> str
     if not file.is_relative_to(ROOT):
         return link[1]
     name = str(file.relative_to(ROOT))
-    if name in OTHER_PAGES:
-        moved = source / OTHER_PAGES[name]
+    if page := {**OTHER_PAGES, **GENERATED_PAGES}.get(name):
+        moved = source / page
     elif file.is_relative_to(ROOT / "docs"):
         moved = source / file.relative_to(ROOT / "docs")
     elif repository := os.environ.get("DOCS_SOURCES"):

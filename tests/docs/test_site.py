@@ -1,0 +1,78 @@
+"""The documentation site builds without a warning, offline, and can be read on small screens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser import DESKTOP, PHONE, Browser
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.thorough
+
+
+def build(folder: Path, version: str, **variables: str) -> Path:
+    command = [sys.executable, ROOT / "docs" / "build_site.py", "--to", folder / "build"]
+    done = subprocess.run(
+        [*command, "--publish", folder / "published"],
+        env={**os.environ, "DOCS_VERSION": version, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "published"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("site"), "main")
+
+
+def test_versions_lie_side_by_side(site: Path) -> None:
+    for release in ("0.9", "0.10"):
+        (site / release).mkdir()
+        (site / release / "index.html").touch()
+    url = "https://example.org/docs"
+    again = build(site.parent, "main", DOCS_URL=url)
+    listed = json.loads((again / "switcher.json").read_text())
+    assert [entry["version"] for entry in listed] == ["0.10", "0.9", "main"]
+    assert listed[-1]["url"] == f"{url}/main/"
+    assert "url=0.10/index.html" in (again / "index.html").read_text()
+    assert f"{url}/switcher.json" in (again / "main" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["index", "getting-started", "cheatsheet", "migration/torch_distributor", "benchmarks",
+     "reference/training", "architecture", "tutorials/keras_digits"],
+)  # fmt: skip
+def test_a_page_fits_the_screen(site: Path, tmp_path: Path, page: str) -> None:
+    file = site / "main" / f"{page}.html"
+    text = file.read_text().replace("<head>", f'<head><base href="{file.as_uri()}">', 1)
+    for width in (DESKTOP, PHONE):
+        seen = Browser(tmp_path).look(text, width=width)
+        assert seen.overflow <= 0, (page, width)
+        assert all(one.startswith("file:") for one in seen.loaded)
+        assert len(seen.text) > 300
+
+
+def test_a_dead_link_and_a_name_without_an_entry_fail(tmp_path: Path) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    (source / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
+    (source / "_static").mkdir()
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", source]
+    page = "# A page\n\n[a link](nowhere.md)\n"
+    for text, message in ((page, "nowhere.md"), ("# A page\n", "'run_training'")):
+        (source / "index.md").write_text(text)
+        done = subprocess.run(
+            [*command, tmp_path / "site"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert message in done.stderr
