@@ -182,8 +182,9 @@ def _output_shape(layer: keras.Layer) -> str:
     except Exception:  # not called symbolically, as in a subclassed model
         with contextlib.suppress(Exception):  # the user's own layer may fail in any way
             built = layer.get_build_config()
-            shapes = built.get("shapes_dict", {"input_shape": built["input_shape"]})
-            return str(layer.compute_output_shape(**shapes))
+            shapes = built.get("shapes_dict") or {"input_shape": built["input_shape"]}
+            of_any_batch = keras.tree.map_shape_structure(lambda one: (None, *one[1:]), shapes)
+            return str(layer.compute_output_shape(**of_any_batch))
     return ""
 
 

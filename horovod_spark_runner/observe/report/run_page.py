@@ -96,9 +96,11 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
 def _facts(run: RunFacts) -> dict[str, Child]:
     """Return what a reader wants to know first."""
     state = run.state
-    stopped = state.state == FINISHED and 0 < len(run.epochs) < state.epochs
-    by_callback = ", stopped by a callback" if stopped else ""
-    facts: dict[str, Child] = {"state": state.state, "progress": state.progress + by_callback}
+    done = len(run.epochs)
+    progress = state.progress if state.newest else f"{done:,}/{state.epochs or '?'} epochs"
+    if state.state == FINISHED and 0 < done < state.epochs:
+        progress += ", stopped by a callback"
+    facts: dict[str, Child] = {"state": state.state, "progress": progress}
     last = run.epochs[-1] if run.epochs else {}
     names = [name for one in run.metric_names() for name in (one, f"val_{one}")]
     final = [(name, value) for name in names if isinstance(value := last.get(name), float)]
