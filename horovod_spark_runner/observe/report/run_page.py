@@ -286,11 +286,12 @@ def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
         ("samples_per_second", "Throughput", "samples/s"),
         *((rate, rate.replace("_", " ").capitalize(), "rate") for rate in rates[:4]),
     ):
-        alone = len(runs) == 1
-        series = [
-            Series(unit if alone else run.name, *run.recorded(name), colour=i)
-            for i, run in enumerate(runs)
-        ]
+        series = []
+        for i, run in enumerate(runs):
+            x, y = run.recorded(name)
+            if x:
+                label = unit if len(runs) == 1 else run.name
+                series.append(Series(label, x, y, colour=i, about=f"last {number(y[-1])}"))
         values = [y for one in series for y in one.y]
         if values:
             chart = line_chart(
@@ -302,7 +303,7 @@ def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
                 log_y=name != "samples_per_second" and spans_decades(values),
                 points=points,
             )
-            figures.append(figure(title, chart, about=f"last {number(values[-1])}"))
+            figures.append(figure(title, chart))
     return figures
 
 
