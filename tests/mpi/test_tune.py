@@ -29,6 +29,7 @@ from horovod_spark_runner import (
     RunDirectoryError,
     RunFailedError,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.storage.filesystem import Location
