@@ -134,7 +134,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     assert not (tmp_path / "run" / "lock.json").exists()
     # The record says of which epoch the saved weights are.
     epoch = int(call["weights"].split()[1].rstrip(","))
-    assert directory.report.read_text().count(f"of {call['weights']}") == 1
+    assert directory.report.read_text().count(f"<dd>{call['weights']}</dd>") == 1
     ends = RunDirectory(str(tmp_path / "whole")).checkpoint(steps[epoch - 1])
     arrays = load_checkpoint(ends)[1]["variables.npz"]
     with np.load(tmp_path / "whole" / "model" / "weights.npz") as saved:

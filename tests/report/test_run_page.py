@@ -52,7 +52,7 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
         "finished",
         "40/40 epochs",
         "last val_loss\n0.3001",
-        "of epoch 29, restored by EarlyStopping (monitors val_loss)",
+        "epoch 29, restored by EarlyStopping (monitors val_loss)",
         "training rows\n5,000",
         "validation rows\n1,250",
         "parameters\n12,480",
@@ -211,9 +211,12 @@ def test_the_cause_of_a_failure_and_the_best_checkpoint_are_at_the_top(tmp_path:
 
 def test_a_run_that_a_callback_has_stopped_says_so(tmp_path: Path) -> None:
     directory = leave_run(tmp_path / "run", 3, fit={"epochs": 9})
+    save_checkpoint(directory, CheckpointInfo(30, 3, [{}] * 3, "", [], KERAS), {})
     page = run_page(read_facts(directory, time.time()))
-    assert "stopped by a callback" in page
+    assert "3/9 epochs, stopped by a callback" in page
     assert "plain allreduce" not in page
+    directory.write_metrics(directory.read_metrics()[:2])  # a part of it is missing
+    assert "stopped by" not in run_page(read_facts(directory, time.time()))
 
 
 def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:

@@ -95,10 +95,10 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
 
 def _facts(run: RunFacts) -> dict[str, Child]:
     """Return what a reader wants to know first."""
-    state = run.state
-    done = len(run.epochs)
-    progress = state.progress if state.newest else f"{done:,}/{state.epochs or '?'} epochs"
-    if state.state == FINISHED and 0 < done < state.epochs:
+    state, newest, done = run.state, run.state.newest, len(run.epochs)
+    progress = state.progress if newest else f"{done:,}/{state.epochs or '?'} epochs"
+    # Metrics or checkpoints may be missing; what both of them tell is so.
+    if state.state == FINISHED and newest and newest.epoch == done < state.epochs:
         progress += ", stopped by a callback"
     facts: dict[str, Child] = {"state": state.state, "progress": progress}
     last = run.epochs[-1] if run.epochs else {}
@@ -106,7 +106,7 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     final = [(name, value) for name in names if isinstance(value := last.get(name), float)]
     facts |= {f"last {name}": number(value) for name, value in final[:_MOST_FACTS]}
     if run.last_call.get("weights"):
-        facts["weights of the model"] = f"of {run.last_call['weights']}"
+        facts["weights of the model"] = str(run.last_call["weights"])
     best = next((line for line in state.checkpoints if line.best), None)
     if best is not None and isinstance(value := best.metrics.get(run.best_metric), float):
         facts[f"best {run.best_metric}"] = f"{number(value)}, checkpoint of epoch {best.epoch:,}"
