@@ -29,7 +29,7 @@ def short(value: float) -> str:
             per = 1e3 if unit == "k" else bound
             return f"{value / per:.6g}{unit}".replace("-", "−")
     if size and (size < 1e-3 or size >= 1e15):
-        return f"{value:.3g}".replace("e-0", "e-").replace("e+", "e")
+        return f"{value:.6g}".replace("e-0", "e-").replace("e+", "e")
     return f"{value:.6g}".replace("-", "−")
 
 

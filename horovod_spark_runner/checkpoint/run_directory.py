@@ -355,6 +355,7 @@ class _Call:
     placement: list[_Rank] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     workers: int = 0
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -373,6 +374,7 @@ class _Settings:
     fit: _Fit = _Fit()
     num_workers: int = 0
     rows: int = 0
+    validation_rows: int = 0
     sync: _Sync = _Sync()
 
 

@@ -386,13 +386,11 @@ def _plan_page(name: str, measured: Measurement, networks: Sequence[NetworkPlan]
         )
         for one in networks
     ]
-    chart = line_chart(
-        curves, x_title="ranks, as powers of two", y_title="samples/s", log_y=True, wide=True
-    )
+    chart = line_chart(curves, x_title="ranks, as powers of two", y_title="samples/s", log_y=True)
     about = "of full steps"
     sections = [
         Section("Measurement", [paragraph(line) for line in measured_lines(measured)]),
-        Section("More ranks", [figure("Samples per second", chart, about=about, wide=True)]),
+        Section("More ranks", [figure("Samples per second", chart, about=about)]),
     ]
     for one in networks:
         best = [i for i, each in enumerate(one.predictions) if one.pays and each is one.best]

@@ -223,7 +223,7 @@ def train_ranks(
             raise
         trained = time.monotonic()
         report: TrainingReport = result.result
-        record.finish(result, report.accounts)
+        record.finish(result, report.accounts, report.weights)
         if alone and not config.data.keep_data:
             discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
@@ -242,13 +242,15 @@ def _attach_files(spec: TrainingSpec, attach: AttachmentWriter) -> TrainingSpec:
 
 
 def _begin_record(run: ResolvedRun, spec: TrainingSpec) -> None:
-    """Record the run's identity, its settings and its number of rows in the run directory."""
+    """Record the run's identity, its settings and its numbers of rows in the run directory."""
     directory = run.directory
     # The script's name only: its arguments may hold secrets.
     program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
     try:
         directory.write_run_id(spec.run_id)
-        directory.write_config({**run.settings, **program, "rows": spec.train.rows})
+        held_out = {"validation_rows": spec.validation.rows} if spec.validation else {}
+        rows = {"rows": spec.train.rows, **held_out}
+        directory.write_config({**run.settings, **program, **rows})
     except OSError as error:
         raise CheckpointError(f"run_dir {directory.location} is not writable: {error}") from error
 

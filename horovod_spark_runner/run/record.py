@@ -55,12 +55,13 @@ class CallRecord:
         self._launched = time.monotonic()
         self._began = time.time() - sum(seconds.values())
 
-    def finish(self, result: RunResult, accounts: dict[str, Any]) -> None:
+    def finish(self, result: RunResult, accounts: dict[str, Any], weights: str) -> None:
         """Record a call that has trained to the end.
 
         Args:
             result: result of the last attempt.
             accounts: time breakdown of its ranks.
+            weights: description of the epoch that the trained model's weights are of.
         """
         timings = result.timings
         phases = {name: timings[name] for name in _LAUNCHING if name in timings}
@@ -69,6 +70,7 @@ class CallRecord:
             FINISHED,
             {**phases, "attempts": max(0.0, earlier)},
             accounts=accounts,
+            weights=weights,
             placement=[asdict(rank) for rank in result.placement],
         )
 

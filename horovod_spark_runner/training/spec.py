@@ -344,6 +344,7 @@ class TrainingReport:
             had been taken; empty where ranks do not step by themselves.
         final: metrics of the validation rows, of the model as it was saved, if that was asked for
             and the training's end has changed it after the last epoch; nothing without such rows.
+        weights: description of the epoch that the saved weights are of.
     """
 
     history: list[dict[str, LogValue]]
@@ -355,6 +356,7 @@ class TrainingReport:
     accounts: dict[str, Any] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     final: dict[str, LogValue] | None = None
+    weights: str = ""
 
 
 def train_rank(spec: TrainingSpec) -> TrainingReport:

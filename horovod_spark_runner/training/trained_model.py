@@ -7,7 +7,7 @@ of itself. It is written last: until then, and if a writer is killed, files and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from .spec import Binding, OutputSpec, TrainingSpec
 T = TypeVar("T")
 # The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
+_MOST_LAYERS = 400
 
 
 def with_model_fn(engine: str) -> str:
@@ -82,6 +83,45 @@ class Targets:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer of a model.
+
+    Attributes:
+        name: of the layer.
+        kind: its class.
+        output: shape of its output, ``None`` for the batch; empty if unknown.
+        parameters: number of its parameters.
+    """
+
+    name: str
+    kind: str
+    output: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """Layers and parameters of a model.
+
+    Attributes:
+        layers: the first `_MOST_LAYERS`, in the model's order.
+        parameters: number of all parameters.
+        trainable: number of those that training changes.
+        left_out: number of further layers.
+    """
+
+    layers: tuple[Layer, ...]
+    parameters: int
+    trainable: int
+    left_out: int = 0
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], parameters: int, trainable: int) -> ModelSummary:
+        shown = tuple(layers[:_MOST_LAYERS])
+        return cls(shown, parameters, trainable, len(layers) - len(shown))
+
+
+@dataclass(frozen=True)
 class Signature:
     """Metadata of a trained model, readable without loading it.
 
@@ -98,6 +138,7 @@ class Signature:
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what its engine has to know besides, as JSON.
         targets: what its outputs were compared with, where that was recorded.
+        summary: its layers and parameters, where they were recorded.
     """
 
     inputs: Binding
@@ -111,6 +152,7 @@ class Signature:
     batch_size: int | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
     targets: Targets | None = None
+    summary: ModelSummary | None = None
 
     def to_fields(self) -> dict[str, Any]:
         return asdict(self)

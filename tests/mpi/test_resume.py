@@ -17,6 +17,7 @@ from horovod_spark_runner import (
     RestartOptions,
     RunDirectoryError,
 )
+from horovod_spark_runner.checkpoint.files import load_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from tests import trainings
 from tests.faults.injection import Fault, callbacks_for
@@ -131,6 +132,14 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
     assert names == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
     assert not (tmp_path / "run" / "lock.json").exists()
+    # The record says of which epoch the saved weights are.
+    epoch = int(call["weights"].split()[1].rstrip(","))
+    assert directory.report.read_text().count(f"<dd>{call['weights']}</dd>") == 1
+    ends = RunDirectory(str(tmp_path / "whole")).checkpoint(steps[epoch - 1])
+    arrays = load_checkpoint(ends)[1]["variables.npz"]
+    with np.load(tmp_path / "whole" / "model" / "weights.npz") as saved:
+        for name in filter(str.isdigit, saved.files):
+            np.testing.assert_array_equal(arrays[f"model/{name}"], saved[name])
     for part, prefix in (("train", ""), ("validation", "val_")):
         curves = curves_in(tmp_path / "run" / "events" / part)
         for name in ("loss", "accuracy"):

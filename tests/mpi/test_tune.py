@@ -29,6 +29,7 @@ from horovod_spark_runner import (
     RunDirectoryError,
     RunFailedError,
 )
+from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.storage.filesystem import Location
@@ -307,6 +308,8 @@ def test_the_value_is_that_of_the_model_also_where_a_callback_has_changed_it(
     epochs = result.best_transformer.summary.history
     assert result.best_value == pytest.approx(epochs[0]["val_loss"], rel=1e-5)
     assert result.best_value > 1.01 * epochs[-1]["val_loss"]
+    (call,) = RunDirectory(result.best_transformer.summary.run_dir).read_calls()
+    assert call["weights"] == "epoch 1, restored by EarlyStopping (monitors val_loss)"
     evaluated = result.best_transformer.evaluate(rows.filter("held_out"))
     assert result.best_value == pytest.approx(evaluated["loss"], rel=1e-5)
     with pytest.raises(RunFailedError, match="'loss'.*metric"):

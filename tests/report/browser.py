@@ -34,6 +34,9 @@ frame.addEventListener('load', () => {
   const box = element => element.getBoundingClientRect();
   const root = page.documentElement;
   found.overflow = root.scrollWidth - root.clientWidth;
+  found.columns = [...page.querySelectorAll('div.grid, .columns')].map(one =>
+    new Set([...one.children].map(child => Math.round(box(child).left))).size);
+  found.used = Math.max(...[...page.querySelectorAll('section')].map(one => box(one).right));
   found.height = page.body.offsetHeight;
   found.background = view.getComputedStyle(page.body).backgroundColor;
   found.ink = view.getComputedStyle(page.body).color;
@@ -48,12 +51,20 @@ frame.addEventListener('load', () => {
     const around = box(svg);
     const texts = [...svg.querySelectorAll('text')].filter(one => one.textContent);
     const boxes = texts.map(box);
+    for (const bar of svg.querySelectorAll('rect'))
+      if (box(bar).right > around.right || box(bar).bottom > around.bottom)
+        found.outside.push('a bar');
+    const lines = [...svg.querySelectorAll('.series path:not(.broken)')].map(box);
     texts.forEach((text, i) => {
       const b = boxes[i];
       found.smallest = Math.min(found.smallest, b.height);
       if (b.left < around.left - 2 || b.right > around.right + 2 ||
           b.top < around.top - 2 || b.bottom > around.bottom + 2)
         found.outside.push(text.textContent);
+      for (const line of lines)
+        if (Math.min(b.right, line.right) - Math.max(b.left, line.left) > 2 &&
+            Math.min(b.bottom, line.bottom) - Math.max(b.top, line.top) > 2)
+          found.overlapping.push([text.textContent, 'a curve']);
       for (let j = 0; j < i; j++) {
         const c = boxes[j];
         const across = Math.min(b.right, c.right) - Math.max(b.left, c.left);
@@ -87,14 +98,16 @@ class Seen:
     Attributes:
         overflow: by how many pixels it is wider than the screen.
         height: of the whole page.
+        columns: figures side by side in each grid, and sections of tables at the end.
+        used: pixels from the left edge to the right end of the sections.
         background: colour behind everything.
         ink: colour of its text.
         loaded: what it fetched from elsewhere.
         headings: of its sections.
         charts: how many.
         text: all that can be read.
-        outside: texts of charts that stick out of them.
-        overlapping: pairs of texts of a chart that lie on each other.
+        outside: texts and bars of charts that stick out of them.
+        overlapping: pairs of texts of a chart that lie on each other, and texts on curves.
         smallest: height in pixels of the smallest text of a chart.
         told: what the first curve told when a pointer was over it.
         seconds: how long the page took to open.
@@ -102,6 +115,8 @@ class Seen:
 
     overflow: int
     height: int
+    columns: list[int]
+    used: float
     background: str
     ink: str
     loaded: list[str]

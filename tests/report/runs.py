@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
+from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.time_breakdown import KINDS, Kind, record
+from horovod_spark_runner.training.trained_model import Layer, ModelSummary, ModelWriter, Signature
 
 BEGAN = 1_800_000_000.0
 
@@ -41,7 +43,8 @@ def leave_run(place: Path, epochs: int, *, ranks: int = 4, **settings: Any) -> R
     directory = RunDirectory(str(place))
     place.mkdir()
     fit = {"epochs": epochs, "batch_size": 32}
-    directory.write_config({"fit": fit, "num_workers": ranks, "rows": 5000, **settings})
+    rows = {"rows": 5000, "validation_rows": 1250}
+    directory.write_config({"fit": fit, "num_workers": ranks, **rows, **settings})
     metrics = [
         {
             "loss": 1 / (1 + 0.1 * e) + 0.01,
@@ -101,8 +104,20 @@ def leave_run(place: Path, epochs: int, *, ranks: int = 4, **settings: Any) -> R
                 for i in range(min(ranks, 100))
             ],
             "workers": ranks,
+            "weights": "epoch 29, restored by EarlyStopping (monitors val_loss)",
             "master": "spark://user:secret@master:7077",
             "versions": {"pyspark": "4.3.0", "keras": "3.15.1"},
         }
     )
+    leave_model(directory, 3)
     return directory
+
+
+def leave_model(directory: RunDirectory, layers: int) -> None:
+    """Leave the signature of a trained model of so many layers."""
+    summary = ModelSummary.of(
+        [Layer(f"dense_{i}", "Dense", "(None, 64)", 4160) for i in range(layers)],
+        4160 * layers,
+        4160,
+    )
+    ModelWriter(directory).finish(Signature(Binding(["x"]), (), None, summary=summary))

@@ -148,6 +148,32 @@ def test_bounds_are_never_equal() -> None:
     assert bounds(np.asarray([2.0, 4.0]), log=False, from_zero=True)[0] == 0
 
 
+@pytest.mark.parametrize("value", [0.001, 1.0, -3.0])
+def test_what_is_constant_but_for_rounding_is_a_line_between_zero_and_more(value: float) -> None:
+    rounded = float(np.float32(value)) * (1 + 1e-7)
+    low, high = bounds(np.asarray([value, rounded, value]), log=False)
+    assert sorted([abs(low), abs(high)]) == pytest.approx([0, 1.25 * abs(value)], rel=1e-4)
+    chart = line_chart([Series("rate", [1, 2], [value, rounded])], x_title="x", y_title="y")
+    labels = re.findall(r'text-anchor="end">([^<]*)<', chart)
+    assert len(labels) == len(set(labels)) > 2
+    assert "0" in labels
+    changing = np.asarray([2.30, 2.3005])
+    low, high = bounds(changing, log=False)
+    assert low > 2.2
+    assert high < 2.4
+
+
+def test_curves_are_named_above_the_chart_and_not_within() -> None:
+    names = ["loss", "a_very_long_name_of_a_metric"]
+    series = [Series(name, [1, 2], [1, 2], about="last 2") for name in names]
+    legend_above, svg = line_chart(series, x_title="epoch", y_title="loss").split("<svg")
+    assert legend_above.count("<li>") == 2
+    assert all(f"{name} <span>last 2</span>" in legend_above for name in names)
+    assert names[1] not in re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    alone = line_chart([Series("loss", [1, 2], [1, 2])], x_title="epoch", y_title="loss")
+    assert alone.startswith("<svg")
+
+
 def test_numbers_for_people() -> None:
     told = [formatting.number(v) for v in (0.0, 0.012341, 12345.6, 2.5, -3, 1.23e-7, float("nan"))]
     assert told == ["0", "0.01234", "12,346", "2.5", "−3", "1.23e-07", "NaN"]
@@ -185,7 +211,7 @@ def test_values_that_span_decades_are_told() -> None:
 
 def test_all_that_is_no_markup_is_escaped() -> None:
     chart = line_chart(
-        [Series(HOSTILE, [1, 2], [1, 2])],
+        [Series(HOSTILE, [1, 2], [1, 2], about=HOSTILE)],
         x_title=HOSTILE,
         y_title=HOSTILE,
     )
@@ -199,7 +225,8 @@ def test_all_that_is_no_markup_is_escaped() -> None:
         facts({HOSTILE: HOSTILE}),
         figure(HOSTILE, HOSTILE, about=HOSTILE),
     ]
-    whole = page(HOSTILE, HOSTILE, [Section(HOSTILE, [chart, *others], HOSTILE)])
+    section = Section(HOSTILE, [chart, *others], HOSTILE)
+    whole = page(HOSTILE, HOSTILE, [section], HOSTILE, [section])
     assert "<script>alert" not in whole
     assert whole.count("&lt;script&gt;alert") > 20
     whole.encode()  # also where a name is no text that can be written
@@ -317,13 +344,16 @@ def sample() -> str:
             Section(
                 "Wide",
                 [
-                    figure(
-                        "Epochs",
-                        legend(PARTS, wholes(1, "e")),
-                        stacked_columns(wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s"),
-                        wide=True,
+                    grid(
+                        figure(
+                            "Epochs",
+                            legend(PARTS, wholes(1, "e")),
+                            stacked_columns(
+                                wholes(200, "epoch"), PARTS, x_title="epoch", y_title="s"
+                            ),
+                        ),
+                        figure("Ranks", stacked_rows(wholes(6, "rank"), PARTS, title="seconds")),
                     ),
-                    figure("Ranks", stacked_rows(wholes(6, "rank"), PARTS, title="seconds")),
                     table(["name", "value"], [["x" * 300, "1"]], numeric=[1]),
                 ],
             ),

@@ -11,25 +11,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint.files import CheckpointInfo, LogValue, save_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.observe.report.facts import read_facts
 from horovod_spark_runner.observe.report.run_page import comparison_page, run_page, write_report
 
 from .browser import PHONE, Browser
-from .runs import account, leave_run
+from .runs import account, leave_model, leave_run
 
 SECTIONS = [
     "Metrics",
-    "Pace",
     "Where the time went",
     "Attempts",
+    "Model",
     "Ranks",
     "Settings",
     "Versions",
 ]
 MEGABYTE = 10**6
+WIDE, NARROW = 1800, 400
 
 
 @pytest.mark.thorough
@@ -44,15 +47,24 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
     assert light.headings == SECTIONS
     assert light.charts == 7
     for told in (
-        "Run run <b>1",
+        "run <b>1",
+        str(directory.location),
         "finished",
+        "40/40 epochs",
+        "last val_loss\n0.3001",
+        "epoch 29, restored by EarlyStopping (monitors val_loss)",
+        "training rows\n5,000",
+        "validation rows\n1,250",
+        "parameters\n12,480",
+        "4,160 of them trainable",
+        "dense_2\tDense\t(None, 64)\t4,160",
         "killed by signal 9 <script>",
         "10 steps trained again",
-        "val_loss: last 0.3001, lowest 0.2742 in epoch 29",
+        "val_loss last 0.3001, lowest 0.2742 in epoch 29",
         f", highest {max(held):.4g} in epoch {1 + held.index(max(held))}",
         "node-b",
         "Each rank waited at least 9 s for slower ones",
-        "40 of 40",
+        "40 of 40 epochs",
         "3.15.1",
         "spark://master:7077",
         "last call ended",
@@ -60,8 +72,16 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
         assert told in light.text, told
     assert "secret" not in page
     assert light.told.startswith("at ")
+    assert light.columns == [2, 2, 2]  # metrics, times, tables
     browser.look(page, dark=True).check()
-    browser.look(page, width=PHONE).check()
+    wide = browser.look(page, width=WIDE)
+    wide.check()
+    assert min(wide.columns) >= 2
+    assert wide.used > 0.95 * WIDE
+    for width in (PHONE, NARROW):
+        narrow = browser.look(page, width=width)
+        narrow.check()
+        assert narrow.columns == [1, 1, 1]
 
 
 @pytest.mark.thorough
@@ -78,7 +98,7 @@ def test_two_runs_are_laid_over_each_other(
     page = output.read_text()
     seen = browser.look(page)
     seen.check()
-    assert seen.headings[:3] == ["In short", "Metrics", "Pace"]
+    assert seen.headings[:3] == ["In short", "Metrics", "Where the time went: 1 first"]
     assert "1 first train" in seen.text
     assert "2 first val" in seen.text
     assert "seed\t1\t2" in seen.text
@@ -93,7 +113,7 @@ def test_the_report_of_a_run_is_written_anew(
     directory = leave_run(tmp_path / "run", 3)
     assert main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.strip() == str(directory.report)
-    assert "Run run" in directory.report.read_text()
+    assert f"<title>run – {tmp_path / 'run'}</title>" in directory.report.read_text()
     assert main(["report", str(tmp_path)]) == 1
     assert "run directory" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path)]) == 1
@@ -154,6 +174,51 @@ def test_any_number_of_metrics_and_ranks(tmp_path: Path, browser: Browser) -> No
     browser.look(page).check()
 
 
+def test_a_long_history_of_a_large_model_stays_small(tmp_path: Path) -> None:
+    directory = leave_run(tmp_path / "run", 5_000, ranks=64)
+    leave_model(directory, 5_000)
+    attempt = {**directory.read_attempts()[0], "cause": "x" * 10_000}
+    directory.write_attempts([{**attempt, "number": i} for i in range(2_000)])
+    call = directory.read_calls()[0]
+    directory.calls.write_text(f"{json.dumps(call)}\n" * 1_000)
+    metrics: dict[str, LogValue] = {f"metric_{i}": 0.5 for i in range(300)}
+    for step in range(30):
+        info = CheckpointInfo(step, step, [metrics], "", [], KERAS)
+        save_checkpoint(directory, info, {})
+    page = run_page(read_facts(directory, time.time()))
+    assert len(page.encode()) < MEGABYTE
+    assert "4,600 more layers are left out" in page
+    assert "and 1,500 more" in page
+    assert "step-00000029" in page
+
+
+def test_the_cause_of_a_failure_and_the_best_checkpoint_are_at_the_top(tmp_path: Path) -> None:
+    directory = leave_run(tmp_path / "run", 3, checkpoints={"best_metric": "val_loss"})
+    attempts = directory.read_attempts()
+    directory.write_attempts([attempts[0]])
+    directory.add_call({"seconds": {}, "error": "RankFailedError: boom", "ended": 1.0})
+    for step, loss in ((10, 0.25), (20, 0.5)):
+        history: list[dict[str, LogValue]] = [{"val_loss": loss}]
+        info = CheckpointInfo(step, step // 10, history, "", [], KERAS)
+        save_checkpoint(directory, info, {})
+    head = run_page(read_facts(directory, time.time())).partition("<section>")[0]
+    assert "RankFailedError: boom" in head
+    assert "<dt>best val_loss</dt><dd>0.25, checkpoint of epoch 1</dd>" in head
+    assert "weights of the model" not in head  # those are of the call before
+    directory.write_attempts(attempts)
+    assert "boom" not in run_page(read_facts(directory, time.time())).partition("<section>")[0]
+
+
+def test_a_run_that_a_callback_has_stopped_says_so(tmp_path: Path) -> None:
+    directory = leave_run(tmp_path / "run", 3, fit={"epochs": 9})
+    save_checkpoint(directory, CheckpointInfo(30, 3, [{}] * 3, "", [], KERAS), {})
+    page = run_page(read_facts(directory, time.time()))
+    assert "3/9 epochs, stopped by a callback" in page
+    assert "plain allreduce" not in page
+    directory.write_metrics(directory.read_metrics()[:2])  # a part of it is missing
+    assert "stopped by" not in run_page(read_facts(directory, time.time()))
+
+
 def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     place = tmp_path / "run"
     place.mkdir()
@@ -175,7 +240,6 @@ def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     page = run_page(read_facts(directory, time.time()))
     assert "last ∞" in page
     assert "DataError: no" in page
-    assert "Attempts" in page
 
 
 @pytest.mark.parametrize(
@@ -239,5 +303,5 @@ def test_a_metric_called_like_a_validation_is_drawn_once(tmp_path: Path) -> None
     epoch: dict[str, object] = {"loss": 1.0, "val_loss": 0.5, "val_val_loss": 0.25}
     directory.write_metrics([epoch] * 3)
     page = run_page(read_facts(directory, time.time()))
-    assert page.count("val_loss: last 0.5") == 1
-    assert page.count("val_val_loss: last 0.25") == 1
+    assert page.count("val_loss <span>last 0.5") == 1
+    assert page.count("val_val_loss <span>last 0.25") == 1

@@ -279,3 +279,22 @@ def test_a_rank_that_was_not_there_lacks_no_callback_of_rank_zero(
         second.restore(*first.capture())
     first.train_end(None)
     assert caplog.text == ""
+
+
+def test_weights_that_early_stopping_has_restored_are_told_until_they_change() -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    stop = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+    hooks = Callbacks(
+        [stop], model, 0, {"verbose": 0, "epochs": 3}, resumed=False, retrace=lambda: None
+    )
+    hooks.train_begin()
+    assert hooks.restored == ""
+    for epoch, loss in enumerate((3.0, 1.0, 2.0)):
+        model.set_weights([np.full((1, 1), epoch), np.zeros(1)])
+        hooks.epoch_end(epoch, {"loss": loss})
+    assert hooks.restored == ""
+    hooks.train_end(None)
+    assert float(model.get_weights()[0].item()) == 1
+    assert hooks.restored == "epoch 2, restored by EarlyStopping (monitors loss)"
+    model.set_weights([np.full((1, 1), 7.0), np.zeros(1)])
+    assert hooks.restored == ""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,14 @@ from ...storage.contents import Sink
 from ...storage.filesystem import Location
 from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close
 from ...training.spec import FEATURES, Binding, OutputSpec
-from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
+from ...training.trained_model import (
+    WEIGHTS_FILE,
+    Layer,
+    ModelInputs,
+    ModelSummary,
+    ModelWriter,
+    Signature,
+)
 from .binding import InputBinding, input_structure, match_inputs
 from .engine import read_archive
 from .loading import Graph, load_archive, load_unpacked, pack_saved_model, sparing_memory
@@ -148,9 +156,36 @@ def _save(
         batch_size=fixed_batch(model),
         own=facts.to_fields(),
         targets=inputs.targets,
+        summary=_summarize(model),
     )
     files.finish(signature, FILES)
     return saved
+
+
+def _summarize(model: keras.Model) -> ModelSummary:
+    """Return the layers and parameters that ``model.summary()`` shows."""
+    layers = [
+        Layer(layer.name, type(layer).__name__, _output_shape(layer), _count(layer.weights))
+        for layer in model.layers
+    ]
+    return ModelSummary.of(layers, _count(model.weights), _count(model.trainable_weights))
+
+
+def _count(weights: Sequence[keras.Variable]) -> int:
+    return sum(math.prod(weight.shape) for weight in weights)
+
+
+def _output_shape(layer: keras.Layer) -> str:
+    """Return the shape of a layer's output; empty if it is unknown."""
+    try:
+        return str(keras.tree.map_structure(lambda one: tuple(one.shape), layer.output))
+    except Exception:  # not called symbolically, as in a subclassed model
+        with contextlib.suppress(Exception):  # the user's own layer may fail in any way
+            built = layer.get_build_config()
+            shapes = built.get("shapes_dict") or {"input_shape": built["input_shape"]}
+            of_any_batch = keras.tree.map_shape_structure(lambda one: (None, *one[1:]), shapes)
+            return str(layer.compute_output_shape(**of_any_batch))
+    return ""
 
 
 def _write_weights(model: keras.Model, sink: Sink) -> None:

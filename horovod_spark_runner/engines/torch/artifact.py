@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,14 @@ from ...storage.arrays import Arrays, dump_arrays
 from ...storage.filesystem import Location
 from ...training.sample_rows import SAMPLE_FILE, SampleRows, check_close, few_rows, repeat_rows
 from ...training.spec import FEATURES, Binding, OutputSpec
-from ...training.trained_model import WEIGHTS_FILE, ModelInputs, ModelWriter, Signature
+from ...training.trained_model import (
+    WEIGHTS_FILE,
+    Layer,
+    ModelInputs,
+    ModelSummary,
+    ModelWriter,
+    Signature,
+)
 from .binding import InputBinding, match_inputs
 from .engine import (
     FILES,
@@ -95,7 +103,8 @@ def _save(
     arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
     files.write(WEIGHTS_FILE, dump_arrays(arrays))
     del arrays  # may be of gigabytes
-    outputs, rows, problem = _outputs(called, inputs)
+    with _output_shapes(module) as shapes:
+        outputs, rows, problem = _outputs(called, inputs)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
     program, why = None, ""
@@ -122,12 +131,45 @@ def _save(
         problem=problem,
         own=asdict(facts),
         targets=inputs.targets,
+        summary=_summarize(module, shapes),
     )
     files.finish(signature, FILES)
     return why and (
         f"{type(module).__name__} {why}, in evaluation mode as well: what it predicts depends on "
         + ("chance" if why == BY_CHANCE else "which rows Spark puts into a batch together")
     )
+
+
+@contextlib.contextmanager
+def _output_shapes(module: nn.Module) -> Iterator[dict[nn.Module, str]]:
+    """Yield the shapes of outputs by module, each as of its last call within the context."""
+    shapes: dict[nn.Module, str] = {}
+
+    def note(part: nn.Module, _: object, output: object) -> None:
+        with contextlib.suppress(ModelError):  # a part may return anything
+            sizes = [list(tensor.shape) for _, tensor in output_leaves(output)]
+            # `Predictor.describe` makes the last call, with so many rows.
+            shown = [[None, *size[1:]] if size[:1] == [ROWS] else size for size in sizes]
+            shapes[part] = ", ".join(f"({', '.join(map(str, size))})" for size in shown)
+
+    handles = [part.register_forward_hook(note) for part in module.modules()]
+    try:
+        yield shapes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _summarize(module: nn.Module, shapes: Mapping[nn.Module, str]) -> ModelSummary:
+    """Return the modules that have parameters of their own, or are called and have no parts."""
+    layers = []
+    for name, part in module.named_modules():
+        count = sum(one.numel() for one in part.parameters(recurse=False))
+        if count or (part in shapes and not any(True for _ in part.children())):
+            layers.append(Layer(name, type(part).__name__, shapes.get(part, ""), count))
+    parameters = list(module.parameters())
+    trainable = sum(one.numel() for one in parameters if one.requires_grad)
+    return ModelSummary.of(layers, sum(one.numel() for one in parameters), trainable)
 
 
 def _outputs(

@@ -8,6 +8,6 @@
 
 Charts take plain sequences or NumPy arrays and return `page.Markup`, which is what `page` takes.
 Text is escaped wherever it is not `Markup`: names, messages and values go in as they are. Colours
-follow the reader's light or dark theme. A chart is 380 units wide, as a phone is, or 780, which
-phones scroll.
+follow the reader's light or dark theme. A chart is 380 units wide, as a phone is, and grows with
+its figure.
 """

@@ -13,16 +13,14 @@ import numpy as np
 from ...formatting import duration, short, shortened
 from .page import Child, Markup, element
 
-_WIDTH, _WIDE = 380, 780
-_HEIGHT = 230
-# Width of a character of the charts' text, on average, also of labels in bold type, and room above
-# and below the plot.
+_WIDTH, _HEIGHT = 380, 230
+# Width of a character of the charts' text, on average, and room above, below and beside the plot.
 _CHARACTER = 6.0
-_BOLD = 6.9
-_TOP, _BOTTOM = 24.0, 36.0
-# Characters of a curve's name and of a bar's, and heights of both.
-_LABEL_LENGTH, _ROW_LABEL_LENGTH = 15, 22
-_LINE, _ROW = 13.0, 20.0
+_TOP, _BOTTOM, _RIGHT = 24.0, 36.0, 14.0
+# Characters of a bar's name, and its height.
+_ROW_LABEL_LENGTH, _ROW = 22, 20.0
+# Values that differ by less than this part of them, as by rounding, are shown as constant.
+_CONSTANT = 1e-4
 MOST_COLUMNS = 90
 _GAP = 0.18  # between columns, of a column's width
 
@@ -107,11 +105,10 @@ def bounds(values: np.ndarray, *, log: bool, from_zero: bool = False) -> tuple[f
     low, high = float(shown.min()), float(shown.max())
     if from_zero and not log:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    if high - low <= _CONSTANT * max(abs(low), abs(high)):
         if log:
             return low / 2, high * 2
-        around = abs(low) * 0.1 or 1.0
-        return (low - around, high + around) if not from_zero else (0.0, high or 1.0)
+        return (min(0.0, 1.25 * low), max(0.0, 1.25 * high)) if low or high else (0.0, 1.0)
     if log:
         room = (high / low) ** 0.03
         return low / room, high * room
@@ -134,12 +131,10 @@ class _Frame:
     Attributes:
         x: the horizontal scale.
         y: the vertical one.
-        width: of the whole chart.
     """
 
     x: Scale
     y: Scale
-    width: int
 
     def draw(self, x_title: str, y_title: str, *, whole_x: bool = False) -> Markup:
         """Return grid, ticks and titles.
@@ -169,28 +164,17 @@ class _Frame:
         return element("g", rows)
 
 
-def _frame(
-    x: tuple[float, float],
-    y: tuple[float, float],
-    *,
-    width: int,
-    right: float,
-    log_y: bool = False,
-) -> _Frame:
+def _frame(x: tuple[float, float], y: tuple[float, float], *, log_y: bool = False) -> _Frame:
     """Return the plot for such bounds, with room for ticks on its left.
 
     Args:
         x: lowest and highest value of the horizontal axis.
         y: those of the vertical one.
-        width: of the chart.
-        right: room on the right.
-        log_y: whether the vertical one is.
+        log_y: whether the vertical one is logarithmic.
     """
-    bottom = _HEIGHT - _BOTTOM
-    upward = Scale(*y, begin=bottom, end=_TOP, log=log_y)
+    upward = Scale(*y, begin=_HEIGHT - _BOTTOM, end=_TOP, log=log_y)
     longest = max((len(short(tick)) for tick in upward.ticks(4)), default=1)
-    left = 12 + _CHARACTER * longest
-    return _Frame(Scale(*x, begin=left, end=width - right), upward, width)
+    return _Frame(Scale(*x, begin=12 + _CHARACTER * longest, end=_WIDTH - _RIGHT), upward)
 
 
 def _text(
@@ -200,16 +184,15 @@ def _text(
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def _chart(width: int, height: float, label: str, *children: Child, kind: str = "") -> Markup:
-    """Return a chart of this size; ``label`` describes it to screen readers."""
+def _chart(height: float, label: str, *children: Child, kind: str = "") -> Markup:
+    """Return a chart of this height; ``label`` describes it to screen readers."""
     return element(
         "svg",
         *children,
         class_=f"chart {kind}".strip(),
-        viewBox=f"0 0 {width} {height:g}",
+        viewBox=f"0 0 {_WIDTH} {height:g}",
         role="img",
         aria_label=label,
-        data_wide="1" if width > _WIDTH else None,
     )
 
 
@@ -259,13 +242,14 @@ class Series:
     """One curve.
 
     Attributes:
-        name: what it is called at its end.
+        name: what it is called in the legend.
         x: numbers in any order; points without a finite one are not drawn.
         y: a value for each; where one is not finite, the curve is broken, and a cross at the upper
             edge says so.
         colour: number of its colour, from 0; by default its place in the chart. Those that belong
             together may share one.
         dashed: whether to draw it dashed, as a second way to tell curves apart.
+        about: what the legend says of it, such as its last value.
     """
 
     name: str
@@ -273,6 +257,7 @@ class Series:
     y: _Values
     colour: int | None = None
     dashed: bool = False
+    about: str = ""
 
 
 def line_chart(
@@ -283,10 +268,9 @@ def line_chart(
     log_y: bool = False,
     from_zero: bool = False,
     whole_x: bool = False,
-    wide: bool = False,
     points: int = 300,
 ) -> Markup:
-    """Return a chart of curves, which shows its values under the pointer.
+    """Return a chart of curves with its legend, which shows its values under the pointer.
 
     Args:
         series: the curves; those without a point are left out.
@@ -296,36 +280,27 @@ def line_chart(
             curve then.
         from_zero: whether the vertical axis shows zero.
         whole_x: whether the horizontal axis counts, so that only whole numbers are shown.
-        wide: whether it takes the whole width of the page.
         points: parts of the horizontal axis of which extremes are kept; see `thin`.
     """
     curves = [_Curve.of(one, i, log_y) for i, one in enumerate(series) if len(one.x)]
-    width = _WIDE if wide else _WIDTH
     if not any(len(curve.x) for curve in curves):
-        return _chart(width, 40, y_title, _text("no values", 8, 24))
+        return _chart(40, y_title, _text("no values", 8, 24))
     all_x = np.concatenate([curve.x[[0, -1]] for curve in curves if len(curve.x)])
     all_y = np.concatenate([curve.y for curve in curves])
     lowest, highest = float(all_x.min()), float(all_x.max())
     if lowest == highest:
         lowest, highest = lowest - 0.5, highest + 0.5
-    longest = max(len(curve.label) for curve in curves)
-    plot = _frame(
-        (lowest, highest),
-        bounds(all_y, log=log_y, from_zero=from_zero),
-        width=width,
-        right=14 + _BOLD * longest,
-        log_y=log_y,
-    )
-    thinned = [curve.thinned(points) for curve in curves]
+    plot = _frame((lowest, highest), bounds(all_y, log=log_y, from_zero=from_zero), log_y=log_y)
     drawn = [plot.draw(x_title, y_title, whole_x=whole_x)]
-    drawn += [curve.draw(plot) for curve in thinned]
-    drawn += _labels(thinned, plot)
+    drawn += [curve.thinned(points).draw(plot) for curve in curves]
     names = ", ".join(curve.series.name for curve in curves)
     scale = f"{plot.x.low:.17g} {plot.x.high:.17g} {plot.x.begin:.2f} {plot.x.end:.2f}"
     hover = element(
         "g", class_="hover", data_x=scale, data_top=plot.y.end, data_bottom=plot.y.begin
     )
-    return _chart(width, _HEIGHT, f"{y_title} by {x_title}: {names}", *drawn, hover, kind="lines")
+    chart = _chart(_HEIGHT, f"{y_title} by {x_title}: {names}", *drawn, hover, kind="lines")
+    shown = [curve.legend() for curve in curves if len(curves) > 1 or curve.series.about]
+    return Markup(_legend(shown) + chart)
 
 
 @dataclass(frozen=True)
@@ -357,12 +332,13 @@ class _Curve:
         return cls(series, place if series.colour is None else series.colour, x, y)
 
     @property
-    def label(self) -> str:
-        return shortened(self.series.name, _LABEL_LENGTH)
-
-    @property
     def class_(self) -> str:
-        return f"c{self.colour % 8}" + (" dashed" if self.series.dashed else "")
+        return _colour(self.colour) + (" dashed" if self.series.dashed else "")
+
+    def legend(self) -> Markup:
+        """Return the legend's line for it."""
+        sample = element("i", class_=f"line {self.class_}")
+        return element("li", sample, self.series.name, " ", element("span", self.series.about))
 
     def thinned(self, points: int) -> _Curve:
         chosen = thin(self.x, self.y, points)
@@ -376,7 +352,7 @@ class _Curve:
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             places = [f"{a:.1f} {b:.1f}" for a, b in zip(x[begin:end], y[begin:end], strict=True)]
             if len(places) == 1:  # a line of one point would not be seen
-                dots.append(element("circle", cx=x[begin], cy=y[begin], r=2.5))
+                dots.append(element("circle", cx=x[begin], cy=y[begin], r=3))
             else:
                 parts.append("M" + "L".join(places))
         broken = "".join(f"M{a - 3:.1f} {plot.y.end:.1f}l6 6m0-6l-6 6" for a in x[~finite])
@@ -393,25 +369,13 @@ class _Curve:
         )
 
 
-def _labels(curves: Sequence[_Curve], plot: _Frame) -> list[Markup]:
-    """Return the names at the ends of curves, moved apart where they would overlap."""
-    wanted: list[tuple[float, _Curve]] = []
-    for curve in curves:
-        finite = np.flatnonzero(np.isfinite(curve.y))
-        wanted.append((plot.y.at(curve.y[finite[-1]]) if len(finite) else plot.y.end, curve))
-    wanted.sort(key=lambda one: one[0])
-    places: list[float] = []
-    for place, _ in wanted:
-        places.append(max(place, places[-1] + _LINE) if places else max(place, plot.y.end + 4))
-    # Those that were moved below the plot push the others up again.
-    limit = plot.y.begin
-    for i in range(len(places) - 1, -1, -1):
-        places[i] = min(places[i], limit)
-        limit = places[i] - _LINE
-    return [
-        _text(curve.label, plot.x.end + 6, place + 4, "start", f"label t{curve.colour % 8}")
-        for place, (_, curve) in zip(places, wanted, strict=True)
-    ]
+def _colour(number: int) -> str:
+    """Return the class of a colour."""
+    return f"k{number % 8}"
+
+
+def _legend(items: Sequence[Markup]) -> Markup:
+    return element("ul", items, class_="legend") if items else Markup("")
 
 
 @dataclass(frozen=True)
@@ -463,7 +427,7 @@ class Whole:
             if value > 0:
                 fraction = f"{value / self.total:.0%} of {duration(self.total)}"
                 label = f"{self.label}: {part.name} {duration(value)} ({fraction})"
-                yield before, before + value, element("title", label), f"f{part.colour % 8}"
+                yield before, before + value, element("title", label), _colour(part.colour)
                 before += value
 
 
@@ -471,11 +435,11 @@ def legend(parts: Sequence[Part], wholes: Sequence[Whole]) -> Markup:
     """Return the names of the parts that ``wholes`` have, with their colours."""
     present = {name for whole in wholes for name, value in whole.values.items() if value > 0}
     items = [
-        element("li", element("i", class_=f"b{one.colour % 8}"), one.name, title=one.about or None)
+        element("li", element("i", class_=_colour(one.colour)), one.name, title=one.about or None)
         for one in parts
         if one.name in present
     ]
-    return element("ul", items, class_="legend")
+    return _legend(items)
 
 
 def stacked_rows(wholes: Sequence[Whole], parts: Sequence[Part], *, title: str) -> Markup:
@@ -506,7 +470,7 @@ def stacked_rows(wholes: Sequence[Whole], parts: Sequence[Part], *, title: str) 
         rows.append(
             _text(duration(whole.total), scale.at(whole.total) + 5, y + 12, "start", "value")
         )
-    return _chart(_WIDTH, 24 + len(wholes) * _ROW, title, *rows)
+    return _chart(24 + len(wholes) * _ROW, title, *rows)
 
 
 def stacked_columns(
@@ -515,7 +479,7 @@ def stacked_columns(
     """Return an upright bar for each of ``wholes``, which are in a sequence, such as epochs.
 
     Above `MOST_COLUMNS` each column is the mean of several that follow each other, and the
-    horizontal axis says of how many. The chart takes the whole width of the page.
+    horizontal axis says of how many.
 
     Args:
         wholes: in their order.
@@ -529,7 +493,7 @@ def stacked_columns(
     together = groups(len(wholes), MOST_COLUMNS)
     columns = [_mean([wholes[i] for i in one]) for one in together]
     high = max((column.total for column in columns), default=0.0) or 1.0
-    plot = _frame((0.5, max(len(wholes), 1) + 0.5), (0.0, high * 1.03), width=_WIDE, right=14)
+    plot = _frame((0.5, max(len(wholes), 1) + 0.5), (0.0, high * 1.03))
     most = max(map(len, together), default=1)
     x_label = x_title if most == 1 else f"{x_title} (each column the mean of up to {most})"
     rows = [plot.draw(x_label, y_title, whole_x=True)]
@@ -541,7 +505,7 @@ def stacked_columns(
             rows.append(
                 element("rect", inside, class_=colour, x=x, y=y, width=width, height=height)
             )
-    return _chart(plot.width, _HEIGHT, f"{y_title} by {x_title}", *rows)
+    return _chart(_HEIGHT, f"{y_title} by {x_title}", *rows)
 
 
 def _mean(wholes: Sequence[Whole]) -> Whole:

@@ -17,7 +17,7 @@ from ...storage.contents import convert_parse_errors
 from ...storage.lease import read_lease, seems_held
 from ...storage.paths import redact_url
 from ...training.time_breakdown import mean_seconds
-from ...training.trained_model import read_model
+from ...training.trained_model import ModelSummary, read_model
 from ...typed_json import read_fields
 
 INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
@@ -250,6 +250,7 @@ class RunFacts:
         accounts: where the time of each of these went, as far as that is known.
         calls: what each call of `run_training` has recorded at its end, oldest first.
         notes: what of all this cannot be read, or is missing, a sentence each.
+        model: layers and parameters of the trained model, if that is known.
     """
 
     name: str
@@ -260,6 +261,7 @@ class RunFacts:
     accounts: Sequence[Account]
     calls: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
+    model: ModelSummary | None = None
 
     def metric_names(self) -> list[str]:
         """Return the names of metrics that are numbers, without ``val_``, in order."""
@@ -287,6 +289,11 @@ class RunFacts:
     @property
     def last_call(self) -> Mapping[str, Any]:
         return self.calls[-1] if self.calls else {}
+
+    @property
+    def best_metric(self) -> str:
+        """The metric of the best checkpoint; empty if none is kept."""
+        return _options(dict(self.settings)).best_metric or ""
 
     @property
     def seconds(self) -> float:
@@ -343,4 +350,12 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
         accounts=directory.read_accounts(len(epochs), notes.append),
         calls=directory.read_calls(notes.append),
         notes=notes,
+        model=_model_summary(directory),
     )
+
+
+def _model_summary(directory: RunDirectory) -> ModelSummary | None:
+    try:
+        return read_model(directory).signature.summary
+    except (RunDirectoryError, OSError):
+        return None

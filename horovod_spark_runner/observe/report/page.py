@@ -78,26 +78,30 @@ class Section:
     contents: Sequence[Child]
     about: str = ""
 
+    def draw(self) -> Child:
+        """Return the section; nothing if it is empty."""
+        if not any(self.contents):
+            return ""
+        about = element("p", self.about, class_="about") if self.about else ""
+        return element("section", element("h2", self.title), about, self.contents)
 
-def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = "") -> str:
+
+def page(
+    title: str,
+    subtitle: str,
+    sections: Iterable[Section],
+    top: Child = "",
+    tables: Iterable[Section] = (),
+) -> str:
     """Return a whole HTML page, which loads nothing and runs no other script than its own.
 
     Args:
         title: of the page, and its heading.
-        subtitle: a line below it.
+        subtitle: a line below it, and the rest of the page's title.
         sections: those without contents are left out.
         top: what stands before the first section.
+        tables: narrow sections, which follow in two columns if there is room.
     """
-    written = [
-        element(
-            "section",
-            element("h2", section.title),
-            element("p", section.about, class_="about") if section.about else "",
-            section.contents,
-        )
-        for section in sections
-        if any(section.contents)
-    ]
     style, script = _part("page.css"), _part("page.js")
     policy = f"default-src 'none'; style-src '{_sum(style)}'; script-src '{_sum(script)}'"
     head = element(
@@ -105,7 +109,7 @@ def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = ""
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", title),
+        element("title", f"{title} – {subtitle}"),
         element("style", Markup(style)),
     )
     body = element(
@@ -113,24 +117,23 @@ def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = ""
         element("h1", title),
         element("p", subtitle, class_="sub"),
         top,
-        written,
+        [section.draw() for section in sections],
+        element("div", [section.draw() for section in tables], class_="columns"),
         element("script", Markup(script)),
     )
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
 
-def figure(title: str, *contents: Child, about: str = "", wide: bool = False) -> Markup:
+def figure(title: str, *contents: Child, about: str = "") -> Markup:
     """Return a chart, or several, under a title.
 
     Args:
         title: what is shown.
         contents: the charts.
-        about: a line on it, such as the last and the best value.
-        wide: whether it takes the whole width; needed around wide charts, which phones scroll.
+        about: a line on it, such as the last value.
     """
     caption = element("figcaption", title, element("span", about) if about else "")
-    inner: Child = element("div", contents, class_="scroll") if wide else contents
-    return element("figure", caption, inner, class_="wide" if wide else None)
+    return element("figure", caption, contents)
 
 
 def grid(*figures: Child) -> Markup:

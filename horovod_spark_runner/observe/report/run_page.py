@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...checkpoint.retry_policy import steps_lost
+from ...checkpoint.retry_policy import FINISHED, RUNNING, steps_lost
 from ...checkpoint.run_directory import RunDirectory
 from ...formatting import duration, moment, number, share, shortened, size
 from ...storage.paths import redact_url
 from ...training.time_breakdown import SENT, WHOLE
 from .charts import Series, line_chart, spans_decades
-from .facts import INTERRUPTED, RunFacts, RunSummary, read_facts
+from .facts import INTERRUPTED, RunFacts, read_facts
 from .page import (
     Child,
     Markup,
@@ -28,14 +28,16 @@ from .page import (
     preformatted,
     table,
 )
-from .times import slow_ranks, time_contents
+from .times import time_contents
 
-# Settings that differ between two runs are shown up to this length.
-_LENGTH = 200
+# Characters of a cause, of a checkpoint's metrics and of a setting that differs between runs.
+_LENGTH = 300
 # Points of all curves together: what keeps the page small.
 _POINTS = 24_000
-# More metrics are left to the table of the last epoch.
-_MOST_METRICS = 60
+# More metrics are left out: of the charts, and of the facts at the top.
+_MOST_METRICS, _MOST_FACTS = 60, 8
+# Layers of a model that are shown at once.
+_MOST_LAYERS = 30
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -51,19 +53,23 @@ def write_report(directory: RunDirectory) -> None:
 
 def run_page(run: RunFacts) -> str:
     """Return the report of a run as an HTML page."""
-    state = run.state
+    error = run.last_call.get("error")
+    failed = error and run.state.state not in (FINISHED, RUNNING)
+    top: list[Child] = [facts(_facts(run)), preformatted(str(error)) if failed else ""]
     sections = [
         Section("What is missing here", _notes([run])),
-        Section("Metrics", _metric_figures([run]), _left_out(run)),
-        Section("Pace", _pace_figures([run])),
+        Section("Metrics", _curves([run]), _left_out(run)),
         Section("Where the time went", time_contents(run)),
         Section("Attempts", _attempts(run)),
-        Section("Checkpoints", _checkpoints(state)),
+    ]
+    tables = [
+        Section("Model", _model(run)),
+        Section("Checkpoints", _checkpoints(run)),
         Section("Ranks", _placement(run)),
         Section("Settings", _settings(run)),
         Section("Versions", _versions([run])),
     ]
-    return page(f"Run {run.name}", run.place, sections, facts(_facts(run)))
+    return page(run.name, run.place, sections, top, tables)
 
 
 def comparison_page(runs: Sequence[RunFacts]) -> str:
@@ -78,8 +84,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
     sections = [
         Section("In short", _by_run(runs, [_facts(run) for run in runs])),
         Section("What is missing here", _notes(runs)),
-        Section("Metrics", _metric_figures(runs), "Training is dashed, validation is not."),
-        Section("Pace", _pace_figures(runs)),
+        Section("Metrics", _curves(runs), "Training is dashed, validation is not."),
         *(Section(f"Where the time went: {run.name}", time_contents(run)) for run in runs),
         Section("Settings that differ", _differing(runs)),
         Section("Versions", _versions(runs)),
@@ -89,14 +94,22 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
 
 
 def _facts(run: RunFacts) -> dict[str, Child]:
-    state = run.state
-    facts: dict[str, Child] = {"state": state.state, "progress": state.progress}
-    ranks = run.last_call.get("workers") or state.workers
-    if ranks:
-        facts["ranks"] = f"{ranks:,}"
-    rows = run.settings.get("rows")
-    if isinstance(rows, int):
-        facts["rows"] = f"{rows:,}"
+    """Return what a reader wants to know first."""
+    state, newest, done = run.state, run.state.newest, len(run.epochs)
+    progress = state.progress if newest else f"{done:,}/{state.epochs or '?'} epochs"
+    # Metrics or checkpoints may be missing; what both of them tell is so.
+    if state.state == FINISHED and newest and newest.epoch == done < state.epochs:
+        progress += ", stopped by a callback"
+    facts: dict[str, Child] = {"state": state.state, "progress": progress}
+    last = run.epochs[-1] if run.epochs else {}
+    names = [name for one in run.metric_names() for name in (one, f"val_{one}")]
+    final = [(name, value) for name in names if isinstance(value := last.get(name), float)]
+    facts |= {f"last {name}": number(value) for name, value in final[:_MOST_FACTS]}
+    if run.last_call.get("weights"):
+        facts["weights of the model"] = str(run.last_call["weights"])
+    best = next((line for line in state.checkpoints if line.best), None)
+    if best is not None and isinstance(value := best.metrics.get(run.best_metric), float):
+        facts[f"best {run.best_metric}"] = f"{number(value)}, checkpoint of epoch {best.epoch:,}"
     if run.seconds:
         killed = any(one.ending == INTERRUPTED for one in state.attempts)
         name = "time of all calls" + (", those that were killed left out" if killed else "")
@@ -104,15 +117,19 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     rates = run.recorded("samples_per_second")[1]
     if rates:
         facts["samples/s, last epoch"] = number(rates[-1])
-    sent, whole = (sum(run.recorded(name)[1]) for name in (SENT, WHOLE))
-    if whole:
-        facts["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"
-    slow = slow_ranks(run.accounts)
-    if slow.total:
-        facts["waiting for slow ranks"] = share(slow.waited, slow.total)
+    counts = {
+        "ranks": run.last_call.get("workers") or state.workers,
+        "training rows": run.settings.get("rows"),
+        "validation rows": run.settings.get("validation_rows"),
+        "parameters": run.model.parameters if run.model else None,
+    }
+    facts |= {name: f"{count:,}" for name, count in counts.items() if count}
     tried = len(state.attempts)
     if tried > 1:
         facts["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
+    sent, whole = (sum(run.recorded(name)[1]) for name in (SENT, WHOLE))
+    if sent < whole:
+        facts["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"
     if run.calls:
         facts["last call ended"] = moment(float(run.last_call.get("ended", 0.0)))
     return facts
@@ -138,41 +155,61 @@ def _attempts(run: RunFacts) -> list[Child]:
         [
             str(one.number),
             str(one.workers),
-            moment(one.started),
-            duration(one.ended - one.started),
-            f"{one.first_step:,} to {one.last_step:,}",
+            _unbroken(moment(one.started)),
+            _unbroken(duration(one.ended - one.started)),
+            _unbroken(f"{one.first_step:,} to {one.last_step:,}"),
             one.ending,
-            one.cause,
+            shortened(one.cause, _LENGTH),
         ]
         for one in run.state.attempts
     ]
     header = ["attempt", "ranks", "began", "took", "steps", "ended", "cause"]
-    contents: list[Child] = [table(header, rows, numeric=(0, 1))] if rows else []
-    error = run.last_call.get("error")
-    return [*contents, preformatted(str(error))] if error else contents
+    return [table(header, rows)] if rows else []
 
 
-def _checkpoints(state: RunSummary) -> list[Child]:
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _checkpoints(run: RunFacts) -> list[Child]:
+    lines = run.state.checkpoints
     rows: list[list[Child]] = [
         [
             line.name,
-            f"{line.epoch}" + (f" and {line.epoch_step:,} steps" if line.epoch_step else ""),
-            f"cannot be used: {line.problem}" if line.problem else _metrics(line.metrics),
-            "best" if line.best else "",
+            f"{line.epoch:,}" + (f" and {line.epoch_step:,} steps" if line.epoch_step else ""),
+            f"cannot be used: {line.problem}"
+            if line.problem
+            else shortened(_metrics(line.metrics), _LENGTH),
+            f"best {run.best_metric}" if line.best else "",
         ]
-        for line in state.checkpoints
+        for line in lines
     ]
-    best = [i for i, line in enumerate(state.checkpoints) if line.best]
-    header = ["checkpoint", "whole epochs", "metrics", ""]
+    best = [i for i, line in enumerate(lines) if line.best]
+    header = ["checkpoint", "epochs", "metrics", ""]
     return [table(header, rows, strong=best)] if rows else []
+
+
+def _model(run: RunFacts) -> list[Child]:
+    model = run.model
+    if model is None:
+        return []
+    rows: list[list[Child]] = [
+        [layer.name, layer.kind, layer.output, f"{layer.parameters:,}"] for layer in model.layers
+    ]
+    trainable = "all" if model.trainable == model.parameters else f"{model.trainable:,} of them"
+    counts = f"{model.parameters:,} parameters, {trainable} trainable."
+    more = f" {model.left_out:,} more layers are left out." if model.left_out else ""
+    layers = table(["layer", "class", "output shape", "parameters"], rows, numeric=(3,))
+    many = len(rows) > _MOST_LAYERS
+    return [paragraph(counts + more), folded(f"{len(rows):,} layers", layers) if many else layers]
 
 
 def _placement(run: RunFacts) -> list[Child]:
     rows: list[list[Child]] = [
-        [str(one["rank"]), one["host"], str(one["slot"]), ", ".join(one["gpus"]) or "CPU"]
+        [f"{one['rank']:,}", one["host"], str(one["slot"]), ", ".join(one["gpus"]) or "CPU"]
         for one in run.last_call.get("placement", ())
     ]
-    return [table(["rank", "host", "Spark task", "device"], rows, numeric=(0, 2))] if rows else []
+    return [table(["rank", "host", "Spark task", "device"], rows)] if rows else []
 
 
 def _settings(run: RunFacts) -> list[Child]:
@@ -226,16 +263,18 @@ def _metrics(metrics: Mapping[str, object]) -> str:
     )
 
 
-def _metric_figures(runs: Sequence[RunFacts]) -> list[Markup]:
-    """Return a figure for each metric: training and validation, of all runs.
+def _curves(runs: Sequence[RunFacts]) -> list[Markup]:
+    """Return figures of metrics, throughput and learning rates of one run, or of several."""
+    figures = [*_metric_figures(runs), *_pace_figures(runs)]
+    return [grid(figures)] if figures else []
 
-    Args:
-        runs: one, or those to be compared.
-    """
+
+def _metric_figures(runs: Sequence[RunFacts]) -> list[Markup]:
+    """Return a figure for each metric: training and validation."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     shown = names[:_MOST_METRICS]
     points = _points(2 * len(shown) * len(runs))
-    return [grid([_metric(runs, name, points) for name in shown])] if shown else []
+    return [_metric(runs, name, points) for name in shown]
 
 
 def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
@@ -247,11 +286,12 @@ def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
         ("samples_per_second", "Throughput", "samples/s"),
         *((rate, rate.replace("_", " ").capitalize(), "rate") for rate in rates[:4]),
     ):
-        alone = len(runs) == 1
-        series = [
-            Series(unit if alone else run.name, *run.recorded(name), colour=i)
-            for i, run in enumerate(runs)
-        ]
+        series = []
+        for i, run in enumerate(runs):
+            x, y = run.recorded(name)
+            if x:
+                label = unit if len(runs) == 1 else run.name
+                series.append(Series(label, x, y, colour=i, about=f"last {number(y[-1])}"))
         values = [y for one in series for y in one.y]
         if values:
             chart = line_chart(
@@ -263,12 +303,12 @@ def _pace_figures(runs: Sequence[RunFacts]) -> list[Markup]:
                 log_y=name != "samples_per_second" and spans_decades(values),
                 points=points,
             )
-            figures.append(figure(title, chart, about=f"last {number(values[-1])}"))
-    return [grid(figures)] if figures else []
+            figures.append(figure(title, chart))
+    return figures
 
 
 def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
-    series, descriptions, values = [], [], []
+    series = []
     for i, run in enumerate(runs):
         for validation in (False, True):
             full = f"val_{name}" if validation else name
@@ -280,18 +320,16 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
             # Alone, colour tells training from validation; beside others, it tells the run.
             label = full if len(runs) == 1 else f"{run.name} {'val' if validation else 'train'}"
             colour = int(validation) if len(runs) == 1 else i
-            series.append(Series(label, x, y, colour=colour, dashed=not validation))
-            descriptions.append(f"{label}: {_in_words(x, y)}")
-            values += y
+            series.append(Series(label, x, y, colour, not validation, about=_in_words(x, y)))
     chart = line_chart(
         series,
         x_title="epoch",
         y_title=name,
         whole_x=True,
-        log_y=spans_decades(values),
+        log_y=spans_decades([value for one in series for value in one.y]),
         points=points,
     )
-    return figure(name, chart, about="; ".join(descriptions))
+    return figure(name, chart)
 
 
 def _in_words(x: Sequence[float], y: Sequence[float]) -> str:

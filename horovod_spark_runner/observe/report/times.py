@@ -89,8 +89,8 @@ def time_contents(run: RunFacts) -> list[Child]:
                 about=f"{left_out:,} ranks are left out" if left_out > 0 else "",
             )
         )
-    contents: list[Child] = [grid(figures)] if figures else []
-    return [*contents, *_epochs(run), *_slowest(run)]
+    figures += [*_epochs(run), *_slowest(run)]
+    return [grid(figures)] if figures else []
 
 
 def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
@@ -118,7 +118,7 @@ def _epochs(run: RunFacts) -> list[Markup]:
         epochs, _RANK_PARTS, x_title="epoch", y_title="seconds, mean of the ranks"
     )
     about = "a checkpoint counts to the epoch after it; building and the first step are left out"
-    return [figure("Each epoch", legend(_RANK_PARTS, epochs), chart, about=about, wide=True)]
+    return [figure("Each epoch", legend(_RANK_PARTS, epochs), chart, about=about)]
 
 
 # -- what slow ranks cost ----------------------------------------------------------------------
@@ -189,8 +189,8 @@ def _slowest(run: RunFacts) -> list[Child]:
         )
     hosts = {one["rank"]: one["host"] for one in run.last_call.get("placement", ())}
     rows = [
-        [str(rank), hosts.get(rank, ""), f"{count:,} of {sum(slow.last.values()):,}"]
+        [str(rank), hosts.get(rank, ""), f"{count:,} of {sum(slow.last.values()):,} epochs"]
         for rank, count in sorted(slow.last.items(), key=lambda item: (-item[1], item[0]))[:10]
     ]
-    header = ["rank", "host", "epochs in which the others waited for it most"]
-    return [figure("What the slowest ranks cost", paragraph(words), table(header, rows), wide=True)]
+    header = ["rank", "host", "came last in"]
+    return [figure("What the slowest ranks cost", paragraph(words), table(header, rows))]
