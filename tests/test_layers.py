@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
     {"cluster", "cluster.protocol", "cluster.programs"},
     {"cluster.slot"},
     {"cluster.driver", "cluster.worker"},
+    {"observe.notebook"},
     {"sync", "observe.console"},
     {"checkpoint"},
     {"observe.event_files"},

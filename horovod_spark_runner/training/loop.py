@@ -265,16 +265,18 @@ class _Training:
                 self._checkpoints.finish()
                 return {}
         self._clock.to(Kind.SAVE)
-        before = checksums(self._variables) if self._spec.config.is_trial else None
+        before = checksums(self._variables)
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")
         self._checkpoints.finish()
-        final = None
-        if before is not None and changed_since(before, self._variables, self._world):
-            final = plain(self._evaluate())
+        ended: dict[str, Any] = {}
+        if changed_since(before, self._variables, self._world):
+            ended = {"changed": True, "restored_epoch": self._hooks.restored_epoch()}
+            if self._spec.config.is_trial:
+                ended["final"] = plain(self._evaluate())
         saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
-        return {"saved": saved, "final": final}
+        return {**ended, "saved": saved}
 
     def _begin(self) -> bool:
         """Begin or resume the training; return whether it resumes within an epoch."""

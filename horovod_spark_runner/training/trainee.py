@@ -55,6 +55,10 @@ class Hooks:
             logs: those of the last epoch; ``None`` if no epoch was left to train.
         """
 
+    def restored_epoch(self) -> int | None:
+        """Return the number, from 1, of the epoch whose weights `train_end` has restored."""
+        return None
+
     def epoch_begin(self, epoch: int) -> None:
         """Before the first step of an epoch, counted from 0."""
 

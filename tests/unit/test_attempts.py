@@ -127,6 +127,7 @@ def run(
             cluster.directory,
             lease,
             cluster,
+            Console("run 1", quiet=True),
             pauses.append,
             start=start,
             followers=[] if follower is None else [follower],

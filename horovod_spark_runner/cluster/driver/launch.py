@@ -170,8 +170,15 @@ def run_job(job: _Job, coordinator: Coordinator) -> list[RankOutcome]:
             # Gather the reports; the last one makes the world, and each slot is sent its ranks.
             # Slot 0 starts mpirun, which makes an MPI world of the workers: they call the function.
             # All this happens inside of `step`, as messages arrive. Wait for the end.
-            while job.is_alive() and coordinator.step() is not Verdict.GIVE_UP:
-                coordinator.poll_observer()
+            while job.is_alive():
+                try:
+                    if coordinator.step() is Verdict.GIVE_UP:
+                        break
+                    coordinator.poll_observer()
+                except KeyboardInterrupt:  # by another handler, such as a notebook's
+                    if interrupt.requested:
+                        raise
+                    interrupt.requested = True
                 if interrupt.requested:
                     coordinator.preempt_ranks()
         finally:

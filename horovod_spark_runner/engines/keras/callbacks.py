@@ -149,6 +149,15 @@ class Callbacks(Hooks):
     def train_end(self, logs: Logs | None) -> None:
         self._list.on_train_end(logs)
 
+    def restored_epoch(self) -> int | None:
+        for callback in self._named.values():
+            if isinstance(callback, keras.callbacks.EarlyStopping):
+                best = callback.best_weights if callback.restore_best_weights else None
+                # Later callbacks may have set others.
+                if best is not None and all(map(np.array_equal, self._model.get_weights(), best)):
+                    return int(callback.best_epoch) + 1
+        return None
+
     def epoch_begin(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
 
