@@ -182,7 +182,7 @@ class Console:
         with _lock:
             if self._bar is not None and self._bar.total is not None:
                 self._end_bar()
-            bar = self._bar or self._open_bar(text, None)
+            bar = self._open_bar(text, None) if self._bar is None else self._bar
             bar.set_description_str(text)
 
     def _progress_text(self) -> str:
@@ -247,11 +247,13 @@ class Console:
         if self._bar is None:
             # ``initial``: the rate counts only the steps since the bar began.
             return self._open_bar(text, progress.steps, progress.step)
-        self._bar.bar_format = None
-        self._bar.reset(total=progress.steps)
-        self._bar.set_description_str(text, refresh=False)
-        self._bar.initial = self._bar.n = self._bar.last_print_n = progress.step
-        return self._bar
+        bar = self._bar
+        bar.bar_format, bar.initial = None, 0
+        bar.set_description_str(text, refresh=False)
+        bar.set_postfix_str("", refresh=False)
+        bar.reset(total=progress.steps)  # which shows it
+        bar.initial = bar.n = bar.last_print_n = progress.step
+        return bar
 
     def _open_bar(self, text: str, steps: int | None, initial: int = 0) -> tqdm[Any]:
         self._bar = bar_class()(

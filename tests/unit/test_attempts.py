@@ -27,6 +27,7 @@ from horovod_spark_runner.errors import (
     RunDirectoryError,
     RunFailedError,
 )
+from horovod_spark_runner.observe.console import Console
 from horovod_spark_runner.run.attempts import Attempts, Stopped
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds

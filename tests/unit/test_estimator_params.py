@@ -379,3 +379,13 @@ def test_maps_that_would_have_no_effect_are_refused() -> None:
         estimator.fitMultiple(nothing, [3])  # type: ignore[list-item]
     with pytest.raises(InvalidInputError, match="params.*map"):
         estimator.fit(nothing, 3)
+
+
+def test_a_map_is_described_by_its_values() -> None:
+    stage = HorovodEstimator()
+    params: dict[Any, Any] = {
+        stage.modelArgs: {"units": 8, "rate": 0.5},
+        stage.validationIndicatorCol: "fold0",
+    }
+    assert _describe_map(params) == "units=8, rate=0.5, validationIndicatorCol='fold0'"
+    assert _describe_map({}) == ""
