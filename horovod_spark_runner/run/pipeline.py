@@ -108,7 +108,7 @@ def show_preparation(
     expected = None if console.quiet else rows_to_write(run.df, run.config.validation)
     with contextlib.ExitStack() as stack:
         with (
-            mute_console_progress(spark),
+            mute_console_progress(None if console.quiet else spark),
             watch_jobs(spark, expected) as progress,
             console.during(_PREPARING, progress),
         ):
@@ -266,12 +266,7 @@ def train_ranks(
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
     preparation = show_preparation(run, run.console, prepare())
-    with (
-        directory.lease() as lease,
-        preparation as data,
-        mute_console_progress(session_of(run.df)),
-        open_attachments(directory) as attach,
-    ):
+    with directory.lease() as lease, preparation as data, open_attachments(directory) as attach:
         materialized = time.monotonic()
         run = resolve_again(run)
         try:

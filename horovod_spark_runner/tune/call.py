@@ -154,7 +154,7 @@ def tune(
         with (
             contextlib.closing(console),
             show_preparation(run, console, preparation) as data,
-            mute_console_progress(session_of(df)),
+            mute_console_progress(None if console.quiet else session_of(df)),
         ):
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()

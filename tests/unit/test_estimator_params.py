@@ -35,6 +35,7 @@ from horovod_spark_runner.config.importable import (
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.estimator import _describe_map
 from horovod_spark_runner.model.params import camel_case, param_text
 from horovod_spark_runner.model.persistence import savable
 

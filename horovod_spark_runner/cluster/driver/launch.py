@@ -39,6 +39,7 @@ from ..spark.session import (
     connect_host,
     described,
     inheriting_thread,
+    mute_console_progress,
     runs_on_this_machine,
     use_driver_python,
 )
@@ -106,7 +107,11 @@ def launch(
     queued = time.monotonic()
 
     # Queue for slots that other runs of this process hold; a fixed port has room for one run.
-    with contextlib.closing(observer), _hold_slots(spark, allotment, port, observer) as waited:
+    with (
+        contextlib.closing(observer),
+        mute_console_progress(spark if options.stream_logs else None),
+        _hold_slots(spark, allotment, port, observer) as waited,
+    ):
         admitted = time.monotonic()
         if workers is None:
             _show(observer, Notice(allotment.describe(), warn=False))

@@ -116,13 +116,14 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def mute_console_progress(spark: SparkSession) -> Iterator[None]:
+def mute_console_progress(spark: SparkSession | None) -> Iterator[None]:
     """Keep Spark's own progress bar off the terminal while the block runs.
 
-    Spark reads ``spark.ui.showConsoleProgress`` only when it starts. Its bar pauses for half a
+    It is that of a session; with ``None``, nothing is done. Spark reads ``spark.ui.showConsoleProgress`` only when it starts. Its bar pauses for half a
     second after ``finishAll``, which it calls itself at the end of each job.
     """
-    context, bar = classic_context(spark), None
+    context = None if spark is None else classic_context(spark)
+    bar = None
     with contextlib.suppress(Exception):  # an internal interface: without it, the bar stays
         bar = None if context is None else context._jsc.sc().progressBar()
     if bar is None or not bar.isDefined():
