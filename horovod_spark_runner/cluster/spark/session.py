@@ -119,8 +119,11 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
 def mute_console_progress(spark: SparkSession | None) -> Iterator[None]:
     """Keep Spark's own progress bar off the terminal while the block runs.
 
-    It is that of a session; with ``None``, nothing is done. Spark reads ``spark.ui.showConsoleProgress`` only when it starts. Its bar pauses for half a
+    Spark reads ``spark.ui.showConsoleProgress`` only when it starts. Its bar pauses for half a
     second after ``finishAll``, which it calls itself at the end of each job.
+
+    Args:
+        spark: the session; with ``None``, its bar stays.
     """
     context = None if spark is None else classic_context(spark)
     bar = None
