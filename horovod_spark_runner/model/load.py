@@ -76,8 +76,8 @@ class TrainingSummary:
             directory.
         staleness: with ``sync=AsyncServer(…)``, how many updates of the last attempt came 0, 1, …
             updates of other ranks after the weights they change had been taken; else empty.
-        weights: description of the model's weights: of the last epoch, or as the training's end has
-            changed them; empty for a model that was read from a run directory.
+        weights: description of the epoch that the model's weights are of; empty for a model that
+            was read from a run directory.
     """
 
     run_dir: str

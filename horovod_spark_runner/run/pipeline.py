@@ -194,7 +194,7 @@ def _train_run(
         attempts=tuple(trained.attempts),
         traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
         staleness=tuple(report.staleness),
-        weights=_describe_weights(report),
+        weights=report.weights,
     )
     console.print(_describe_end(summary, _describe_best(run)))
     curves = f"tensorboard --logdir {directory.events} (epoch 1 is its step 0)"
@@ -216,7 +216,7 @@ def _describe_end(summary: TrainingSummary, best: str) -> str:
     metrics = [f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float)]
     shown = [best] if best else [f"epoch {len(summary.history)}", *metrics]
     took = duration(summary.timings["total"])
-    return "  ".join([f"finished in {took}", *shown, f"the model has {summary.weights}"])
+    return "  ".join([f"finished in {took}", *shown, f"weights: {summary.weights}"])
 
 
 def _describe_best(run: ResolvedRun) -> str:
@@ -236,15 +236,6 @@ def _describe_best(run: ResolvedRun) -> str:
     return (
         f"best {options.best_metric} {value:.4g} in epoch {infos[best].epoch} (checkpoint={best})"
     )
-
-
-def _describe_weights(report: TrainingReport) -> str:
-    if report.restored_epoch is not None:
-        return f"the weights of epoch {report.restored_epoch}, restored by EarlyStopping"
-    last = f"epoch {len(report.history)}, the last"
-    if report.changed:
-        return f"the weights of {last}, as a callback or the optimizer changed them at the end"
-    return f"the weights of {last}"
 
 
 def train_ranks(

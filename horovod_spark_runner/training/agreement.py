@@ -165,9 +165,14 @@ def _checksum(value: ArrayLike) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
-def changed_since(before: np.ndarray, variables: TrainingVariables, world: MPI.Comm) -> bool:
-    """Return whether, on any rank, variables have changed since these checksums."""
-    changed = bool((checksums(variables) != before).any())
+def changed_since(
+    before: np.ndarray,
+    variables: TrainingVariables,
+    compared: Sequence[Variable],
+    world: MPI.Comm,
+) -> bool:
+    """Return whether, on any rank, ``compared`` variables have changed since these checksums."""
+    changed = bool((checksums(variables, compared) != before).any())
     return bool(world.allreduce(changed, op=MPI.LOR))
 
 

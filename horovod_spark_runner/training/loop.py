@@ -265,18 +265,28 @@ class _Training:
                 self._checkpoints.finish()
                 return {}
         self._clock.to(Kind.SAVE)
-        before = checksums(self._variables)
+        weights = self._variables.groups["model"]
+        before = checksums(self._variables, weights)
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")
         self._checkpoints.finish()
-        ended: dict[str, Any] = {}
-        if changed_since(before, self._variables, self._world):
-            ended = {"changed": True, "restored_epoch": self._hooks.restored_epoch()}
-            if self._spec.config.is_trial:
-                ended["final"] = plain(self._evaluate())
+        changed = changed_since(before, self._variables, weights, self._world)
+        final = plain(self._evaluate()) if changed and self._spec.config.is_trial else None
         saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
-        return {**ended, "saved": saved}
+        return {"saved": saved, "final": final, "weights": self._describe_weights(changed)}
+
+    def _describe_weights(self, changed: bool) -> str:
+        """Describe of which epoch the trained model's weights are.
+
+        Args:
+            changed: whether they have changed since the last epoch's end.
+        """
+        last = f"epoch {self._progress.epoch:,}, the last"
+        if not changed:
+            return last
+        by_others = f"changed after {last}, by the optimizer or a callback's on_train_end"
+        return self._hooks.restored or by_others
 
     def _begin(self) -> bool:
         """Begin or resume the training; return whether it resumes within an epoch."""

@@ -344,8 +344,7 @@ class TrainingReport:
             had been taken; empty where ranks do not step by themselves.
         final: metrics of the validation rows, of the model as it was saved, if that was asked for
             and the training's end has changed it after the last epoch; nothing without such rows.
-        changed: whether the training's end has changed the model after the last epoch.
-        restored_epoch: number, from 1, of the epoch whose weights a callback has restored then.
+        weights: description of the epoch that the saved weights are of.
     """
 
     history: list[dict[str, LogValue]]
@@ -357,8 +356,7 @@ class TrainingReport:
     accounts: dict[str, Any] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     final: dict[str, LogValue] | None = None
-    changed: bool = False
-    restored_epoch: int | None = None
+    weights: str = ""
 
 
 def train_rank(spec: TrainingSpec) -> TrainingReport:

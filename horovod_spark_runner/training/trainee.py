@@ -36,6 +36,8 @@ class Hooks:
         stop_training: true once one of this rank asks for the end of the training.
         stop_evaluating: true once one of this rank asks for the end of the evaluation.
         initial_epoch: whole epochs of what `train_begin` has restored; 0 if it has nothing.
+        restored: the epoch, counted from 1, whose weights `train_end` has restored, and what
+            restored them; empty if none, or unknown.
     """
 
     watch_begin = False
@@ -44,6 +46,7 @@ class Hooks:
     stop_training: bool = False
     stop_evaluating: bool = False
     initial_epoch: int = 0
+    restored: str = ""
 
     def train_begin(self) -> None:
         """Before the first step, of a resumed run as well."""
@@ -54,10 +57,6 @@ class Hooks:
         Args:
             logs: those of the last epoch; ``None`` if no epoch was left to train.
         """
-
-    def restored_epoch(self) -> int | None:
-        """Return the number, from 1, of the epoch whose weights `train_end` has restored."""
-        return None
 
     def epoch_begin(self, epoch: int) -> None:
         """Before the first step of an epoch, counted from 0."""

@@ -94,7 +94,7 @@ def test_a_training_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     assert reply["status"] == "ok", reply
     shown = texts(outputs)
     assert f"new run in {run_dir}" in shown
-    assert re.search(r"finished in .*epoch 2, the last", shown)
+    assert re.search(r"finished in .*weights: epoch 2, the last", shown)
     assert "preparing the data" not in shown, "the bar shows it"
     assert not re.search(r"epoch 1/2  \d+ steps", shown)
     assert "[Stage" not in shown

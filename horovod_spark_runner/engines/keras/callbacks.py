@@ -141,6 +141,19 @@ class Callbacks(Hooks):
         # Keras's BackupAndRestore, on rank 0, may have loaded weights, and says the epoch.
         return int(self._model._initial_epoch or 0)
 
+    @property
+    def restored(self) -> str:  # type: ignore[override]
+        weights = self._model.get_weights()
+        for callback in self._named.values():
+            if not isinstance(callback, keras.callbacks.EarlyStopping):
+                continue
+            best = callback.best_weights if callback.restore_best_weights else None
+            # Another callback may have changed them since.
+            if best and all(map(np.array_equal, best, weights)):
+                name, epoch = type(callback).__name__, callback.best_epoch + 1
+                return f"epoch {epoch:,}, restored by {name} (monitors {callback.monitor})"
+        return ""
+
     def train_begin(self) -> None:
         self._list.on_train_begin()
         if self._summaries:
@@ -148,15 +161,6 @@ class Callbacks(Hooks):
 
     def train_end(self, logs: Logs | None) -> None:
         self._list.on_train_end(logs)
-
-    def restored_epoch(self) -> int | None:
-        for callback in self._named.values():
-            if isinstance(callback, keras.callbacks.EarlyStopping):
-                best = callback.best_weights if callback.restore_best_weights else None
-                # Later callbacks may have set others.
-                if best is not None and all(map(np.array_equal, self._model.get_weights(), best)):
-                    return int(callback.best_epoch) + 1
-        return None
 
     def epoch_begin(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
