@@ -48,7 +48,7 @@ class Console:
 
     Args:
         name: name of the run beside others.
-        stream: output; standard error by default.
+        stream: output; by default standard error, in a notebook standard output.
         quiet: print nothing.
         title: what else distinguishes the run, such as its parameters; then all its lines begin
             with the name and the title.
@@ -78,9 +78,11 @@ class Console:
         # Whether it was shown, whether it is an epoch, and its progress.
         self._announced, self._in_epoch = True, False
         self._describe: Callable[[], str] | None = None
-        self._stream = stream if stream is not None else sys.stderr
-        self.quiet = quiet
         self._notebook = in_notebook()
+        # Notebooks mark standard error as errors.
+        default = sys.stdout if self._notebook else sys.stderr
+        self._stream = default if stream is None else stream
+        self.quiet = quiet
         self._draws = self._notebook or self._stream.isatty()
         self._bar: tqdm[Any] | None = None
 
@@ -108,7 +110,8 @@ class Console:
             case Queued():
                 self._show_activity("waiting for slots that other runs of this process hold")
             case Placed(size, placement):
-                self._end_bar()
+                if not self._task:
+                    self._end_bar()
                 self._begin(self._task)
                 self._print(f"{format_ranks(size)} on {placement}")
             case Progress() as progress:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # Where Horovod is to write a timeline.
 _TIMELINE = "HOROVOD_TIMELINE"
 
+# Activity of the ranks until they build the model, for display.
+_TASK = "starting the ranks"
+
 
 @dataclass(frozen=True)
 class ResolvedRun:
@@ -110,7 +113,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
         EnvironmentProblem: something is not installed or set up.
     """
-    console = Console("a new run", quiet=not config.stream_logs, title=config.title)
+    console = Console("a new run", quiet=not config.stream_logs, title=config.title, task=_TASK)
     with contextlib.closing(console):
         return _resolve(df, config, console)
 

@@ -57,7 +57,7 @@ class Kernel:
                 during(message["content"]["text"])
             elif message["msg_type"] == "comm_msg":
                 state = message["content"]["data"].get("state", {})
-                during(str(state.get("value", "")))
+                during(value_of(state))
 
         reply = self._client.execute_interactive(
             code, timeout=300, output_hook=take, allow_stdin=False
@@ -78,6 +78,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
     yield kernel
     kernel.end()
+
+
+def value_of(state: dict[str, Any]) -> str:
+    return str(state.get("value", "")).replace("\u2007", " ")
 
 
 def texts(outputs: list[dict[str, Any]]) -> str:
@@ -102,10 +106,10 @@ def test_a_training_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     widgets = [one for one in outputs if one["msg_type"] == "comm_open"]
     bars = [one["content"]["data"]["state"] for one in widgets]
     values = [
-        str(one["content"]["data"].get("state", {}).get("value", ""))
+        value_of(one["content"]["data"].get("state", {}))
         for one in outputs
         if one["msg_type"] == "comm_msg"
-    ] + [str(state.get("value", "")) for state in bars]
+    ] + [value_of(state) for state in bars]
     assert any("epoch 2/2" in value for value in values), values
     (result,) = [one for one in outputs if one["msg_type"] == "execute_result"]
     html = result["content"]["data"]["text/html"]

@@ -103,16 +103,16 @@ def test_one_bar_is_rewritten(notebook: None, monkeypatch: pytest.MonkeyPatch) -
             self.is_open = False
 
     monkeypatch.setattr(showing, "bar_class", lambda: Bar)
-    console = Console("run 1", io.StringIO())
+    console = Console("run 1", io.StringIO(), task="starting the ranks")
     train(console)
-    assert not [bar for bar in opened if bar.is_open]
-    console.on_message(progress(0, 1))
-    count = len(opened)
-    console.on_message(progress(0, 5))
-    console.on_message(progress(1, 2))
-    assert len(opened) == count
-    assert (opened[-1].n, opened[-1].total) == (2, 5)
-    assert opened[-1].desc.startswith("epoch 2/2")
+    (bar,) = opened
+    assert (bar.is_open, bar.n, bar.total) == (False, 5, 5)
+    assert bar.desc.startswith("epoch 2/2")
+    # A function on the ranks shows itself what it does.
+    console = Console("run 2", io.StringIO())
+    console.on_message(from_driver(Notice("starting 2 ranks", warn=False)))
+    console.on_message(from_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
+    assert [bar.is_open for bar in opened] == [False, False]
     console.close()
 
 
