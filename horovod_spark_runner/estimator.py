@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
@@ -144,7 +144,10 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         configs = [
-            stage._config(dataset, place.join(f"fit-{number:02}"))
+            replace(
+                stage._config(dataset, place.join(f"fit-{number:02}")),
+                title=_describe_map(paramMaps[number]),
+            )
             for number, stage in enumerate(stages)
         ]
         resumed = [config.run_dir for config in configs if config.resume == "required"]
@@ -330,6 +333,14 @@ def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> 
     trained._resetUid(stage.uid)
     model: TrainedTransformer = stage._copyValues(trained)
     return model
+
+
+def _describe_map(params: _ParamMap) -> str:
+    """Return the values of a map for display; those of ``modelArgs`` by their names."""
+    values: dict[str, Any] = {}
+    for param, value in params.items():
+        values |= value if param.name == "modelArgs" else {param.name: value}
+    return ", ".join(f"{name}={brief(value)}" for name, value in values.items())
 
 
 def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | None:

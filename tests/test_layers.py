@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
     {"cluster", "cluster.protocol", "cluster.programs"},
     {"cluster.slot"},
     {"cluster.driver", "cluster.worker"},
+    {"observe.notebook"},
     {"sync", "observe.console"},
     {"checkpoint"},
     {"observe.event_files"},
@@ -222,7 +223,7 @@ def all_imports(path: Path) -> set[str]:
     ("used", "heavy"),
     [
         # By itself, the package is as good as nothing.
-        ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow"]),
+        ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow", "IPython", "ipywidgets"]),
         # What scores without Spark is to run where there is little.
         (
             "import horovod_spark_runner.scoring",
@@ -232,7 +233,7 @@ def all_imports(path: Path) -> set[str]:
         (
             "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset, "
             "h.plan_training",
-            FRAMEWORKS,
+            [*FRAMEWORKS, "IPython", "ipywidgets"],
         ),
         # Engines are loaded on the driver; the doctor runs where a framework is broken.
         (

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EnvironmentProblem, InvalidInputError
+from ..observe.console import show_activity
 
 # Spark unpacks a .tar without the files' permissions: Python could not be executed.
 _SUFFIXES = (".tar.gz", ".tgz")
@@ -122,9 +123,10 @@ def pack(
                 for source, target in module_files(editable)
             )
         environment.files[:] = map(follow_foreign_link, environment.files)
-        environment.pack(
-            str(output), python_prefix=python_prefix, force=force, compress_level=compress_level
-        )
+        with show_activity(f"packing {len(environment.files):,} files"):
+            environment.pack(
+                str(output), python_prefix=python_prefix, force=force, compress_level=compress_level
+            )
     except venv_pack.VenvPackException as error:
         raise EnvironmentProblem(f"venv-pack could not pack {sys.prefix}: {error}") from error
     return output

@@ -369,6 +369,7 @@ class TrainingConfig:
         params: parameters of a trial of a search; ``None`` for any other training.
         check_outputs: raises an error if the model's outputs do not fit the requested predictions;
             called on the ranks before the first step. For estimators.
+        title: what distinguishes the training from others of the same call, for display.
 
     Raises:
         InvalidInputError: a field is invalid.
@@ -397,6 +398,7 @@ class TrainingConfig:
     mlflow: MlflowOptions | None = None
     params: Mapping[str, Any] | None = None
     check_outputs: Callable[..., None] | None = None
+    title: str = ""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> TrainingConfig:

@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..formatting import quote_all
 from ..frameworks import FRAMEWORKS, KERAS, transformer_of
+from ..observe.notebook import facts_of_training, never_failing, training_html
 from ..serialize import check_picklable
 from ..storage.contents import Contents
 from ..training.engine import engine_named, engine_of
@@ -75,6 +76,8 @@ class TrainingSummary:
             directory.
         staleness: with ``sync=AsyncServer(…)``, how many updates of the last attempt came 0, 1, …
             updates of other ranks after the weights they change had been taken; else empty.
+        weights: description of the epoch that the model's weights are of; empty for a model that
+            was read from a run directory.
     """
 
     run_dir: str
@@ -84,6 +87,22 @@ class TrainingSummary:
     attempts: tuple[Attempt, ...] = ()
     traffic: Mapping[str, int] = field(default_factory=dict)
     staleness: tuple[int, ...] = ()
+    weights: str = ""
+
+    @never_failing
+    def _repr_html_(self) -> str:
+        return self.html("training")
+
+    def html(self, title: str) -> str:
+        """Return the summary as HTML, for notebooks; no storage is read.
+
+        Args:
+            title: heading.
+        """
+        seconds = self.timings.get("total")
+        hosts = [rank.host for rank in self.placement]
+        facts = facts_of_training(self.run_dir, seconds, hosts, self.weights)
+        return training_html(title, facts, self.history)
 
 
 @dataclass(frozen=True)

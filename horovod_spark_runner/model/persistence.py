@@ -39,6 +39,7 @@ from ..config.importable import (
     name_here,
 )
 from ..errors import DataError, InvalidInputError, RunDirectoryError, brief
+from ..observe.console import show_activity
 from ..storage.checksums import compute_checksum
 from ..storage.filesystem import Location
 from ..storage.folders import convert_save_errors, write_aside
@@ -335,7 +336,8 @@ class StageReader(MLReader):  # type: ignore[misc]
         fields = _read_package_fields(location, metadata)
         directory = RunDirectory(location)
         try:
-            model = read_finished_run(directory, engine=self._kind.engine, **self._code)
+            with show_activity(f"loading the model in {directory.location}"):
+                model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
             raise type(error)(f"{error}. {_advice(self._kind, error)}") from error
         if compute_checksum(directory.signature.read_bytes()) != fields.signature:

@@ -16,6 +16,7 @@ from ..cluster.spark.session import (
     active_session,
     check_is_frame,
     check_running,
+    mute_console_progress,
     use_driver_python,
 )
 from ..config.data import Transform
@@ -32,6 +33,8 @@ from ..data.prepare.datasets import check_has_an_end
 from ..errors import InvalidInputError, brief
 from ..formatting import quote_all
 from ..frameworks import KERAS, transformer_of
+from ..observe.console import show_activity
+from ..observe.notebook import heading_html, never_failing
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, convert_save_errors
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
@@ -93,7 +96,10 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
     ) -> T:
         """Return the transformer of a finished run; ``settings`` are those of predictions."""
         prediction, directory = PredictionSettings(**settings), RunDirectory(Location(run_dir))
-        model = read_finished_run(directory, engine=cls.engine, checkpoint=checkpoint, **vars(code))
+        with show_activity(f"loading the model in {directory.location}"):
+            model = read_finished_run(
+                directory, engine=cls.engine, checkpoint=checkpoint, **vars(code)
+            )
         others = [name for name in code.transforms or () if name not in model.recipe.transforms]
         if others:
             raise InvalidInputError(
@@ -197,16 +203,17 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         by_default = ERROR if settings.handle_invalid == KEEP else settings.handle_invalid
         spark = _session(dataset, "evaluate")
         check_has_an_end(dataset, "evaluated on")
-        predictor = self._model.predictor(spark, settings)
-        return evaluate(
-            dataset,
-            self._model.metadata.recipe,
-            predictor,
-            metrics=metrics,
-            label_cols=label_cols,
-            sample_weight_col=sample_weight_col,
-            handle_invalid=by_default if handle_invalid is None else handle_invalid,
-        )
+        with show_activity("evaluating the model", spark), mute_console_progress(spark):
+            predictor = self._model.predictor(spark, settings)
+            return evaluate(
+                dataset,
+                self._model.metadata.recipe,
+                predictor,
+                metrics=metrics,
+                label_cols=label_cols,
+                sample_weight_col=sample_weight_col,
+                handle_invalid=by_default if handle_invalid is None else handle_invalid,
+            )
 
     def predict_files(
         self,
@@ -257,7 +264,8 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         request = FilesRequest(place, target, columns, mode, settings)
         spark = active_session()
         use_driver_python(spark)
-        return predict_files(spark, request, self._model.predictor(spark, settings))
+        with show_activity(f"predicting files into {target}", spark), mute_console_progress(spark):
+            return predict_files(spark, request, self._model.predictor(spark, settings))
 
     def export(
         self, path: str | os.PathLike[str], format: str = "saved_model", *, mode: str = "error"
@@ -320,6 +328,13 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
     def hasSummary(self) -> bool:
         """True if there is a `summary`."""
         return self._summary is not None
+
+    @never_failing
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} {self.uid}"
+        if self._summary is None:
+            return heading_html(title, {"outputs": ", ".join(self.output_names)})
+        return self._summary.html(title)
 
     def getModel(self) -> Any:
         """Return the framework's own model, with its weights, on the driver.

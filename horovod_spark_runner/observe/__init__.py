@@ -1,1 +1,1 @@
-"""Progress and records of a run for people: console, event files, MLflow, its report."""
+"""Progress and records of a run for people: console, notebooks, event files, MLflow, its report."""

@@ -19,7 +19,7 @@ from ..data.prepare.datasets import Prepared, frame_of, is_readable_in_place, se
 from ..data.prepare.schema import quoted
 from ..errors import DataError
 from ..observe.console import Console
-from ..run.pipeline import import_ahead, prepare_data, training_spec
+from ..run.pipeline import import_ahead, prepare_data, show_preparation, training_spec
 from ..run.resolve import ResolvedRun
 from ..storage.filesystem import Location
 from ..training.engine import modules_for
@@ -179,7 +179,7 @@ def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) ->
     config = run.config
     if rows <= sample_rows or is_readable_in_place(run.df, run.columns.roles, config.data):
         began = time.monotonic()
-        with prepare_data(run, folder) as data:
+        with show_preparation(run, run.console, prepare_data(run, folder)) as data:
             yield _Sample(data.train, 0.0 if data.reused else time.monotonic() - began)
         return
     columns = [quoted(name) for name in run.columns.roles.columns]

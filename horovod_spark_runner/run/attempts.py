@@ -105,6 +105,7 @@ class Attempts:
         directory: the run directory.
         lease: its lease, held.
         launcher: starts the ranks.
+        console: shows the run.
         pause: waits for so many seconds.
         done: the attempts of this call so far.
         start: starting point of the first attempt, unless there are other checkpoints by then.
@@ -117,6 +118,7 @@ class Attempts:
     directory: RunDirectory
     lease: Lease
     launcher: Launcher
+    console: Console
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
     start: StartingPoint | None = None
@@ -158,8 +160,7 @@ class Attempts:
         newest = self._newest(spec)
         self.directory.sweep()
         first_step = newest or 0
-        console = Console(self.directory.location.name, quiet=not self.launch.stream_logs)
-        observer = _StepObserver(console, first_step, self.followers)
+        observer = _StepObserver(self.console, first_step, self.followers)
         attempt = self._begin(spec.workers, first_step)
         try:
             workers = self._available_workers(spec.workers)

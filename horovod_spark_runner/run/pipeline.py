@@ -14,17 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.attachments import AttachmentWriter, open_attachments
+from ..checkpoint.files import CheckpointInfo, best_step, read_info
 from ..checkpoint.resume import check_rest_of_epoch, check_same_data, describe_interruption
 from ..checkpoint.retry_policy import Attempt
 from ..cluster.driver.launch import chosen_launcher
 from ..cluster.driver.result import RunResult
-from ..cluster.spark.jobs import report_job_progress
-from ..cluster.spark.session import described, master_of
+from ..cluster.spark.jobs import watch_jobs
+from ..cluster.spark.session import described, master_of, mute_console_progress
 from ..config.prediction import PredictionSettings
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import (
     Prepared,
     add_faulty_row_number,
+    count_passes,
     prepare_datasets,
     rows_to_write,
     session_of,
@@ -35,6 +37,7 @@ from ..errors import CheckpointError, DataError, InvalidInputError
 from ..formatting import duration
 from ..model.load import ModelHandle, TrainingSummary, read_trained_model
 from ..model.transformer import TrainedTransformer, transformer_class
+from ..observe.console import Console
 from ..observe.mlflow import begin_tracking
 from ..storage.filesystem import Location
 from ..training.engine import modules_for
@@ -45,6 +48,8 @@ from .record import CallRecord, versions
 from .resolve import ResolvedRun, resolve_again
 
 logger = logging.getLogger(__name__)
+
+_PREPARING = "preparing the data"
 
 
 def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
@@ -61,22 +66,54 @@ def import_ahead(run: ResolvedRun, at_once: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def prepare_data(run: ResolvedRun, run_folder: Location) -> Iterator[Prepared]:
-    """Materialize the data of a training, and show the progress; see `prepare_datasets`.
+def prepare_data(
+    run: ResolvedRun, run_folder: Location, console: Console | None = None
+) -> Iterator[Prepared]:
+    """Materialize the data of a training, and report the passes; see `prepare_datasets`.
 
     Args:
         run: the training.
         run_folder: folder of the data if there is no cache directory.
+        console: shows it; by default the run's.
     """
-    config = run.config
-    rows = prepare_datasets(
-        run.df, run.columns.roles, config.data, config.validation, run_folder, run.fit.seed
-    )
-    console = run.console
-    expected = rows_to_write(run.df, config.validation) if config.stream_logs else None
+    config, console = run.config, console or run.console
+    passes = count_passes(config.validation)
+    if passes > 1:
+        console.print(f"{passes} passes over the rows, which Spark caches meanwhile")
+    with prepare_datasets(
+        run.df,
+        run.columns.roles,
+        config.data,
+        config.validation,
+        run_folder,
+        run.fit.seed,
+        console.print,
+    ) as data:
+        yield data
+
+
+@contextlib.contextmanager
+def show_preparation(
+    run: ResolvedRun, console: Console, preparation: AbstractContextManager[Prepared]
+) -> Iterator[Prepared]:
+    """Prepare the data of a training, and show the progress.
+
+    Args:
+        run: the training.
+        console: shows it.
+        preparation: prepares the data.
+    """
+    began, spark = time.monotonic(), session_of(run.df)
+    console.report(_PREPARING)
+    expected = None if console.quiet else rows_to_write(run.df, run.config.validation)
     with contextlib.ExitStack() as stack:
-        with report_job_progress(session_of(run.df), console.report, expected):
-            data = stack.enter_context(rows)
+        with (
+            mute_console_progress(None if console.quiet else spark),
+            watch_jobs(spark, expected) as progress,
+            console.during(_PREPARING, progress),
+        ):
+            data = stack.enter_context(preparation)
+        console.report(_describe(data, time.monotonic() - began))
         yield data
 
 
@@ -113,7 +150,16 @@ def train_run(
         prepare: prepares the data, where that is not for this training alone.
         follower: follows the training, and may end it.
     """
-    config, directory = run.config, run.directory
+    with contextlib.closing(run.console):
+        return _train_run(run, prepare, follower)
+
+
+def _train_run(
+    run: ResolvedRun,
+    prepare: Callable[[], AbstractContextManager[Prepared]] | None,
+    follower: Follower | None,
+) -> TrainedTransformer:
+    config, directory, console = run.config, run.directory, run.console
     with described(session_of(run.df), f"Horovod: training {directory.location.name}"):
         try:
             trained = train_ranks(run, prepare, follower)
@@ -125,7 +171,8 @@ def train_run(
             raise
     report, result = trained.report, trained.result
     transforms = config.data.transforms
-    model = ModelHandle(read_trained_model(directory, run.model, report.saved, transforms))
+    with console.during("loading the model"):
+        model = ModelHandle(read_trained_model(directory, run.model, report.saved, transforms))
     ended = time.monotonic()
     launching = trained.ended - trained.materialized
     timings = {
@@ -147,22 +194,48 @@ def train_run(
         attempts=tuple(trained.attempts),
         traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
         staleness=tuple(report.staleness),
+        weights=report.weights,
     )
-    run.console.report(_describe_end(summary))
-    run.console.report(
-        f"report: {directory.report}, curves: tensorboard --logdir {directory.events}"
-    )
+    console.print(_describe_end(summary, _describe_best(run)))
+    curves = f"tensorboard --logdir {directory.events} (epoch 1 is its step 0)"
+    events = f", curves: {curves}" if config.checkpoints.event_files else ""
+    console.print(f"report: {directory.report}{events}")
     settings = PredictionSettings(prediction_col=config.prediction_col)
     return transformer_class(run.model.engine)(model, summary=summary, settings=settings)
 
 
-def _describe_end(summary: TrainingSummary) -> str:
-    """Describe a finished training: its time, and the metrics of its last epoch."""
-    history, took = summary.history, duration(summary.timings["total"])
-    last = history[-1] if history else {}
+def _describe_end(summary: TrainingSummary, best: str) -> str:
+    """Describe a finished training: its time, metrics, and the weights of its model.
+
+    Args:
+        summary: its summary.
+        best: its best checkpoint, in place of the last epoch's metrics.
+    """
+    last = summary.history[-1] if summary.history else {}
     # Lists, as of a confusion matrix, are in the summary.
     metrics = [f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float)]
-    return "  ".join([f"finished in {took}: epoch {len(history)}", *metrics])
+    shown = [best] if best else [f"epoch {len(summary.history)}", *metrics]
+    took = duration(summary.timings["total"])
+    return "  ".join([f"finished in {took}", *shown, f"weights: {summary.weights}"])
+
+
+def _describe_best(run: ResolvedRun) -> str:
+    """Describe the checkpoint with the best metric; empty if none is kept."""
+    options, directory = run.config.checkpoints, run.directory
+    if options.best_metric is None or run.console.quiet:
+        return ""
+    infos: dict[int, CheckpointInfo] = {}
+    with contextlib.suppress(OSError):
+        for step in directory.checkpoint_steps():
+            with contextlib.suppress(OSError, ValueError):
+                infos[step] = read_info(directory.checkpoint(step))
+    best = best_step(infos, options)
+    if best is None:
+        return ""
+    value = infos[best].history[-1][options.best_metric]
+    return (
+        f"best {options.best_metric} {value:.4g} in epoch {infos[best].epoch} (checkpoint={best})"
+    )
 
 
 def train_ranks(
@@ -179,15 +252,13 @@ def train_ranks(
     """
     config, directory = run.config, run.directory
     began = time.monotonic()
-    run.console.report("preparing the data")
     alone = prepare is None
     if prepare is None:
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
-    preparation = prepare()
+    preparation = show_preparation(run, run.console, prepare())
     with directory.lease() as lease, preparation as data, open_attachments(directory) as attach:
         materialized = time.monotonic()
-        run.console.report(_describe(data, materialized - began))
         run = resolve_again(run)
         try:
             _check_enough_rows(data.train, run.workers)
@@ -212,6 +283,7 @@ def train_ranks(
                 directory,
                 lease,
                 chosen_launcher(),
+                run.console,
                 start=run.start,
                 followers=[one for one in (tracking, follower) if one is not None],
             )

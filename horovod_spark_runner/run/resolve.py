@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 # Where Horovod is to write a timeline.
 _TIMELINE = "HOROVOD_TIMELINE"
 
+# Activity of the ranks until they build the model, for display.
+_TASK = "starting the ranks"
+
 
 @dataclass(frozen=True)
 class ResolvedRun:
@@ -48,6 +52,7 @@ class ResolvedRun:
         allotment: slots that Spark has for them.
         start: the starting point.
         seconds: duration of the validation.
+        console: shows the run.
         tracking: MLflow's client and experiment, if the training is logged there.
     """
 
@@ -60,6 +65,7 @@ class ResolvedRun:
     allotment: Allotment
     start: StartingPoint
     seconds: float
+    console: Console
     tracking: tuple[Any, str] | None = None
 
     @property
@@ -76,11 +82,6 @@ class ResolvedRun:
     def workers(self) -> int:
         """Ranks of the run."""
         return self.allotment.workers
-
-    @property
-    def console(self) -> Console:
-        """A console that shows the run by its name."""
-        return Console(self.directory.location.name, quiet=not self.config.stream_logs)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,19 +113,25 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         NotEnoughSlotsError: Spark cannot run as many tasks at once.
         EnvironmentProblem: something is not installed or set up.
     """
+    console = Console("a new run", quiet=not config.stream_logs, title=config.title, task=_TASK)
+    with contextlib.closing(console):
+        return _resolve(df, config, console)
+
+
+def _resolve(df: DataFrame | str | Path, config: TrainingConfig, console: Console) -> ResolvedRun:
     began = time.monotonic()
-    Console("a new run", quiet=not config.stream_logs).report("checking the configuration")
+    console.report("checking the configuration")
     spark = check_running(session_of(df))
     model = _resolve_model(config)
     columns = resolve_columns(df, config, model)
 
     directory = RunDirectory(config.run_dir or new_folder(spark, "run_dir", "runs"))
+    console.name = directory.location.name
     launch = _launch_settings(config, directory)
     allotment = check_slots(spark, launch, config.num_workers)
     check_min_workers(allotment.workers, config.restarts)
     check_servers(config.sync, allotment.workers)
     tracking = None if config.mlflow is None else check_tracking(config.mlflow)
-    console = Console(directory.location.name, quiet=not config.stream_logs)
     if config.num_workers is None:
         console.report(allotment.describe())
 
@@ -143,6 +150,7 @@ def resolve(df: DataFrame | str | Path, config: TrainingConfig) -> ResolvedRun:
         allotment=allotment,
         start=start,
         seconds=time.monotonic() - began,
+        console=console,
         tracking=tracking,
     )
 
@@ -202,7 +210,7 @@ def _resolve_start(
     config: TrainingConfig, directory: RunDirectory, engine: str, workers: int, console: Console
 ) -> StartingPoint:
     """Return the checkpoint to resume from, or the weights to begin with."""
-    start = resolve_start(config, directory, engine, workers, console.report)
+    start = resolve_start(config, directory, engine, workers, console.print)
     weights = config.initial_weights
     if start.checkpoint is None and isinstance(weights, InitialWeights):
         warm_start = read_warm_start(weights, engine, engine_named(engine).weights_formats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,13 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..cluster.spark.session import new_folder
+from ..cluster.spark.session import mute_console_progress, new_folder
 from ..config.training import Resume
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..observe.console import Console
-from ..run.pipeline import import_ahead, prepare_data
+from ..run.pipeline import import_ahead, prepare_data, show_preparation
 from ..run.resolve import ResolvedRun, resolve
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
@@ -149,7 +150,12 @@ def tune(
         check_whole(directory)
         check_same(directory, wanted)
         import_ahead(run, at_once)
-        with prepare_data(run, directory.lock.data) as data:
+        preparation = prepare_data(run, directory.lock.data, console)
+        with (
+            contextlib.closing(console),
+            show_preparation(run, console, preparation) as data,
+            mute_console_progress(None if console.quiet else session_of(df)),
+        ):
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
             choosing = partial(studies.sampler_for, sampler, space, seed, side_by_side=at_once > 1)

@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..model.transformer import TrainedTransformer, transformer_class
 from ..observe.console import Console
+from ..observe.notebook import heading_html, never_failing, report_of, table_html
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.resolve import ResolvedRun, resolve
@@ -68,7 +69,24 @@ class TuneResult:
     trials: pd.DataFrame = field(repr=False)
     study_dir: str
 
+    @never_failing
+    def _repr_html_(self) -> str:
+        trials = self.trials.drop(columns=["error", "run_dir"], errors="ignore")
+        rows = trials.head(_SHOWN_TRIALS).values.tolist()
+        best = self.trials[self.trials["trial"] == self.best_trial]["run_dir"].iloc[0]
+        facts = {
+            "trials": str(len(trials)),
+            "study": self.study_dir,
+            "best run": str(best),
+            "report": report_of(str(best)),
+        }
+        title = f"best trial {self.best_trial}: {self.best_value:.4g} with {self.best_params}"
+        strong = list(trials["trial"]).index(self.best_trial)
+        return heading_html(title, facts) + table_html(list(trials.columns), rows, strong)
 
+
+# Rows of a study's table in notebooks.
+_SHOWN_TRIALS = 50
 # What no trial is to blame for, and would fail the next one as well.
 _OF_STORAGE = (CheckpointError, OSError, UnreachableError)
 
@@ -111,7 +129,7 @@ class Search:
         self._alone = threading.Lock()  # for the study
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        self._going_on = 0
+        self._going_on = self._ended_trials = 0
 
     def run(self, parallel: int) -> None:
         """Carry out the trials that are left.
@@ -124,11 +142,12 @@ class Search:
         """
         taken_up = self._study.take_up()
         if taken_up:
-            self._console.report(f"{taken_up} trials that were interrupted go on")
-        if parallel == 1:
-            self._work()
-        else:
-            self._work_in_threads(parallel)
+            self._console.print(f"{taken_up} trials that were interrupted go on")
+        with self._console.during("searching", self._progress):
+            if parallel == 1:
+                self._work()
+            else:
+                self._work_in_threads(parallel)
         if isinstance(self._error, RunCancelledError):
             raise RunCancelledError(f"{self._error}; {self._saved_trials()}") from self._error
         if isinstance(self._error, _OF_STORAGE):
@@ -139,6 +158,11 @@ class Search:
             ) from self._error
         if self._error is not None:
             raise self._error
+
+    def _progress(self) -> str:
+        return (
+            f"{self._ended_trials} of {self._max_trials} trials ended, {self._going_on} in progress"
+        )
 
     def _saved_trials(self) -> str:
         counts = [one.state.name for one in self._study.trials()].count("COMPLETE")
@@ -186,6 +210,7 @@ class Search:
         """Return the next trial and its parameters; ``None`` if there are enough."""
         while True:
             ended = sum(one.state.is_finished() for one in self._study.trials())
+            self._ended_trials = ended
             if ended + self._going_on >= self._max_trials or self._study.exhausted:
                 return None
             assignment = self._study.ask(self._choose)
@@ -269,7 +294,7 @@ class Search:
             best = self._study.best()
         best_text = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
         seconds = time.monotonic() - began
-        self._console.report(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){best_text}")
+        self._console.print(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){best_text}")
 
     def result(self) -> TuneResult:
         """Return the result of the search.
@@ -290,6 +315,10 @@ class Search:
             )
         best_line = next(line for line in lines if line.trial == best.number)
         base = self._configs.base
+        self._console.print(
+            f"best: trial {best.number} {dict(best_line.params)}: {self._metric} {best.value:.4g}, "
+            f"in {best_line.run_dir}"
+        )
         build = self._configs.model_function(best_line.params)
         model = transformer_class(engine_of(build)).from_run(
             best_line.run_dir,

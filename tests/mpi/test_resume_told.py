@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner import CheckpointOptions
 from tests import trainings
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -24,7 +25,7 @@ def other_loss() -> Any:
 def stop_early() -> list[Any]:
     import keras
 
-    return [keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=1e9)]
+    return [keras.callbacks.EarlyStopping("loss", min_delta=1e9, restore_best_weights=True)]
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,20 @@ def test_a_call_says_what_is_left_to_train(
             history = train(epochs=epochs, **arguments).summary.history
         return len(history), capfd.readouterr().err, [one.getMessage() for one in caplog.records]
 
-    assert "resuming" not in call(1)[1]
-    count, printed, _ = call(3)
+    best = CheckpointOptions(best_metric="loss")
+    printed = call(1, validation=0.25, checkpoints=best)[1]
+    assert "resuming" not in printed
+    assert "3 passes over the rows" in printed
+    assert re.search(r"best loss [\d.]+ in epoch 1 \(checkpoint=\d\)", printed)
+    count, printed, _ = call(3, validation=0.25)
     assert count == 3
     match = re.search(r"step-0000000(\d): epochs 2 to 3 of 3", printed)
     assert match
     assert match.start() < printed.index("preparing the data"), "at once"
+    assert re.search(r"^finished in .* epoch 3  loss .*weights: epoch 3, the last$", printed, re.M)
+    assert re.search(r"^report: .*report.html.*tensorboard --logdir", printed, re.MULTILINE)
     # What changes has no effect where nothing is left, and nothing else is said of it.
-    count, printed, warned = call(3, batch_size=16, model_fn=other_loss)
+    count, printed, warned = call(3, validation=0.25, batch_size=16, model_fn=other_loss)
     assert count == 3
     assert " from step-" not in printed
     (text,) = warned
@@ -66,8 +73,10 @@ def test_a_run_that_a_callback_stopped_stays_so(
     small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = functools.partial(trainings.train, small, tmp_path / "run", callbacks=stop_early)
-    first = train(epochs=9).summary.history
+    summary = train(epochs=9).summary
+    first = summary.history
     assert len(first) == 2
+    assert re.search(r"epoch 1\b.*EarlyStopping", summary.weights)
     for epochs in (9, 20):
         caplog.clear()
         assert train(epochs=epochs).summary.history == first

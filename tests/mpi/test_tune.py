@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -76,7 +78,10 @@ def whole(rows: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResu
         return build(params)
 
     counted = rows.mapInArrow(count, rows.schema)
-    return search(counted, counting, max_trials=4, study_dir=study), study, folder
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        result = search(counted, counting, max_trials=4, study_dir=study, stream_logs=True)
+    (folder / "shown").write_text(shown.getvalue())
+    return result, study, folder
 
 
 @pytest.mark.thorough
@@ -109,6 +114,23 @@ def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], 
     ahead = [one for one in descriptions(spark) if "import" in one]
     assert ahead
     assert not [one for one in ahead if "trial" in one]
+
+
+def test_a_search_shows_its_trials_and_the_folder_of_the_best(
+    whole: tuple[TuneResult, Path, Path],
+) -> None:
+    result, _, folder = whole
+    lines = (folder / "shown").read_text().splitlines()
+    assert "preparing the data" in lines
+    trials = [line for line in lines if re.match(r"trial \d+ \{'lr': ", line)]
+    assert len(trials) == 4
+    best = result.trials.set_index("trial").loc[result.best_trial]
+    assert lines[-1].startswith(f"best: trial {result.best_trial} {{'lr': ")
+    assert lines[-1].endswith(best["run_dir"])
+    text = result._repr_html_()
+    assert f"{best['run_dir']}/report.html" in text
+    assert len(re.findall(r"<tr><td>\d<", text)) == 3
+    assert len(re.findall(rf"<tr><th>{result.best_trial}<", text)) == 1
 
 
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
-from horovod_spark_runner.cluster.spark.jobs import report_job_progress
+from horovod_spark_runner.cluster.spark.jobs import watch_jobs
+from horovod_spark_runner.cluster.spark.session import mute_console_progress
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest
@@ -28,6 +29,7 @@ from horovod_spark_runner.data.prepare.materialize import materialize
 from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.machine import repeat_in_thread
 from horovod_spark_runner.storage.filesystem import Location
 from tests.jobs import descriptions
 
@@ -430,6 +432,49 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
     assert run(1).reused
 
 
+def test_passes_are_reported_as_they_are(spark: Any, tmp_path: Path) -> None:
+    from horovod_spark_runner import DataOptions
+    from horovod_spark_runner.data.prepare.datasets import prepare_datasets
+
+    computed = spark.sparkContext.accumulator(0)
+
+    def prepare(frame: Any, place: str, validation: float | None = None) -> tuple[int, list[str]]:
+        """Return how often the rows were computed, and what was reported."""
+        before, lines = computed.value, list[str]()
+        with prepare_datasets(
+            frame,
+            Roles(("a",), ("id",)),
+            DataOptions(data_dir=str(tmp_path / place)),
+            validation,
+            Location(tmp_path / "own"),
+            0,
+            lines.append,
+        ):
+            pass
+        return (computed.value - before) // 200, lines
+
+    def rows(add: int) -> Any:
+        def make(number: int) -> tuple[float, int]:
+            computed.add(1)
+            return float(number + add), number
+
+        return spark.createDataFrame(spark.sparkContext.range(200).map(make), "a double, id long")
+
+    assert prepare(rows(0), "data") == (1, [])
+    assert prepare(rows(0), "split", 0.25) == (1, []), "Spark caches them"
+    passes, (line,) = prepare(rows(0), "data")
+    assert passes == 1
+    assert str(tmp_path / "data") in line
+    assert ".cache()" in line
+    passes, (line,) = prepare(rows(1), "data")
+    assert passes == 2
+    cached = rows(2).cache()
+    try:
+        assert prepare(cached.withColumn("a", cached["a"]), "data") == (1, [])
+    finally:
+        cached.unpersist()
+
+
 def test_threads_write_the_same_rows_once(spark: Any, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -593,11 +638,14 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
 
     frame = spark.range(1000).repartition(12).mapInArrow(slow, "id long")
     lines: list[str] = []
-    with report_job_progress(spark, lines.append, expected=1012, every=0.1):
+    with (
+        watch_jobs(spark, expected=1012) as progress_of_jobs,
+        repeat_in_thread(lambda: lines.append(progress_of_jobs()), "looks", every=0.1),
+    ):
         spark.range(12).write.parquet(str(tmp_path / "first"))
         frame.write.parquet(str(tmp_path / "rows"))
     spark.range(10).count()
-    pattern = r"\D*([\d,]+)\D+1,012\D+(\d+)\D+12\b.*"
+    pattern = r"([\d,]+)\D+1,012\D+(\d+)\D+12\b.*"
     matches = [re.fullmatch(pattern, line) for line in lines]
     progress = [(int(one[1].replace(",", "")), int(one[2])) for one in matches if one is not None]
     assert len(progress) >= 3, lines
@@ -605,6 +653,30 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
     assert 12 < progress[-1][0] <= 1012, "those of both jobs"
     assert 0 < progress[-1][1] < 12
     assert not [tag for tag in spark.sparkContext.getJobTags() if "told" in tag]
+
+
+def test_sparks_own_progress_bar_pauses(spark: Any) -> None:
+    bar = spark.sparkContext._jsc.sc().progressBar()
+    if not bar.isDefined():
+        pytest.skip("this session has none")
+    (field,) = (
+        field
+        for field in bar.get().getClass().getDeclaredFields()
+        if "lastFinish" in field.getName()
+    )
+    field.setAccessible(True)
+
+    def paused_at() -> int:
+        return int(field.get(bar.get()))
+
+    with mute_console_progress(spark):
+        time.sleep(0.5)
+        first = paused_at()
+        time.sleep(0.6)
+        assert paused_at() > first > 1000 * (time.time() - 2)
+    last = paused_at()
+    time.sleep(0.6)
+    assert paused_at() == last
 
 
 def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: Path) -> None:

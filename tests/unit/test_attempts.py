@@ -27,6 +27,7 @@ from horovod_spark_runner.errors import (
     RunDirectoryError,
     RunFailedError,
 )
+from horovod_spark_runner.observe.console import Console
 from horovod_spark_runner.run.attempts import Attempts, Stopped
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import holds
@@ -127,6 +128,7 @@ def run(
             cluster.directory,
             lease,
             cluster,
+            Console("run 1", quiet=True),
             pauses.append,
             start=start,
             followers=[] if follower is None else [follower],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ import pytest
 from horovod_spark_runner.cluster.driver import coordinator
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.driver.coordinator import Coordinator
+from horovod_spark_runner.cluster.driver.launch import run_job
 from horovod_spark_runner.cluster.driver.watch import Verdict
 from horovod_spark_runner.cluster.protocol import rendezvous
 from horovod_spark_runner.cluster.protocol.messages import (
@@ -27,6 +28,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     RankReport,
     SlotReport,
 )
+from horovod_spark_runner.cluster.protocol.outcome import RankOutcome
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
@@ -207,3 +209,56 @@ def test_a_result_on_its_way_is_progress(
     while not heard and time.monotonic() < deadline:
         world.coordinator.step()
     assert heard
+
+
+class InterruptedJob:
+    """A job whose driver is interrupted by an exception, as in a notebook; it ends when told."""
+
+    error: BaseException | None = None
+    cancelled_elsewhere = failed_by_itself = session_stopped = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def start(self, on_end: Callable[[], object]) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return "save" not in self.told
+
+    def join(self, timeout: float | None = None) -> None:
+        self.told.append("join")
+
+    def cancel(self) -> None:
+        self.told.append("cancel")
+
+    def outcomes(self) -> list[RankOutcome]:
+        return []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_that_is_an_exception_saves_first(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    world, job = World(server, 1, quiet=True), InterruptedJob()
+    left = times
+
+    def poll() -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.coordinator, "poll_observer", poll)
+    asked: list[int] = []
+
+    def preempt() -> None:
+        asked.append(left)
+        if not left and times == 1:
+            job.told.append("save")
+
+    monkeypatch.setattr(world.coordinator, "preempt_ranks", preempt)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, world.coordinator)
+    assert asked == [times - 1]
+    assert ("save" in job.told) == (times == 1)

@@ -35,6 +35,7 @@ from horovod_spark_runner.config.importable import (
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.training import FitOptions
+from horovod_spark_runner.estimator import _describe_map
 from horovod_spark_runner.model.params import camel_case, param_text
 from horovod_spark_runner.model.persistence import savable
 
@@ -379,3 +380,13 @@ def test_maps_that_would_have_no_effect_are_refused() -> None:
         estimator.fitMultiple(nothing, [3])  # type: ignore[list-item]
     with pytest.raises(InvalidInputError, match="params.*map"):
         estimator.fit(nothing, 3)
+
+
+def test_a_map_is_described_by_its_values() -> None:
+    stage = HorovodEstimator()
+    params: dict[Any, Any] = {
+        stage.modelArgs: {"units": 8, "rate": 0.5},
+        stage.validationIndicatorCol: "fold0",
+    }
+    assert _describe_map(params) == "units=8, rate=0.5, validationIndicatorCol='fold0'"
+    assert _describe_map({}) == ""

@@ -30,6 +30,7 @@ from horovod_spark_runner.config.training import (
 )
 from horovod_spark_runner.engines.keras.engine import check_callback_argument
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
+from horovod_spark_runner.observe.console import Console
 from horovod_spark_runner.run.columns import Columns, by_convention, by_name
 from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
@@ -74,6 +75,7 @@ def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
             allotment=allotment,
             start=StartingPoint(None, (), configuration.fit, None, None),
             seconds=0.0,
+            console=Console("run 1", quiet=True),
         )
 
     first = resolved()

@@ -39,6 +39,7 @@ from ..spark.session import (
     connect_host,
     described,
     inheriting_thread,
+    mute_console_progress,
     runs_on_this_machine,
     use_driver_python,
 )
@@ -106,7 +107,11 @@ def launch(
     queued = time.monotonic()
 
     # Queue for slots that other runs of this process hold; a fixed port has room for one run.
-    with contextlib.closing(observer), _hold_slots(spark, allotment, port, observer) as waited:
+    with (
+        contextlib.closing(observer),
+        mute_console_progress(spark if options.stream_logs else None),
+        _hold_slots(spark, allotment, port, observer) as waited,
+    ):
         admitted = time.monotonic()
         if workers is None:
             _show(observer, Notice(allotment.describe(), warn=False))
@@ -170,8 +175,15 @@ def run_job(job: _Job, coordinator: Coordinator) -> list[RankOutcome]:
             # Gather the reports; the last one makes the world, and each slot is sent its ranks.
             # Slot 0 starts mpirun, which makes an MPI world of the workers: they call the function.
             # All this happens inside of `step`, as messages arrive. Wait for the end.
-            while job.is_alive() and coordinator.step() is not Verdict.GIVE_UP:
-                coordinator.poll_observer()
+            while job.is_alive():
+                try:
+                    if coordinator.step() is Verdict.GIVE_UP:
+                        break
+                    coordinator.poll_observer()
+                except KeyboardInterrupt:  # by another handler, such as a notebook's
+                    if interrupt.requested:
+                        raise
+                    interrupt.requested = True
                 if interrupt.requested:
                     coordinator.preempt_ranks()
         finally:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...machine import repeat_in_thread
 from .session import classic_context, described, inheriting_thread, is_stopped
 
 if TYPE_CHECKING:
@@ -164,13 +163,9 @@ def _is_active(tracker: Any, tag: str) -> bool:
     return False
 
 
-# Seconds between reports.
-_REPORT_SECONDS = 5.0
-
-
 @dataclass(frozen=True)
 class _StageProgress:
-    """Progress of a thread's jobs that write rows.
+    """Progress of a thread's jobs.
 
     Attributes:
         done: tasks of the newest stage that have ended.
@@ -188,50 +183,45 @@ class _StageProgress:
     def describe(self) -> str:
         """Return it as text for people."""
         of = f" of {self.expected:,}" if self.expected and self.rows <= self.expected else ""
-        tasks = f"{self.done:,} of {self.tasks:,} tasks done"
-        if not self.rows:
-            return f"computing the rows, {tasks}"
-        return f"materializing {self.rows:,}{of} rows, {tasks}"
+        rows = f"{self.rows:,}{of} rows written, " if self.rows else ""
+        return f"{rows}{self.done:,} of {self.tasks:,} tasks done"
 
 
 @contextlib.contextmanager
-def report_job_progress(
-    spark: SparkSession,
-    say: Callable[[str], None],
-    expected: int | None = None,
-    every: float = _REPORT_SECONDS,
-) -> Iterator[None]:
-    """Report the progress of the jobs that this thread starts inside.
+def watch_jobs(spark: SparkSession, expected: int | None = None) -> Iterator[Callable[[], str]]:
+    """Yield a function that describes the progress of the jobs that this thread starts inside.
 
-    Spark Connect has no such information: there only the elapsed time is reported.
+    It returns nothing while no job runs, and on Spark Connect, which has no such information. An
+    interrupted block cancels its jobs.
 
     Args:
         spark: session of the jobs.
-        say: takes a line of text every so many seconds, on its own thread.
         expected: how many rows these jobs will write, if that is known.
-        every: seconds between lines; the first one comes after half of them.
     """
     context = classic_context(spark)
-    tag, began = f"horovod-progress-{uuid.uuid4().hex[:8]}", time.monotonic()
-    scala = None if context is None else context._jsc.sc()
+    if context is None:
+        yield str
+        return
+    tag, scala = f"horovod-progress-{uuid.uuid4().hex[:8]}", context._jsc.sc()
 
-    def report() -> None:
+    def describe() -> str:
         progress = None
         # Spark may be stopped meanwhile, and forgets old stages.
         with contextlib.suppress(Exception):
-            progress = None if scala is None else _progress(scala, tag, expected)
-        elapsed = f"preparing the data, {time.monotonic() - began:.0f} s so far"
-        say(elapsed if progress is None else progress.describe())
+            progress = _progress(scala, tag, expected)
+        return "" if progress is None else progress.describe()
 
-    if context is not None:
-        context.addJobTag(tag)
+    context.addJobTag(tag)
     try:
-        with repeat_in_thread(report, "hsr-job-progress", every=every, first=every / 2):
-            yield
+        yield describe
+    except KeyboardInterrupt:
+        # A notebook's kernel has another handler of Ctrl-C than PySpark's, which would do it.
+        with contextlib.suppress(Exception):
+            context.cancelJobsWithTag(tag)
+        raise
     finally:
         with contextlib.suppress(Exception):
-            if context is not None:
-                context.removeJobTag(tag)
+            context.removeJobTag(tag)
 
 
 def _progress(scala: Any, tag: str, expected: int | None) -> _StageProgress | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchOptions
 from ...errors import DataError, EnvironmentProblem, InvalidInputError
+from ...machine import repeat_in_thread
 from ...storage.filesystem import Location
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _CONVERSIONS = {
     "pandas.": "spark.createDataFrame(df)",
     "pyspark.core.rdd.": 'rdd.toDF(["column", …])',
 }
+# Seconds between two pauses of Spark's progress bar, which lasts half a second each.
+_BAR_SECONDS = 0.2
 _MEMORY_LIMIT = "spark.executor.pyspark.memory"
 # Spark's settings that encrypt its network traffic.
 _ENCRYPTION_SETTINGS = (
@@ -110,6 +113,32 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):  # Spark was stopped, which the jobs inside report
             context.setLocalProperty(_DESCRIPTION, before)
+
+
+@contextlib.contextmanager
+def mute_console_progress(spark: SparkSession | None) -> Iterator[None]:
+    """Keep Spark's own progress bar off the terminal while the block runs.
+
+    Spark reads ``spark.ui.showConsoleProgress`` only when it starts. Its bar pauses for half a
+    second after ``finishAll``, which it calls itself at the end of each job.
+
+    Args:
+        spark: the session; with ``None``, its bar stays.
+    """
+    context = None if spark is None else classic_context(spark)
+    bar = None
+    with contextlib.suppress(Exception):  # an internal interface: without it, the bar stays
+        bar = None if context is None else context._jsc.sc().progressBar()
+    if bar is None or not bar.isDefined():
+        yield
+        return
+
+    def pause() -> None:
+        with contextlib.suppress(Exception):  # Spark may be stopped meanwhile
+            bar.get().finishAll()
+
+    with repeat_in_thread(pause, "hsr-spark-bar", every=_BAR_SECONDS, first=0.0):
+        yield
 
 
 @contextlib.contextmanager

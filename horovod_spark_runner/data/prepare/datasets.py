@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
 
 # Spark setting of the cache directory, if `data_dir` is not set.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
@@ -220,6 +223,7 @@ def prepare_datasets(
     validation: object,
     run_folder: Location,
     seed: int,
+    say: Callable[[str], object] = logger.debug,
 ) -> Iterator[Prepared]:
     """Yield the datasets, written now or reused; delete those that are not kept afterwards.
 
@@ -234,6 +238,7 @@ def prepare_datasets(
         validation: which rows to validate with; see `run_training`.
         run_folder: the run's own folder for data.
         seed: seed of the split.
+        say: prints a line for the user.
 
     Raises:
         DataError: the values cannot be trained on.
@@ -241,7 +246,7 @@ def prepare_datasets(
     with track_datasets(data, roles, options, run_folder) as tracked:
         place = redact_url(str(tracked.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
-            datasets = _prepare(data, roles, options, validation, tracked, seed)
+            datasets = _prepare(data, roles, options, validation, tracked, seed, say)
         tracked.ready = True
         yield datasets
 
@@ -329,6 +334,7 @@ def _prepare(
     validation: Any,
     tracked: _TrackedDatasets,
     seed: int,
+    say: Callable[[str], object],
 ) -> Prepared:
     direct, folder, request = None, tracked.folder, tracked.request
     if _is_place(data) and not isinstance(validation, (str, int, float)):
@@ -341,7 +347,7 @@ def _prepare(
             if part == "train" and direct is not None:
                 parts.append(direct)
             elif frame is not None:
-                dataset = _materialize_part(frame, request, folder, part, validation)
+                dataset = _materialize_part(frame, request, folder, part, validation, say)
                 tracked.made.append(dataset)
                 parts.append(dataset.manifest)
                 reused.append(dataset.reused)
@@ -350,10 +356,15 @@ def _prepare(
 
 
 def _materialize_part(
-    frame: DataFrame, request: DataRequest, folder: Location, part: str, validation: object
+    frame: DataFrame,
+    request: DataRequest,
+    folder: Location,
+    part: str,
+    validation: object,
+    say: Callable[[str], object],
 ) -> Any:
     try:
-        return materialize(frame, request, folder)
+        return materialize(frame, request, folder, say)
     except DataError as error:
         if validation is None:
             raise
@@ -395,6 +406,17 @@ def match_columns(
                 f"{names[0]} have column {ours.describe()}, {names[1]} {theirs.describe()}"
             )
     return replace(rows, columns=first.columns)
+
+
+def count_passes(validation: object) -> int:
+    """Return how often the rows of a DataFrame are read to prepare them, without earlier datasets.
+
+    Rows that are split are read once to find the split, and once for each part.
+
+    Args:
+        validation: which rows to validate with; see `run_training`.
+    """
+    return 3 if isinstance(validation, (str, int, float)) else 1
 
 
 # Most Parquet files whose footers are read to count rows.

@@ -73,6 +73,19 @@ def source_fingerprint(frame: DataFrame) -> str:
     return _digest([text, relations, files, settings])
 
 
+def is_computed_anew(frame: DataFrame) -> bool:
+    """Return whether every pass computes the rows anew: nothing of the plan is cached by Spark.
+
+    Also false where that is unknown, as on Spark Connect.
+    """
+    if classic_context(frame.sparkSession) is None:
+        return False
+    execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
+    leaves = execution.withCachedData().collectLeaves()
+    names = {leaves.apply(n).getClass().getSimpleName() for n in range(leaves.size())}
+    return not names & {"InMemoryRelation", "LocalRelation"}
+
+
 def is_reproducible(plan: str) -> bool:
     """Return whether a plan, as JSON, always computes the same from the same files. Pure."""
     names = {name.rpartition(".")[2] for name in re.findall(r'"class":"([^"]+)"', plan)}

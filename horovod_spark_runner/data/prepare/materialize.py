@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from ..store import find_datasets, mark_used, new_folder, publish, sweep_incompl
 from . import petastorm_compat
 from .checks import check_values, levels, nested_observations, observations
 from .columns import ROW_GROUP_BYTES, DataRequest, Source, columns_of, expression, sources_of
-from .fingerprint import source_fingerprint
+from .fingerprint import is_computed_anew, source_fingerprint
 from .parquet import first_value, manifest_of, read_footers
 from .schema import quoted
 
@@ -73,13 +73,19 @@ class Materialized:
     reused: bool
 
 
-def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Materialized:
+def materialize(
+    frame: DataFrame,
+    request: DataRequest,
+    folder: Location,
+    say: Callable[[str], object] = logger.debug,
+) -> Materialized:
     """Return ``frame``'s columns as a dataset under ``folder``, written now or earlier.
 
     Args:
         frame: the data; every row is written once.
         request: which columns, in which types and shapes.
         folder: storage that the driver and all executors reach.
+        say: prints a line for the user.
 
     Raises:
         DataError: the columns or values cannot be trained on; nothing is left behind.
@@ -95,7 +101,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         folder.make_folder()
     with _alone(f"{folder}/{key}"):
         if request.reuse:
-            existing = _find(folder, key, origin, frame, sources, request.shapes)
+            existing = _find(folder, key, origin, frame, sources, request.shapes, say)
             if existing is not None:
                 mark_used(existing)
                 return Materialized(existing, reused=True)
@@ -154,6 +160,7 @@ def _find(
     frame: DataFrame,
     sources: Sequence[Source],
     shapes: Mapping[str, tuple[int, ...]],
+    say: Callable[[str], object],
 ) -> Manifest | None:
     """Return the dataset in ``folder`` that holds the rows of ``frame``, in these shapes."""
     candidates = list(find_datasets(folder, key))
@@ -162,6 +169,11 @@ def _find(
     if origin:
         return next((candidate for candidate in candidates if candidate.source == origin), None)
     # No fingerprint: compute the rows, but write them only if they are others.
+    if is_computed_anew(frame):
+        say(
+            f"comparing the rows with those in {folder}: 1 pass over the DataFrame, and a second "
+            "one if they differ; df.cache() before the call computes them once"
+        )
     hashed = _hashed(sources, [expression(source) for source in sources])
     row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
     facts = {} if row is None else row.asDict()
