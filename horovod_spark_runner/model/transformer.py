@@ -19,6 +19,7 @@ from ..cluster.spark.session import (
     use_driver_python,
 )
 from ..config.data import Transform
+from ..config.keywords import check_keywords
 from ..config.prediction import (
     ClassCol,
     HandleInvalid,
@@ -41,7 +42,13 @@ from .features import feature_names
 from .inference import ERROR, KEEP
 from .load import ModelHandle, TrainingSummary, adopt_model, read_finished_run
 from .outputs import added_by, check_classes, with_predictions
-from .params import PredictionParams, check_stage_params, prediction_settings, set_params
+from .params import (
+    PredictionParams,
+    check_stage_params,
+    prediction_settings,
+    set_params,
+    setters,
+)
 from .persistence import KerasStageReader, StageWriter, UserCode, loading_with
 from .predict_files import MODES, FilesRequest, predict_files
 
@@ -425,6 +432,7 @@ class TFTransformer(TrainedTransformer):
     )
 
     @classmethod
+    @check_keywords("TFTransformer.from_run", setters)
     def from_run(
         cls,
         run_dir: str | os.PathLike[str],
@@ -482,6 +490,7 @@ class TFTransformer(TrainedTransformer):
         )
 
     @classmethod
+    @check_keywords("TFTransformer.from_keras", setters)
     def from_keras(
         cls,
         model: object,
@@ -508,6 +517,7 @@ class TFTransformer(TrainedTransformer):
         return cls(ModelHandle(adopt_model(cls.engine, model, feature_cols, custom_objects)))
 
     @classmethod
+    @check_keywords("TFTransformer.from_saved_model", setters)
     def from_saved_model(
         cls,
         path: str | os.PathLike[str],
