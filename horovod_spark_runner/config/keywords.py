@@ -187,8 +187,8 @@ def _advice(name: str, usage: Usage) -> str:
             return f"use {usage[meaning]}"
     for meaning in meanings:
         if sentence := _SENTENCES.get(meaning):
-            known = {**training, **usage}
-            return re.sub(r"{(\w+)}", lambda match: known[match[1]].removesuffix("=…"), sentence)
+            known = {one: how.removesuffix("=…") for one, how in {**training, **usage}.items()}
+            return sentence.format_map(known)
     for meaning in meanings:
         if meaning in training:
             return f"run_training takes it: {training[meaning]}"

@@ -214,6 +214,25 @@ def test_a_rank_that_exits_is_a_failed_rank(spark: Any) -> None:
         HorovodRunner(2, stream_logs=False).run(fail_on, 1, "exit")
 
 
+def exit_with(code: object) -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    hvd.allgather_object(hvd.rank())
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_program_may_exit_as_a_script_that_succeeds(spark: Any, code: object) -> None:
+    assert HorovodRunner(2, stream_logs=False).run(exit_with, code).results == (None, None)
+
+
+@pytest.mark.parametrize("code", ["", "no data"])
+def test_a_program_that_exits_with_a_message_has_failed(spark: Any, code: object) -> None:
+    with pytest.raises(RankFailedError, match="SystemExit"):
+        HorovodRunner(2, stream_logs=False).run(exit_with, code)
+
+
 def test_a_result_that_cannot_be_pickled(spark: Any) -> None:
     with pytest.raises(RankFailedError, match=r"\block\b.*pickle"):
         HorovodRunner(1, stream_logs=False).run(threading.Lock)
