@@ -38,7 +38,8 @@ _ALIASES = {
     "validation": "validation_split validation_data val_data validation_fraction validation_pct",
     "sample_weight_col": "sample_weight weight_col weights",
     "features_col": "input_col",
-    "feature_cols": "x features features_col feature_columns input_col input_cols input_mapping",
+    "feature_cols": "x features features_col feature_columns input_col input_cols input_mapping "
+    "continuous_cols categorical_cols",
     "label_cols": "y labels label_col target label_columns",
     "columns": "cols feature_cols features_col input_cols input_col",
     "prediction_col": "output_cols output_col prediction_cols output_mapping",
@@ -90,7 +91,10 @@ _ADVICE = {
     "{window_bytes}, over blocks in random order",
     "inmemory_cache_all": "rows that fit into {window_bytes} are read from storage only once",
     "train_reader_num_workers val_reader_num_workers reader_pool_type readers "
-    "partitions_per_process partition_shuffles": "each rank reads its rows ahead by itself",
+    "partitions_per_process partition_shuffles data_module mp_start_method": "each rank reads its "
+    "rows ahead by itself",
+    "train_step": "TorchModel(train_step=…) takes it",
+    "master_node eval_node grace_secs feed_timeout": "ranks are all alike and end by themselves",
     "num_ps driver_ps_nodes": "ranks exchange gradients without parameter servers; "
     "sync=AsyncServer(…) of run_training trains asynchronously",
     "input_mode": "ranks read the rows of run_training, or of prepare_dataset, from storage",

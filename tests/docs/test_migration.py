@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.ml.torch.distributor import TorchDistributor
 
+from horovod_spark_runner import HorovodEstimator, HorovodRunner, InvalidInputError
 from tests.docs.sessions import BEFORE, ROOT, Pages, snippets_of
 
-PAGES = sorted((ROOT / "docs" / "migration").glob("*_*.md")) + [
-    ROOT / "docs" / "migration" / "sparktorch.md"
+PAGES = [
+    path for path in sorted((ROOT / "docs" / "migration").glob("*.md")) if path.name != "index.md"
 ]
 # What each page's names hold after its scripts.
 RESULTS = {
@@ -76,6 +82,81 @@ def test_the_scripts_before_are_python(page: Path) -> None:
     assert before
     for script in before:
         compile(script, str(page), "exec")
+
+
+def arguments_in(file: str, owner: str | None, name: str = "__init__") -> set[str]:
+    """Return the parameters of a function of Horovod's, which is not imported.
+
+    Args:
+        file: its file in Horovod.
+        owner: its class, if any.
+        name: its name.
+    """
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    tree: ast.AST = ast.parse(Path(spec.submodule_search_locations[0], file).read_text())
+    if owner is not None:
+        tree = next(n for n in ast.walk(tree) if getattr(n, "name", "") == owner)
+    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
+    return {one.arg for one in function.args.args} - {"self"}
+
+
+OTHER_PROGRAMS: dict[str, tuple[Callable[..., object], Callable[[], set[str]]]] = {
+    "KerasEstimator": (
+        HorovodEstimator,
+        lambda: arguments_in("spark/keras/estimator.py", "KerasEstimator"),
+    ),
+    "TorchEstimator": (
+        HorovodEstimator,
+        lambda: arguments_in("spark/torch/estimator.py", "TorchEstimator"),
+    ),
+    "horovod.spark.run": (HorovodRunner, lambda: arguments_in("spark/runner.py", None, "run")),
+    "TorchDistributor": (
+        HorovodRunner,
+        lambda: set(inspect.signature(TorchDistributor).parameters),
+    ),
+    "sparkdl.HorovodRunner": (HorovodRunner, lambda: {"np", "driver_log_verbosity"}),
+    "TFCluster.run": (
+        HorovodRunner,
+        lambda: {
+            *("map_fun", "tf_args", "num_executors", "num_ps", "tensorboard", "input_mode"),
+            *("log_dir", "driver_ps_nodes", "master_node", "reservation_timeout", "eval_node"),
+        },
+    ),
+    "TFEstimator": (
+        HorovodEstimator,
+        lambda: {
+            *("train_fn", "tf_args", "export_fn", "batch_size", "cluster_size", "epochs"),
+            *("export_dir", "grace_secs", "input_mapping", "input_mode", "model_dir", "num_ps"),
+            *("readers", "steps", "tensorboard", "tfrecord_dir"),
+        },
+    ),
+    "SparkTorch": (
+        HorovodEstimator,
+        lambda: {
+            *("inputCol", "labelCol", "torchObj", "iters", "predictionCol", "partitions"),
+            *("verbose", "partitionShuffles", "useBarrier", "useVectorOut", "earlyStopPatience"),
+            *("miniBatch", "validationPct", "mode", "device"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("program", OTHER_PROGRAMS)
+def test_an_argument_of_another_program_is_answered(program: str) -> None:
+    call, arguments = OTHER_PROGRAMS[program]
+    for name in sorted(arguments()):
+        # Neither by all arguments, nor by one that only looks like it.
+        assert not re.search("no argument.*; (it has|if .* is meant)", error_of(call, name))
+
+
+def error_of(call: Callable[..., object], name: str) -> str:
+    try:
+        call(**{name: None})
+    except InvalidInputError as error:
+        return str(error)
+    return ""
 
 
 def test_the_index_lists_all_pages() -> None:

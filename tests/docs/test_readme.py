@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_spark_runner.commands.cli import make_parser
 from tests.docs.sessions import Pages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -98,6 +99,20 @@ def test_the_snippets_on_testing_run_one_after_the_other(pages: Pages) -> None:
 def test_the_commands_shown_exist() -> None:
     for command in re.findall(r"(?:\./)?(scripts/\w+|examples/\w+\.py)", README):
         assert (ROOT / command).exists(), command
+
+
+def test_the_cheat_sheet_names_files_and_commands_that_exist() -> None:
+    text = (ROOT / "docs" / "cheatsheet.md").read_text()
+    module = (ROOT / "horovod_spark_runner" / "checkpoint" / "run_directory.py").read_text()
+    tree, commands = re.findall(r"```(?:bash)?\n(.*?)```", text, flags=re.DOTALL)
+    files = re.findall(r"^    (\S+)", tree, flags=re.MULTILINE)
+    assert "report.html" in files
+    for file in files:
+        assert f"        {file}" in module, file
+    lines = [line.partition("#")[0].split()[1:] for line in commands.splitlines()]
+    assert ["doctor"] in lines
+    for line in lines:
+        assert make_parser().parse_args(line), line
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
