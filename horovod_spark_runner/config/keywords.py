@@ -132,10 +132,9 @@ def check_keywords(
         def checked(*args: P.args, **keywords: P.kwargs) -> R:
             for name in keywords:
                 if name not in names:
-                    own = usage_of(function)
-                    raise unknown_argument(
-                        call, name, {**own, **(within() if within else {}), **own}
-                    )
+                    own, inner = usage_of(function), within() if within else {}
+                    # Its own count, and come first.
+                    raise unknown_argument(call, name, {**own, **inner, **own})
             return function(*args, **keywords)
 
         return checked
