@@ -163,4 +163,4 @@ def test_the_index_lists_all_pages() -> None:
     index = (ROOT / "docs" / "migration" / "index.md").read_text()
     for page in PAGES:
         assert f"]({page.name})" in index
-    assert len(index.strip().splitlines()) == len(PAGES) + 2
+        assert f"\n{page.stem}\n" in index  # on the site
