@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .config.data import DataOptions
 from .config.keywords import check_keywords
 from .config.launch import LaunchOptions
-from .config.sync import STRATEGIES, Sync
+from .config.sync import Sync
 from .config.training import (
-    OPTIONS,
     CheckpointOptions,
     InitialWeights,
     LrScaling,
@@ -20,6 +19,7 @@ from .config.training import (
     RestartOptions,
     Resume,
     TrainingConfig,
+    training_usage,
 )
 from .config.validators import ColumnNames
 from .model.transformer import TrainedTransformer
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@check_keywords(
-    "run_training",
-    {**{name: [kind] for name, kind in OPTIONS.items()}, "sync": list(STRATEGIES.values())},
-)
+@check_keywords("run_training", training_usage)
 def run_training(
     df: DataFrame | str | Path,
     model_fn: Callable[[], Any] | str | Path,

@@ -15,6 +15,7 @@ import numpy as np
 
 from .cluster.spark.session import check_running, runs_on_this_machine
 from .config.data import WINDOW_BYTES, DataOptions, Materializer, Transform
+from .config.keywords import check_keywords, usage_of
 from .config.validators import check_count, check_flag
 from .data.manifest import Manifest
 from .data.prepare.datasets import check_data, data_folder, prepare_one, session_of
@@ -292,6 +293,11 @@ class _Order:
         return cls(seed, check_flag("shuffle", shuffle), check_count("window_bytes", window_bytes))
 
 
+def _usage_of_epoch() -> dict[str, str]:
+    return {name: f"{how} in Dataset.epoch(…)" for name, how in usage_of(Dataset.epoch).items()}
+
+
+@check_keywords("prepare_dataset", _usage_of_epoch)
 def prepare_dataset(
     df: DataFrame | str | Path,
     columns: Sequence[str],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import threading
@@ -23,14 +22,13 @@ from .config.importable import (
     iterate_items,
     refuse_stored_names,
 )
-from .config.keywords import advice_on, meant_by
+from .config.keywords import snake_case, unknown_argument, usage_of, usage_within
 from .config.prediction import PredictionSettings
 from .config.sync import STRATEGIES
 from .config.training import OPTIONS, FitOptions, TrainingConfig
 from .config.validators import ColumnNames
 from .data.prepare.datasets import session_of
 from .errors import InvalidInputError, brief
-from .formatting import quote_all
 from .model.outputs import check_added, check_classes, surely_added
 from .model.params import EstimatorParams, camel_case, check_stage_params, prediction_settings
 from .model.persistence import EstimatorReader, EstimatorWriter
@@ -48,8 +46,8 @@ _ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
 
-# Names of Params that have another name in `run_training`.
-_MEANT = {"sample_weight_col": "weightCol", "validation": "validationFraction"}
+# Arguments of `run_training` whose Params have another name.
+_RENAMED = {"sample_weight_col": "weightCol=…", "validation": "validationFraction=…"}
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -85,7 +83,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         for name in params:
             if not self.hasParam(name):
-                raise InvalidInputError(self._no_such(name))
+                raise unknown_argument("HorovodEstimator", name, self._usage())
         for name, value in params.items():
             self._assign(name, value)
         return self
@@ -280,25 +278,13 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """Return a new run directory."""
         return new_folder(session_of(dataset), "runDir", "runs", self.getOrDefault("runDir"))
 
-    def _no_such(self, name: str) -> str:
-        names, meant = [one.name for one in self.params], meant_by(name)
-        param = _MEANT.get(meant) or camel_case(meant)
-        within = [one for one, kind in OPTIONS.items() if meant in kind.__dataclass_fields__]
-        strategies = [
-            strategy for strategy in STRATEGIES.values() if meant in strategy.__dataclass_fields__
-        ]
-        near = difflib.get_close_matches(name, names, n=3)
-        if advice_on(name):
-            advice = advice_on(name).replace("model_fn", "modelFn")
-        elif param in names:
-            advice = f"give {param}=…"
-        elif within:
-            advice = f"give {within[0]}={{{meant!r}: …}}"
-        elif strategies:
-            advice = f"give sync={strategies[0].__name__}({meant}=…)"
-        else:
-            advice = f"is it {quote_all(near)}?" if near else f"there are {', '.join(names)}"
-        return f"HorovodEstimator has no Param {name!r}; {advice}"
+    def _usage(self) -> dict[str, str]:
+        """Return how to set each Param, and each setting within one, by its name elsewhere."""
+        within = usage_within("sync", *STRATEGIES.values())
+        for param, kind in OPTIONS.items():
+            within |= {name: f"{param}={{{name!r}: …}}" for name in usage_of(kind)}
+        params = {snake_case(one.name): f"{one.name}=…" for one in self.params}
+        return {**within, **params, **_RENAMED}
 
 
 class _Fits(Iterator[tuple[int, TrainedTransformer]]):

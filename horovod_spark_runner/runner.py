@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .cluster.driver.launch import chosen_launcher
 from .cluster.driver.result import RunResult
 from .config.fields import derive, from_table, setting
+from .config.importable import explain_misfit
 from .config.launch import LaunchSettings
 from .config.validators import Kind
 from .errors import InvalidInputError
@@ -50,6 +51,7 @@ class HorovodRunner(LaunchSettings):
 
         A rank's process ends once its function has returned: running threads are ended, and
         ``atexit`` functions are not called. Join threads and close files before you return.
+        ``sys.exit()`` and ``sys.exit(0)`` return ``None``, as at the end of a script.
 
         Args:
             function: pickled and sent to every rank.
@@ -57,7 +59,8 @@ class HorovodRunner(LaunchSettings):
             kwargs: its keyword arguments, sent along.
 
         Raises:
-            InvalidInputError: the function or an argument cannot be sent to the workers.
+            InvalidInputError: the function does not take these arguments, or it or one of them
+                cannot be sent to the workers.
             EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
             RankFailedError: a rank raised, exited, was killed or lost; names the first, with
@@ -66,6 +69,10 @@ class HorovodRunner(LaunchSettings):
             RunCancelledError: the Spark job was cancelled.
             LaunchError: the ranks could not be started, or Spark lost them.
         """
+        if callable(function) and (wrong := explain_misfit(function, *args, **kwargs)):
+            raise InvalidInputError(
+                f"the function cannot be called with the arguments of run: {wrong}"
+            )
         # Slots have other working directories, and perhaps homes.
         logs = None if self.log_dir is None else str(Location(self.log_dir))
         return chosen_launcher().launch(

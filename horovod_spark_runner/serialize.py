@@ -116,7 +116,10 @@ def dump_call(
             pickled; the message names it.
     """
     if not callable(function):
-        raise InvalidInputError(f"a function is needed, got {function!r}")
+        raise InvalidInputError(
+            f"a function is needed, got {function!r}; one that calls runpy.run_path(path, "
+            "run_name='__main__') runs a script"
+        )
     try:
         payload = dumps((function, tuple(args), kwargs))
     except Exception as error:

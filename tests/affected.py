@@ -14,6 +14,7 @@ EVERYTHING = ("scripts/locks/", "scripts/environment.py", "setup.cfg", ".ci/")
 # What no module uses, and the tests that look at it.
 OUTSIDE = {
     "examples/": "tests/docs/test_examples.py",
+    "docs/migration/": "tests/docs/test_migration.py",
     **dict.fromkeys(
         ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs/", "benchmarks/",
          ".github/", ".gitignore", ".pre-commit-config.yaml", "ruff.toml"),

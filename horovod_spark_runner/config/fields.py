@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..errors import InvalidInputError, brief
-from .keywords import check_keywords
+from .keywords import check_keywords, nested_usage
 from .validators import Kind
 
 T = TypeVar("T")
@@ -94,7 +94,8 @@ def from_table(cls: type[S]) -> type[S]:
     ]
     raises = "Raises:\n    InvalidInputError: a setting is invalid."
     cls.__doc__ = "\n".join([doc, "", "Attributes:", *lines, "", raises])
-    setattr(cls, "__init__", check_keywords(cls.__name__)(cls.__init__))  # noqa: B010
+    checked = check_keywords(cls.__name__, partial(nested_usage, cls))(cls.__init__)
+    setattr(cls, "__init__", checked)  # noqa: B010
     return cls
 
 

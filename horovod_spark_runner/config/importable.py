@@ -180,13 +180,14 @@ def iterate_items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def explain_misfit(function: Callable[..., Any], *positional: Any, **by_name: Any) -> str:
+def explain_misfit(function: Callable[..., Any], /, *positional: Any, **by_name: Any) -> str:
     """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
 
-    Some functions written in C have no signature; these may be called.
+    Some functions written in C have no signature; these may be called. That of a wrapper counts,
+    and not that of the function within, to which it may pass other arguments.
     """
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return ""
     try:

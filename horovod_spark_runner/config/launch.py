@@ -56,6 +56,11 @@ def _check_heartbeat(name: str, value: object) -> float:
     return seconds
 
 
+# Other programs' 0 and -1: all slots, and the driver's machine.
+_ALL_SLOTS = (
+    "; leave it out for as many ranks as Spark can run at once; SparkSession.builder.master("
+    "'local[2]') runs them on this machine"
+)
 _HEARTBEAT: Kind[float] = Kind(
     f"number of seconds, at least {_MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
 )
@@ -180,7 +185,7 @@ class LaunchSettings(LaunchOptions):
 
     num_workers: int | None = setting(
         None,
-        optional(count()),
+        optional(count(advice=_ALL_SLOTS)),
         "ranks, one per Spark task; by default as many as Spark can run at once, which is printed.",
     )
     _: KW_ONLY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -13,9 +14,10 @@ from typing import Any, Literal, get_args
 from ..errors import InvalidInputError, brief
 from .data import DataOptions
 from .fields import Settings, derive, from_table, required, setting
+from .keywords import usage_within
 from .launch import LaunchOptions, LaunchSettings
 from .prediction import PredictionCol, check_prediction_col
-from .sync import Allreduce, Sync, check_sync
+from .sync import STRATEGIES, Allreduce, Sync, check_sync
 from .validators import (
     FLAG,
     SECONDS,
@@ -477,3 +479,14 @@ class TrainingConfig:
             launch=LaunchOptions(),
             mlflow=None,
         )
+
+
+@functools.cache
+def training_usage() -> Mapping[str, str]:
+    """Return how to set each argument of `run_training`, and each setting within one."""
+    internal = ("fit", "params", "check_outputs")
+    names = (*_FIT, *(one.name for one in fields(TrainingConfig) if one.name not in internal))
+    usage = usage_within("sync", *STRATEGIES.values())
+    for argument, kind in OPTIONS.items():
+        usage |= usage_within(argument, kind)
+    return {**usage, **{name: f"{name}=…" for name in names}}

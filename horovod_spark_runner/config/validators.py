@@ -37,8 +37,14 @@ class Kind(Generic[T]):
     parse: Callable[[str], object] | None = None
 
 
-def check_count(name: str, value: object, minimum: int = 1) -> int:
+def check_count(name: str, value: object, minimum: int = 1, advice: str = "") -> int:
     """Return ``value``, which may be NumPy's, as an integer of at least ``minimum``.
+
+    Args:
+        name: its name, for the message.
+        value: the number.
+        minimum: the smallest that is valid.
+        advice: end of the message.
 
     Raises:
         InvalidInputError: it is not.
@@ -46,7 +52,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
     number = as_integer(value)
     if number is None or number < minimum:
         raise InvalidInputError(
-            f"{name} must be an integer of at least {minimum}, got {brief(value)}"
+            f"{name} must be an integer of at least {minimum}, got {brief(value)}{advice}"
         )
     return number
 
@@ -190,10 +196,10 @@ def _check_text_map(name: str, value: object) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
-def count(minimum: int = 1) -> Kind[int]:
-    """Return the kind of integers of at least ``minimum``."""
+def count(minimum: int = 1, advice: str = "") -> Kind[int]:
+    """Return the kind of integers of at least ``minimum``; errors end with ``advice``."""
     words = f"integer, at least {minimum}"
-    return Kind(words, lambda name, value: check_count(name, value, minimum), "toInt", int)
+    return Kind(words, lambda name, value: check_count(name, value, minimum, advice), "toInt", int)
 
 
 def number(unit: str = "") -> Kind[float]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..config.keywords import check_keywords
 from ..config.validators import check_choice
 from ..errors import DataError, InvalidInputError, ModelError, on_one_line
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
@@ -26,6 +27,7 @@ _MODES = ("error", "overwrite")
 BUNDLE, SUFFIX = "bundle", ".onnx"
 
 
+@check_keywords("export_pipeline")
 def export_pipeline(
     pipeline_model: PipelineModel,
     path: str | os.PathLike[str],

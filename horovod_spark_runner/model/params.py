@@ -93,6 +93,12 @@ def camel_case(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
+def setters() -> dict[str, str]:
+    """Return how to set each prediction setting of a transformer that is loaded already."""
+    names = (one.name for one in fields(PredictionSettings))
+    return {name: f"set{camel_case(f'_{name}')}(…) of the transformer" for name in names}
+
+
 def _set_defaults(stage: Params, settings: type[Settings]) -> None:
     """Set the Params of a stage to the defaults of the table.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from ..config.data import Transform
+from ..config.keywords import check_keywords
 from ..config.prediction import (
     ClassCol,
     HandleInvalid,
@@ -18,6 +19,7 @@ from ..engines.torch.engine import PROGRAM, SCRIPT, ModuleWithExample
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from .load import ModelHandle, adopt_model
+from .params import setters
 from .persistence import StageReader, UserCode, loading_with
 from .transformer import TrainedTransformer
 
@@ -42,6 +44,7 @@ class TorchTransformer(TrainedTransformer):
     )
 
     @classmethod
+    @check_keywords("TorchTransformer.from_run", setters)
     def from_run(
         cls,
         run_dir: str | os.PathLike[str],
@@ -97,6 +100,7 @@ class TorchTransformer(TrainedTransformer):
         )
 
     @classmethod
+    @check_keywords("TorchTransformer.from_module", setters)
     def from_module(
         cls, module: object, feature_cols: ColumnNames | None = None, *, example: object
     ) -> TorchTransformer:
@@ -124,6 +128,7 @@ class TorchTransformer(TrainedTransformer):
         return cls(ModelHandle(adopt_model(cls.engine, source, feature_cols)))
 
     @classmethod
+    @check_keywords("TorchTransformer.from_exported", setters)
     def from_exported(
         cls, path: str | os.PathLike[str], feature_cols: ColumnNames | None = None
     ) -> TorchTransformer:
@@ -147,6 +152,7 @@ class TorchTransformer(TrainedTransformer):
         return cls(ModelHandle(adopt_model(cls.engine, path, feature_cols, signature=PROGRAM)))
 
     @classmethod
+    @check_keywords("TorchTransformer.from_torchscript", setters)
     def from_torchscript(
         cls,
         path: str | os.PathLike[str],

@@ -20,6 +20,7 @@ from ..cluster.spark.session import (
     use_driver_python,
 )
 from ..config.data import Transform
+from ..config.keywords import check_keywords
 from ..config.prediction import (
     ClassCol,
     HandleInvalid,
@@ -44,7 +45,13 @@ from .features import feature_names
 from .inference import ERROR, KEEP
 from .load import ModelHandle, TrainingSummary, adopt_model, read_finished_run
 from .outputs import added_by, check_classes, with_predictions
-from .params import PredictionParams, check_stage_params, prediction_settings, set_params
+from .params import (
+    PredictionParams,
+    check_stage_params,
+    prediction_settings,
+    set_params,
+    setters,
+)
 from .persistence import KerasStageReader, StageWriter, UserCode, loading_with
 from .predict_files import MODES, FilesRequest, predict_files
 
@@ -440,6 +447,7 @@ class TFTransformer(TrainedTransformer):
     )
 
     @classmethod
+    @check_keywords("TFTransformer.from_run", setters)
     def from_run(
         cls,
         run_dir: str | os.PathLike[str],
@@ -497,6 +505,7 @@ class TFTransformer(TrainedTransformer):
         )
 
     @classmethod
+    @check_keywords("TFTransformer.from_keras", setters)
     def from_keras(
         cls,
         model: object,
@@ -523,6 +532,7 @@ class TFTransformer(TrainedTransformer):
         return cls(ModelHandle(adopt_model(cls.engine, model, feature_cols, custom_objects)))
 
     @classmethod
+    @check_keywords("TFTransformer.from_saved_model", setters)
     def from_saved_model(
         cls,
         path: str | os.PathLike[str],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import described, new_folder
 from ..config.data import DataOptions
+from ..config.keywords import check_keywords
 from ..config.launch import LaunchOptions
 from ..config.training import TrainingConfig
 from ..config.validators import ColumnNames, check_count
@@ -37,6 +38,7 @@ _SHARED = (
 _SECONDS = 2.0
 
 
+@check_keywords("plan_training")
 def plan_training(
     df: DataFrame | str | Path,
     model_fn: Callable[[], Any] | str | Path,

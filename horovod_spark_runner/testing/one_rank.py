@@ -21,7 +21,7 @@ from ..cluster.protocol.outcome import RankOutcome, failure_error
 from ..cluster.protocol.topology import RankPlacement
 from ..cluster.spark.capacity import Allotment
 from ..cluster.worker import reporting
-from ..cluster.worker.main import describe_failure
+from ..cluster.worker.main import call, describe_failure
 from ..config.launch import LaunchSettings
 from ..errors import InvalidInputError
 from ..serialize import dump_call, dumps
@@ -119,7 +119,7 @@ class _OneRank:
         try:
             observer.on_message(from_driver(Notice("one rank runs in this process", warn=False)))
             with _as_rank(_Reports(observer, placement.host), options.env):
-                result = _call(payload, placement)
+                result = _call(payload, placement, is_program=modules is None)
             observer.poll()
         finally:
             observer.close()
@@ -152,14 +152,14 @@ def _as_rank(reports: _Reports, environment: Mapping[str, str]) -> Iterator[None
                     os.environ[name] = value
 
 
-def _call(payload: bytes, placement: RankPlacement) -> Any:
+def _call(payload: bytes, placement: RankPlacement, *, is_program: bool) -> Any:
     """Call the function as a rank does; its result is a copy, too."""
     function, args, kwargs = pickle.loads(payload)
     reporting.send(Started())
     try:
-        return pickle.loads(dumps(function(*args, **kwargs)))
+        return pickle.loads(dumps(call(function, args, kwargs, is_program=is_program)))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit: code that exits is a failed rank
+    except BaseException as error:  # also SystemExit, but for a program's exit with code 0
         outcome = RankOutcome(0, placement.host, placement, failure=describe_failure(error))
         raise failure_error(outcome, [outcome], error) from error

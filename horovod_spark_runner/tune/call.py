@@ -12,8 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..api import run_training
 from ..cluster.spark.session import mute_console_progress, new_folder
-from ..config.training import Resume
+from ..config.keywords import unknown_argument, usage_of
+from ..config.training import Resume, training_usage
 from ..config.validators import check_choice, check_count, check_flag
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
@@ -24,7 +26,13 @@ from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .search import Search, TuneResult
 from .space import Space, check_space, describe_space, suggest
-from .trial_config import TrialConfigs, check_names, checked_params, trial_configs
+from .trial_config import (
+    TrialConfigs,
+    check_names,
+    checked_params,
+    shared_defaults,
+    trial_configs,
+)
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -117,6 +125,7 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
+    _check_keywords(training)
     studies = needing_optuna()
     space = check_space(space)
     check_names(space, training)
@@ -172,6 +181,15 @@ def tune(
             )
             search.run(at_once)
             return search.result()
+
+
+def _check_keywords(training: Mapping[str, object]) -> None:
+    shared = shared_defaults()
+    for name in training:
+        if name not in shared:
+            hidden = usage_of(run_training).keys() - shared.keys()
+            usage = {one: how for one, how in training_usage().items() if one not in hidden}
+            raise unknown_argument("tune", name, {**usage, **usage_of(tune)})
 
 
 def needing_optuna() -> ModuleType:

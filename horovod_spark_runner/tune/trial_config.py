@@ -13,6 +13,7 @@ import numpy as np
 from ..api import run_training
 from ..config.data import DataOptions
 from ..config.fields import Settings, kind_of
+from ..config.importable import explain_misfit
 from ..config.launch import LaunchSettings, MpiOptions
 from ..config.sync import STRATEGIES, Allreduce, as_json, check_sync
 from ..config.training import OPTIONS, FitOptions, MlflowOptions, RestartOptions, TrainingConfig
@@ -116,18 +117,7 @@ def trial_configs(
         InvalidInputError: another argument cannot be right.
     """
     _check_model_fn(model_fn)
-    defaults = {
-        name: one.default
-        for name, one in inspect.signature(run_training).parameters.items()
-        if name not in (*_SEARCH_SETTINGS, *_UNUSED)
-    }
-    for name in training:
-        if name not in defaults:
-            raise InvalidInputError(
-                f"tune has no argument {name!r}; besides its own, it takes those of run_training "
-                f"that all trials share: {', '.join(defaults)}"
-            )
-    arguments = {**defaults, "restarts": _RESTARTS, **training}
+    arguments = {**shared_defaults(), "restarts": _RESTARTS, **training}
     if arguments["feature_cols"] is None and FEATURES not in frame_of(df).columns:
         raise InvalidInputError(
             f"feature_cols is not given and the DataFrame has no column {FEATURES!r}; a search "
@@ -150,23 +140,23 @@ def trial_configs(
     return replace(configs, base=replace(configs.base, model_fn=configs.model_function({})))
 
 
+def shared_defaults() -> dict[str, Any]:
+    """Return the arguments of `run_training` that all trials share, and their defaults."""
+    return {
+        name: one.default
+        for name, one in inspect.signature(run_training).parameters.items()
+        if name not in (*_SEARCH_SETTINGS, *_UNUSED)
+    }
+
+
 def _check_model_fn(model_fn: object) -> None:
     if not callable(model_fn):
         raise ModelError(
             "model_fn must be a function that makes a compiled model of a dictionary of "
             f"parameters, got {model_fn!r}"
         )
-    try:
-        signature = inspect.signature(model_fn)
-    except (TypeError, ValueError):  # some functions written in C do not tell
-        return
-    try:
-        signature.bind({})
-    except TypeError as error:
-        raise ModelError(
-            f"model_fn is called with the dictionary of a trial's parameters, but takes "
-            f"{signature}: {error}"
-        ) from error
+    if wrong := explain_misfit(model_fn, {}):
+        raise ModelError(f"model_fn is called with a dictionary of a trial's parameters: {wrong}")
 
 
 def check_names(space: Space, training: Mapping[str, object]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# First words of a snippet for another program, which is not run.
+BEFORE = "# Before: "
 _SETTINGS = """\
 # Python workers that need not import TensorFlow, each again.
 spark.python.daemon.module tests.python_daemon
@@ -53,6 +57,44 @@ class Interpreter:
             self._process.communicate(timeout=60)
         finally:
             self._process.kill()
+
+
+def snippets_of(text: str) -> list[str]:
+    """Return the Python snippets of a document; some are within lists."""
+    return [textwrap.dedent(one) for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+class Pages:
+    """Documents whose snippets run one after the other, each document as a script of its own.
+
+    Args:
+        folder: where they run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._interpreter = Interpreter(folder)
+
+    def run(self, name: str, text: str, *further: str) -> tuple[str, str]:
+        """Return what the Python snippets of a document print to standard output and error.
+
+        Args:
+            name: name of the script, and of its folder.
+            text: the document; snippets of other programs, which begin with `BEFORE`, are left out.
+            further: code that follows.
+        """
+        snippets = [one for one in snippets_of(text) if not one.startswith(BEFORE)]
+        assert snippets
+        # What the runs of another page have left is none of this one's.
+        (own := self._folder / name).mkdir()
+        begin = f"import os\nos.chdir({str(own)!r})"
+        script = self._folder / f"{name}.py"
+        script.write_text("\n".join([begin, *snippets, *further]))
+        return self._interpreter.run(script)
+
+    def end(self) -> None:
+        """End them and their session."""
+        self._interpreter.end()
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import signal
 import sys
 import threading
@@ -14,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner import HorovodRunner, MpiOptions, RankFailedError, RunFailedError
+from horovod_spark_runner import (
+    HorovodRunner,
+    InvalidInputError,
+    MpiOptions,
+    RankFailedError,
+    RunFailedError,
+)
 from horovod_spark_runner.cluster.driver.result import PHASES
 from horovod_spark_runner.cluster.protocol import rendezvous
 from horovod_spark_runner.cluster.protocol.rendezvous import Rendezvous
@@ -212,6 +219,43 @@ def test_a_killed_rank_is_named_with_its_last_lines(spark: Any) -> None:
 def test_a_rank_that_exits_is_a_failed_rank(spark: Any) -> None:
     with pytest.raises(RankFailedError, match="rank 1 .* SystemExit: 3"):
         HorovodRunner(2, stream_logs=False).run(fail_on, 1, "exit")
+
+
+def exit_with(code: object) -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    hvd.allgather_object(hvd.rank())
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_program_may_exit_as_a_script_that_succeeds(spark: Any, code: object) -> None:
+    assert HorovodRunner(2, stream_logs=False).run(exit_with, code).results == (None, None)
+
+
+def run_script(path: str, *arguments: str) -> None:
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
+
+
+def test_a_script_is_a_program(spark: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(__name__)\n"
+        "sys.exit(0)\n"
+    )
+    with pytest.raises(InvalidInputError, match="train.py.*run_path"):
+        HorovodRunner(2).run(str(script), str(tmp_path))  # type: ignore[arg-type]
+    HorovodRunner(2, stream_logs=False).run(run_script, str(script), str(tmp_path))
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["__main__", "__main__"]
+
+
+@pytest.mark.parametrize("code", ["", "no data"])
+def test_a_program_that_exits_with_a_message_has_failed(spark: Any, code: object) -> None:
+    with pytest.raises(RankFailedError, match="SystemExit"):
+        HorovodRunner(2, stream_logs=False).run(exit_with, code)
 
 
 def test_a_result_that_cannot_be_pickled(spark: Any) -> None:

@@ -104,6 +104,8 @@ def test_what_fails_fails_as_on_a_rank() -> None:
     assert ", in fail\n" in caught.value.remote_traceback
     with one_rank_here(), pytest.raises(RankFailedError, match="SystemExit: 3"):
         HorovodRunner(1).run(leave)
+    with one_rank_here():
+        assert HorovodRunner(1).run(sys.exit).result is None
     with one_rank_here(), pytest.raises(InvalidInputError, match="another run"):
         HorovodRunner(1).run(begin_another)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import json
 import pickle
 from dataclasses import FrozenInstanceError, asdict, fields, replace
@@ -13,10 +15,22 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodEstimator, HorovodRunner, run_training, runner
+from horovod_spark_runner import (
+    HorovodEstimator,
+    HorovodRunner,
+    TFTransformer,
+    TorchModel,
+    TorchTransformer,
+    export_pipeline,
+    plan_training,
+    prepare_dataset,
+    run_training,
+    runner,
+)
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.estimator import parse_strategy
 from horovod_spark_runner.config.fields import derive
+from horovod_spark_runner.config.keywords import _ADVICE
 from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings, MpiOptions
 from horovod_spark_runner.config.sync import (
     Allreduce,
@@ -27,9 +41,15 @@ from horovod_spark_runner.config.sync import (
     check_sync,
     recorded_sync,
 )
-from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, RestartOptions
+from horovod_spark_runner.config.training import (
+    CheckpointOptions,
+    FitOptions,
+    RestartOptions,
+    training_usage,
+)
 from horovod_spark_runner.config.validators import check_options
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.tune import tune
 
 
 @pytest.mark.parametrize(
@@ -315,12 +335,94 @@ def test_settings_by_column_cannot_be_changed_afterwards() -> None:
         (HorovodRunner, "batch", "run_training.*batch_size="),
         (LaunchOptions, "epochs", "run_training.*epochs="),
         (LaunchOptions, "nothing_like_it", "stall_timeout"),
+        (LaunchOptions, "nics", r"mpi=MpiOptions\(network_interface="),
+        (run_training, "extra_mpi_args", r"launch=LaunchOptions\(mpi=MpiOptions\(parameters="),
+        (run_training, "num_executors", "num_workers="),
+        (run_training, "miniBatch", "batch_size="),
+        (run_training, "inputCol", "feature_cols="),
+        (run_training, "lr", "model_fn.*compile"),
+        (run_training, "iters", "epochs.*steps_per_epoch"),
+        (run_training, "num_ps", "AsyncServer"),
+        (run_training, "inmemory_cache_all", r"data=DataOptions\(window_bytes="),
+        (HorovodEstimator, "inputCol", "featuresCol="),
+        (HorovodEstimator, "torchObj", "modelFn="),
+        (HorovodEstimator, "cluster_size", "numWorkers="),
+        (HorovodEstimator, "inmemory_cache_all", "data={'window_bytes'"),
+        (HorovodEstimator, "checkpoint_callback", "runDir.*checkpoints={'every_steps'"),
+        (HorovodRunner, "backend", "mpirun"),
+        (tune, "np", "workers_per_trial="),
+        (tune, "num_workers", "workers_per_trial="),
+        (tune, "run_dir", "study_dir="),
+        (tune, "n_trials", "max_trials="),
+        (tune, "miniBatch", "batch_size="),
+        (tune, "custom_objects", "run_training"),
+        (prepare_dataset, "label_cols", "run_training.*label_cols="),
+        (prepare_dataset, "feature_cols", "columns="),
+        (prepare_dataset, "batch_size", "batch_size=.*Dataset.epoch"),
+        (plan_training, "np", "num_workers="),
+        (TorchModel, "model", "module="),
+        (TorchModel, "criterion", "loss="),
+        (TorchModel, "lr", "optimizer=.*partial"),
+        (TorchModel, "epochs", "run_training.*epochs="),
+        (TFTransformer.from_run, "store", "run_dir="),
+        (TFTransformer.from_run, "batch_size", "predict_batch_size="),
+        (TFTransformer.from_keras, "inputCol", "setFeaturesCol"),
+        (TFTransformer.from_saved_model, "signature_def_key", "signature="),
+        (TorchTransformer.from_module, "output_cols", "setPredictionCol"),
+        (export_pipeline, "pth", "'path'"),
     ],
 )
 def test_an_unknown_keyword_is_answered_with_the_right_one(
     call: Any, keyword: str, message: str
 ) -> None:
+    needed = {"df": 1, "model_fn": 1, "space": 1} if call is tune else {}
     with pytest.raises(InvalidInputError, match=message) as caught:
-        call(**{keyword: 1})
+        call(**needed, **{keyword: 1})
     assert repr(keyword) in str(caught.value)
     assert call.__name__ in str(caught.value)
+
+
+def test_every_answer_names_arguments_of_run_training() -> None:
+    usage = training_usage()
+    assert {name for name, how in usage.items() if how == f"{name}=…"} == (
+        inspect.signature(run_training).parameters.keys() - {"df"}
+    )
+    for names in _ADVICE:
+        for name in names.split():
+            with pytest.raises(InvalidInputError, match=f"'{name}'; "):
+                TFTransformer.from_keras(**{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_of_ranks_that_other_runners_take(number: int) -> None:
+    with pytest.raises(InvalidInputError, match=rf"num_workers.*{number}\b.*Spark.*local\[2\]"):
+        HorovodRunner(number)
+
+
+def test_a_call_that_does_not_fit_is_refused_on_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = MagicMock()
+    monkeypatch.setattr(runner, "chosen_launcher", lambda: launcher)
+
+    @functools.wraps(launcher_with_settings)
+    def wrapper() -> None:
+        launcher_with_settings({})
+
+    one = HorovodRunner(1)
+    for function, args, kwargs, message in (
+        (lambda: 1, (1,), {}, "positional"),
+        (lambda *, rate: rate, (), {"np": 2}, "'rate'"),
+        (lambda rate: rate, (), {"args": (1,)}, "'args'|'rate'"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            one.run(function, *args, **kwargs)
+    assert not launcher.launch.called
+    one.run(lambda function: function, function=1)
+    one.run(wrapper)
+    one.run(print, 1)
+    assert launcher.launch.call_count == 3
+
+
+def launcher_with_settings(settings: dict[str, Any]) -> None:
+    """Take what a decorator passes."""

@@ -18,11 +18,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ...errors import EnvironmentProblem, LaunchError, on_one_line
 from ...frameworks import FRAMEWORKS, quiet_imports
@@ -211,7 +212,8 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
         faulthandler.disable()
         _join_world(rank, size)
         _show_crashes(directory)
-        if os.environ.pop(SET_TORCH_VARIABLES, None):
+        # A program of the user's, not a training.
+        if is_program := bool(os.environ.pop(SET_TORCH_VARIABLES, None)):
             _set_torch_variables()
         timings["mpi_init"] = time.monotonic() - began
         # The caller's script is another one: lookups in __main__ must not find this module.
@@ -220,10 +222,10 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
             function, args, kwargs = pickle.load(stream)
         reporting.send(Started())
         with _end_forks():
-            result = function(*args, **kwargs)
+            result = call(function, args, kwargs, is_program=is_program)
         reporting.send(Finished())
         _write_result(directory / RESULT_FILE, result)
-    except BaseException as error:  # also SystemExit: user code that exits is a failed rank
+    except BaseException as error:  # also SystemExit, but for a program's exit with code 0
         failure = describe_failure(error)
     _write_outcome(directory, failure, timings)
     if failure is None:
@@ -231,6 +233,22 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
         return 0
     _abort_world()
     return 1
+
+
+def call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_program: bool,
+) -> Any:
+    """Call a rank's function; a program may exit with code 0, which mpirun takes for success."""
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as error:
+        if not is_program or error.code not in (None, 0):
+            raise
+        return None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from ...config.keywords import check_keywords
 from ...config.validators import check_choice
 from ...errors import InvalidInputError, ModelError, brief
 from ...frameworks import TORCH
@@ -151,6 +152,11 @@ class TorchModel:
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             if not number or not limit > 0:
                 raise InvalidInputError(f"{name} must be a positive number, got {brief(limit)}")
+
+
+_PARTIAL = {"learning_rate": "optimizer=functools.partial(torch.optim.Adam, lr=…)"}
+_check = check_keywords("TorchModel", lambda: _PARTIAL)
+setattr(TorchModel, "__init__", _check(TorchModel.__init__))  # noqa: B010
 
 
 def is_lightning(value: object) -> bool:
