@@ -17,6 +17,21 @@ spark.sql.shuffle.partitions 4
 """
 
 
+def enter(folder: str) -> None:
+    """Make this the working directory of the process, and of its Spark session if it has one.
+
+    Args:
+        folder: where relative paths begin from now on.
+    """
+    from pyspark.sql import SparkSession
+
+    os.chdir(folder)
+    if (session := SparkSession.getActiveSession()) is not None:
+        files = session._jvm.org.apache.hadoop.fs
+        local = files.FileSystem.get(session.sparkContext._jsc.hadoopConfiguration())
+        local.setWorkingDirectory(files.Path(folder))
+
+
 class Interpreter:
     """A Python that runs scripts one after the other, each as one that is started by itself.
 

@@ -37,7 +37,7 @@ class Pages:
         snippets = map(textwrap.dedent, found)  # some are within lists
         # What the runs of another page have left is none of this one's.
         (own := self._folder / name).mkdir()
-        begin = f"import os\nos.chdir({str(own)!r})"
+        begin = f"from tests.docs.sessions import enter\nenter({str(own)!r})"
         script = self._folder / f"{name}.py"
         script.write_text("\n".join([begin, *snippets, *further]))
         return self._interpreter.run(script)
