@@ -85,7 +85,7 @@ HOW_TO = {
     "early-stopping": r"^\d+ epochs, the best is epoch \d+$",
     "images": r"^0\.\d+$",
     "learning-rate": r"^\[0\.1, .*0\.\d+\]$",
-    "normalization": r"^\|  0\.0\|   A\|",
+    "normalization": r"^\|0\.0\|   A\| *0\.\d+\|$",
     "predict": r"^\['label', 'score'\]$",
     "resume": r"^run_dir .* holds a run on other data: validation is 0\.2 now",
 }
