@@ -21,6 +21,21 @@ spark.sql.shuffle.partitions 4
 """
 
 
+def enter(folder: str) -> None:
+    """Make this the working directory of the process, and of its Spark session if it has one.
+
+    Args:
+        folder: where relative paths begin from now on.
+    """
+    from pyspark.sql import SparkSession
+
+    os.chdir(folder)
+    if (session := SparkSession.getActiveSession()) is not None:
+        files = session._jvm.org.apache.hadoop.fs
+        local = files.FileSystem.get(session.sparkContext._jsc.hadoopConfiguration())
+        local.setWorkingDirectory(files.Path(folder))
+
+
 class Interpreter:
     """A Python that runs scripts one after the other, each as one that is started by itself.
 
@@ -87,7 +102,7 @@ class Pages:
         assert snippets
         # What the runs of another page have left is none of this one's.
         (own := self._folder / name).mkdir()
-        begin = f"import os\nos.chdir({str(own)!r})"
+        begin = f"from tests.docs.sessions import enter\nenter({str(own)!r})"
         script = self._folder / f"{name}.py"
         script.write_text("\n".join([begin, *snippets, *further]))
         return self._interpreter.run(script)

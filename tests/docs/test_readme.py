@@ -53,6 +53,26 @@ def test_the_snippets_on_ways_and_plans_run_one_after_the_other(pages: Pages) ->
     assert re.search(r"^(.*\bdistribute\b|[\d,]+ ranks: )", out, re.M)
 
 
+# How-to pages, and what the snippets of each print.
+HOW_TO = {
+    "early-stopping": r"^\d+ epochs, the best is epoch \d+$",
+    "images": r"^0\.\d+$",
+    "learning-rate": r"^\[0\.1, .*0\.\d+\]$",
+    "normalization": r"^\|0\.0\|   A\| *0\.\d+\|$",
+    "predict": r"^\['label', 'score'\]$",
+    "resume": r"^run_dir .* holds a run on other data: validation is 0\.2 now",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.parametrize("page", HOW_TO)
+def test_the_snippets_of_a_how_to_page_run_one_after_the_other(pages: Pages, page: str) -> None:
+    out, _ = pages.run(page, (ROOT / "docs" / f"{page}.md").read_text())
+    assert re.search(HOW_TO[page], out, re.MULTILINE), out
+
+
 @pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark

@@ -229,12 +229,23 @@ def _write_dataset(
             f"files with other columns appeared in {target} while rows were written there; make "
             "sure that nothing else writes into that folder"
         )
+    _check_all_there(facts["rows"], sum(group.rows for group in footers.row_groups), target)
     columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
     first = functools.partial(first_value, footers)
     columns = columns_of(sources, layouts, request.shapes, first)
     manifest = manifest_of(footers, columns, _checksum(facts), allow_nan=request.allow_nan)
     return replace(manifest, row_order=f"{facts['order'] or 0:x}")
+
+
+def _check_all_there(written: int, found: int, target: Location) -> None:
+    """Check that the driver finds all rows: executors may have written to disks of their own."""
+    if found < written:
+        raise DataError(
+            f"the executors wrote {written:,} rows to {target}, but the driver finds {found:,} "
+            "there; run_dir (or data_dir) must be a folder or URL that the driver and all "
+            "executors reach, not a folder of each machine"
+        )
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
