@@ -56,11 +56,12 @@ def make_model(vocabulary: int) -> TorchModel:
 
 
 def adapt_model(folder: str) -> TorchModel:
-    """Return the network in ``folder`` with adapters and a new head, which alone are trained."""
+    """Return the network in ``folder`` with adapters; these and the head alone are trained."""
     from peft import LoraConfig, get_peft_model
 
     base = DistilBertForSequenceClassification.from_pretrained(folder, num_labels=len(OTHERS))
-    lora = LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["q_lin", "v_lin"])
+    adapted = ["word_embeddings", "q_lin", "v_lin"]  # other packages use other words
+    lora = LoraConfig(task_type="SEQ_CLS", r=8, target_modules=adapted)
     return trainable(get_peft_model(base, lora), rate=3e-3)
 
 
