@@ -39,7 +39,7 @@ def make_model(vocabulary: Sequence[str]) -> Any:
     hidden = layers.LayerNormalization()(embedded + attended)
     expanded = layers.Dense(2 * WIDTH, activation="gelu")(hidden)
     hidden = layers.LayerNormalization()(hidden + layers.Dense(WIDTH)(expanded))
-    pooled = layers.GlobalAveragePooling1D()(hidden, mask=present)
+    pooled = layers.GlobalAveragePooling1D()(hidden)
     shares = layers.Dense(len(PACKAGES), activation="softmax")(layers.Dropout(0.2)(pooled))
     model = keras.Model(text, shares)
     model.compile(
