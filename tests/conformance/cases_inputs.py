@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, ops
 
 from .case import Case
 from .data import WORDS, make_columns
@@ -40,6 +40,21 @@ def text_vectors() -> Any:
     return whole(layer, dtype="string")
 
 
+def text_transformer() -> Any:
+    """Return a network of embeddings, attention over words that are there, and normalization."""
+    text = Input((), dtype="string")
+    vectorize = layers.TextVectorization(vocabulary=list(WORDS), output_sequence_length=6)
+    tokens = vectorize(text)
+    present = ops.not_equal(tokens, 0)
+    embedded = layers.Embedding(len(WORDS) + 2, 8)(tokens)
+    embedded += layers.Embedding(6, 8)(ops.cumsum(ops.ones_like(tokens), axis=1) - 1)
+    attended = layers.MultiHeadAttention(2, 4)(embedded, embedded, value_mask=present)
+    hidden = layers.LayerNormalization()(embedded + attended)
+    hidden = layers.LayerNormalization()(hidden + layers.Dense(8, activation="gelu")(hidden))
+    pooled = layers.GlobalAveragePooling1D()(hidden, mask=present)
+    return Model(text, layers.Dense(3, activation="softmax")(pooled))
+
+
 # fmt: off
 OF_INPUTS = [
     Case("normalization-adapted", lambda: compiled(adapted())),
@@ -52,6 +67,7 @@ OF_INPUTS = [
     Case("integer-lookup-embedded", lambda: compiled(whole(layers.IntegerLookup(vocabulary=[10, 11, 12]), layers.Embedding(4, 3), layers.Flatten(), shape=(1,)), loss=CE), x="code", y="label"),
     Case("string-lookup", lambda: compiled(whole(layers.StringLookup(vocabulary=list(WORDS), output_mode="one_hot"), shape=(1,), dtype="string"), loss=CE), x="word", y="label"),
     Case("text-vectorization", lambda: compiled(text_vectors(), loss=CE), x="word", y="label"),
+    Case("text-transformer", lambda: compiled(text_transformer(), loss=CE), x="sentence", y="label"),
     Case("hashing", lambda: compiled(whole(layers.Hashing(6, output_mode="one_hot"), shape=(1,)), loss=CE), x="code", y="label"),
     Case("hashing-of-text", lambda: compiled(whole(layers.Hashing(6, output_mode="one_hot"), shape=(1,), dtype="string"), loss=CE), x="word", y="label"),
     Case("hashed-crossing", lambda: compiled(crossed()), x=["code", "label"]),

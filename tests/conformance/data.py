@@ -85,6 +85,8 @@ def write_data(folder: Path) -> None:
         table = pa.table({name: _arrow(values) for name, values in columns.items()})
         words = WORDS[columns["label"]]
         table = table.append_column("word", pa.array(words))
+        sentences = [" ".join(WORDS[row[row > 0] % 4]) for row in columns["tokens"]]
+        table = table.append_column("sentence", pa.array(sentences))
         place = folder / str(rows)
         place.mkdir(parents=True)
         pq.write_table(table, place / "part-0.parquet", row_group_size=-(-rows // groups))

@@ -58,6 +58,33 @@ def test_digits_with_pytorch(interpreter: Interpreter) -> None:
     assert float(accuracy) > 0.9
 
 
+@pytest.mark.thorough
+def test_text_with_keras(interpreter: Interpreter, folder: Path) -> None:
+    output, _ = interpreter.run(example("text_keras"), "--epochs", "5", "--run-dir", "text")
+    (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)
+    assert float(accuracy) > 0.75
+    assert "Parse the header of a message. -> email" in output
+    assert (folder / "text" / "exported" / "saved_model.pb").is_file()
+
+
+@pytest.mark.thorough
+def test_text_with_hugging_face(interpreter: Interpreter, folder: Path) -> None:
+    output, _ = interpreter.run(
+        example("text_huggingface"), "--lora", "--epochs", "5", "--run-dir", "pieces"
+    )
+    accuracies = [float(one) for one in re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)]
+    assert accuracies[0] > 0.75  # of four packages
+    assert accuracies[1] > 0.5
+    for name, weights in (("adapter", "adapter_model"), ("merged", "model")):
+        assert (folder / "pieces" / name / f"{weights}.safetensors").is_file()
+    sizes = {name: size_of(folder / "pieces" / name) for name in ("adapter", "merged")}
+    assert sizes["adapter"] < sizes["merged"] / 4
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def set_up_already(folder: Path) -> dict[str, str]:
     """Return the environment of scripts for which ``folder`` holds what they would set up."""
     python = folder / "bin" / "python"

@@ -86,6 +86,17 @@ def test_the_snippets_on_pytorch_run_one_after_the_other(pages: Pages) -> None:
 @pytest.mark.thorough
 @pytest.mark.mpi
 @pytest.mark.spark
+def test_the_snippets_on_text_run_one_after_the_other(pages: Pages) -> None:
+    out, _ = pages.run("text_page", (ROOT / "docs" / "text.md").read_text())
+    accuracies = [float(one) for one in re.findall(r"^\{.*'accuracy': ([\d.]+)", out, re.M)]
+    assert len(accuracies) == 3
+    assert min(accuracies) > 0.6  # of three classes
+    assert out.splitlines()[-1] == "torch.Size([1, 3])"
+
+
+@pytest.mark.thorough
+@pytest.mark.mpi
+@pytest.mark.spark
 def test_the_snippets_on_searching_run_one_after_the_other(pages: Pages) -> None:
     _, err = pages.run("tune_page", (ROOT / "docs" / "tune.md").read_text())
     assert err.count(": val_loss ") >= 4, "a line for each trial"
