@@ -17,9 +17,15 @@ pytestmark = pytest.mark.thorough
 
 
 def build(folder: Path, version: str, **variables: str) -> Path:
-    command = [sys.executable, ROOT / "docs" / "build_site.py", "--to", folder / "build"]
     done = subprocess.run(
-        [*command, "--publish", folder / "published"],
+        [
+            sys.executable,
+            str(ROOT / "docs" / "build_site.py"),
+            "--to",
+            str(folder / "build"),
+            "--publish",
+            str(folder / "published"),
+        ],
         env={**os.environ, "DOCS_VERSION": version, **variables},
         capture_output=True,
         text=True,
@@ -67,12 +73,12 @@ def test_a_dead_link_and_a_name_without_an_entry_fail(tmp_path: Path) -> None:
     source.mkdir()
     (source / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
     (source / "_static").mkdir()
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", source]
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", str(source)]
     page = "# A page\n\n[a link](nowhere.md)\n"
     for text, message in ((page, "nowhere.md"), ("# A page\n", "'run_training'")):
         (source / "index.md").write_text(text)
         done = subprocess.run(
-            [*command, tmp_path / "site"], capture_output=True, text=True, check=False
+            [*command, str(tmp_path / "site")], capture_output=True, text=True, check=False
         )
         assert done.returncode != 0
         assert message in done.stderr
