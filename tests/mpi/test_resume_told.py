@@ -58,7 +58,9 @@ def test_a_call_says_what_is_left_to_train(
     match = re.search(r"step-0000000(\d): epochs 2 to 3 of 3", printed)
     assert match
     assert match.start() < printed.index("preparing the data"), "at once"
-    assert re.search(r"^finished in .* epoch 3  loss .*weights: epoch 3, the last$", printed, re.M)
+    assert re.search(
+        r"^finished in .* epoch 3  .*loss .*weights: epoch 3, the last$", printed, re.M
+    )
     assert re.search(r"^report: .*report.html.*tensorboard --logdir", printed, re.MULTILINE)
     # What changes has no effect where nothing is left, and nothing else is said of it.
     count, printed, warned = call(3, validation=0.25, batch_size=16, model_fn=other_loss)

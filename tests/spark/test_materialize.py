@@ -19,7 +19,6 @@ import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.cluster.spark.jobs import watch_jobs
-from horovod_spark_runner.cluster.spark.session import mute_console_progress
 from horovod_spark_runner.config.data import Materializer
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest
@@ -653,30 +652,6 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
     assert 12 < progress[-1][0] <= 1012, "those of both jobs"
     assert 0 < progress[-1][1] < 12
     assert not [tag for tag in spark.sparkContext.getJobTags() if "told" in tag]
-
-
-def test_sparks_own_progress_bar_pauses(spark: Any) -> None:
-    bar = spark.sparkContext._jsc.sc().progressBar()
-    if not bar.isDefined():
-        pytest.skip("this session has none")
-    (field,) = (
-        field
-        for field in bar.get().getClass().getDeclaredFields()
-        if "lastFinish" in field.getName()
-    )
-    field.setAccessible(True)
-
-    def paused_at() -> int:
-        return int(field.get(bar.get()))
-
-    with mute_console_progress(spark):
-        time.sleep(0.5)
-        first = paused_at()
-        time.sleep(0.6)
-        assert paused_at() > first > 1000 * (time.time() - 2)
-    last = paused_at()
-    time.sleep(0.6)
-    assert paused_at() == last
 
 
 def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: Path) -> None:
