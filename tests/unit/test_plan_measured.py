@@ -302,7 +302,8 @@ def test_a_plan_that_fails_leaves_no_rows(
         yield SimpleNamespace(train=None, reused=False)
 
     monkeypatch.setattr(measuring, "prepare_data", kept)
-    run: Any = SimpleNamespace(config=None, df=None)
+    monkeypatch.setattr(measuring, "show_preparation", lambda run, console, shown: shown)
+    run: Any = SimpleNamespace(config=None, df=None, console=None)
     theirs = tmp_path / "before" / "rows"
     theirs.mkdir(parents=True)
     for run_dir in (tmp_path / "new", tmp_path / "before"):
