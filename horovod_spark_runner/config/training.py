@@ -484,7 +484,7 @@ class TrainingConfig:
 @functools.cache
 def training_usage() -> Mapping[str, str]:
     """Return how to set each argument of `run_training`, and each setting within one."""
-    internal = ("fit", "params", "check_outputs")
+    internal = ("fit", "params", "check_outputs", "title")
     names = (*_FIT, *(one.name for one in fields(TrainingConfig) if one.name not in internal))
     usage = usage_within("sync", *STRATEGIES.values())
     for argument, kind in OPTIONS.items():
