@@ -27,6 +27,7 @@ def devices() -> dict[str, Any]:
         "met": world.allreduce(1),
         "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
         "order": os.environ.get("CUDA_DEVICE_ORDER"),
+        "local_rank": os.environ["LOCAL_RANK"],
         "executor": os.getcwd(),
         "task": os.getppid(),
     }

@@ -129,6 +129,11 @@ def test_an_executor_per_gpu_that_other_tasks_share(cluster: Cluster) -> None:
     assert len({rank["executor"] for rank in gpus}) == 2
     assert {rank["order"] for rank in gpus} == {"PCI_BUS_ID"}
     assert seen(cpu) == ["", ""]
+    # Its own GPU is cuda:{LOCAL_RANK} to a program of torch.distributed.
+    assert [[rank["local_rank"] for rank in ranks] for ranks in (gpus, cpu)] == [
+        ["0"] * 2,
+        ["0", "1"],
+    ]
     assert "EnvironmentProblem" in both
     assert re.search("gpus_per_worker=2.* 0.25 GPU", both)
     assert re.match("NotEnoughSlotsError: .*3 slots .*1 GPU.* 2", too_many), too_many

@@ -199,6 +199,9 @@ def _set_torch_variables() -> None:
             meeting = address, free.getsockname()[1]
     address, port = world.bcast(meeting)
     local_rank, local_size = (os.environ[f"OMPI_COMM_WORLD_LOCAL_{x}"] for x in ("RANK", "SIZE"))
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        # Only its own GPUs are visible: cuda:{LOCAL_RANK} is one, as for TorchDistributor.
+        local_rank, local_size = "0", "1"
     values = (world.Get_rank(), world.Get_size(), local_rank, local_size, address, port)
     os.environ.update(zip(TORCH_VARIABLES, map(str, values), strict=True))
 
