@@ -53,6 +53,16 @@ def test_the_snippets_on_ways_and_plans_run_one_after_the_other(pages: Pages) ->
     assert re.search(r"^(.*\bdistribute\b|[\d,]+ ranks: )", out, re.M)
 
 
+@pytest.mark.thorough
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_pytorch_run_one_after_the_other(pages: Pages) -> None:
+    text = (ROOT / "docs" / "torch.md").read_text()
+    out, _ = pages.run("torch_page", text, loaded("tensorflow", "keras"))
+    assert "torch.Size([2, 10])" in out
+    assert "loaded: set()" in out
+
+
 # How-to pages, and what the snippets of each print.
 HOW_TO = {
     "early-stopping": r"^\d+ epochs, the best is epoch \d+$",
@@ -71,16 +81,6 @@ HOW_TO = {
 def test_the_snippets_of_a_how_to_page_run_one_after_the_other(pages: Pages, page: str) -> None:
     out, _ = pages.run(page, (ROOT / "docs" / f"{page}.md").read_text())
     assert re.search(HOW_TO[page], out, re.MULTILINE), out
-
-
-@pytest.mark.thorough
-@pytest.mark.mpi
-@pytest.mark.spark
-def test_the_snippets_on_pytorch_run_one_after_the_other(pages: Pages) -> None:
-    text = (ROOT / "docs" / "torch.md").read_text()
-    out, _ = pages.run("torch_page", text, loaded("tensorflow", "keras"))
-    assert "torch.Size([2, 10])" in out
-    assert "loaded: set()" in out
 
 
 @pytest.mark.thorough
