@@ -77,6 +77,8 @@ def write_sources(source: Path) -> None:
         name = str(page.relative_to(source))
         origin = ROOT / origins.get(name, f"docs/{name}")
         text = LINK.sub(partial(_moved, origin.parent, page.parent, source), page.read_text())
+        if "DOCS_SOURCES" in os.environ:
+            text = text.replace("<this repository>", os.environ["DOCS_SOURCES"].split("/blob/")[0])
         page.write_text(text)
 
 
@@ -93,6 +95,8 @@ def _moved(origin: Path, folder: Path, source: Path, link: re.Match[str]) -> str
     if not file.is_relative_to(ROOT):
         return link[1]
     name = str(file.relative_to(ROOT))
+    if file.suffix == ".ipynb":
+        return os.path.relpath(source / "tutorials" / file.name, folder)
     if page := {**OTHER_PAGES, **GENERATED_PAGES}.get(name):
         moved = source / page
     elif file.is_relative_to(ROOT / "docs"):

@@ -46,14 +46,13 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"horovod_spark_runner {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_show_sourcelink = False
-html_copy_source = False
+html_sourcelink_suffix = ""
 html_theme_options: dict[str, Any] = {
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "navigation_with_keys": False,
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": ["page-toc", "sourcelink"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }

@@ -70,8 +70,9 @@ class HorovodRunner(LaunchSettings):
             LaunchError: the ranks could not be started, or Spark lost them.
         """
         if callable(function) and (wrong := explain_misfit(function, *args, **kwargs)):
+            hint = "; write run(function, 0.1, epochs=3)" if {"args", "kwargs"} & {*kwargs} else ""
             raise InvalidInputError(
-                f"the function cannot be called with the arguments of run: {wrong}"
+                f"the function cannot be called with the arguments of run: {wrong}{hint}"
             )
         # Slots have other working directories, and perhaps homes.
         logs = None if self.log_dir is None else str(Location(self.log_dir))

@@ -301,12 +301,13 @@ def read_model(directory: RunDirectory) -> StoredModel:
 
 
 def _checkpoint_hint(directory: RunDirectory) -> str:
-    """Return the call to make if a run has a checkpoint."""
+    """Return what to name instead of a checkpoint, or of a folder of runs."""
     place = directory.location
     run = RunDirectory(place.parent.parent)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint(step).name == place.name]
     if place.parent.name != run.checkpoint(0).parent.name or not steps:
-        return ""
+        inner = [one for one in place.list() if RunDirectory(one).identity.exists()]
+        return f": it holds runs; name one of them, such as {inner[-1]}" if inner else ""
     return (
         f": it is a checkpoint of the run in {run.location}; its weights are those of "
         f"from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is finished"

@@ -393,3 +393,11 @@ def test_damaged_metrics_are_named(tmp_path: Path) -> None:
         file.write_text(lines)
         with pytest.raises(RunDirectoryError, match="epoch.*number"):
             directory.read_metrics()
+
+
+def test_a_folder_of_runs_names_one(tmp_path: Path) -> None:
+    for name in ("run-1", "run-2"):
+        (tmp_path / name).mkdir()
+        RunDirectory(str(tmp_path / name)).write_run_id("x")
+    with pytest.raises(RunDirectoryError, match=f"name one of them.*{tmp_path}/run-2"):
+        read_model(RunDirectory(str(tmp_path)))
