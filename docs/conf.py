@@ -12,9 +12,11 @@ import os
 from typing import Any
 
 from sphinx.application import Sphinx
-from sphinx.errors import SphinxError
+from sphinx.util.logging import getLogger
 
 import horovod_spark_runner
+
+logger = getLogger(__name__)
 
 project = "horovod_spark_runner"
 author = "The authors of horovod_spark_runner"
@@ -78,11 +80,11 @@ def shorten_defaults(
 
 
 def check_reference(app: Sphinx, env: Any) -> None:
-    """Fail if the reference lacks a public name."""
+    """Warn if the reference lacks a public name; warnings fail the build."""
     documented = {name.rpartition(".")[2] for name in env.domaindata["py"]["objects"]}
     missing = {*horovod_spark_runner.__all__} - documented - {"__version__"}
     if missing:
-        raise SphinxError(f"public names without an entry in docs/reference: {sorted(missing)}")
+        logger.warning("public names without an entry in docs/reference: %s", sorted(missing))
 
 
 def setup(app: Sphinx) -> None:
