@@ -174,7 +174,7 @@ def test_maps_share_the_rows_and_run_at_once(
     written = re.findall(r"(?:^|: )(\d+) rows.*written", shown, re.MULTILINE)
     assert len(written) == 3
     assert sum(map(int, written)) == ROWS + ROWS
-    assert len(re.findall(r"rows(?!.*written).* in", shown)) == 2
+    assert len(re.findall(r": \d+ rows(?!.*written).* in", shown)) == 2
     assert re.search(r"^fit-01.*: epoch 2/2 ", shown, re.MULTILINE)
     *folds, best = runs(tmp_path)
     for fold in folds:
