@@ -16,7 +16,6 @@ from ..cluster.spark.session import (
     active_session,
     check_is_frame,
     check_running,
-    mute_console_progress,
     use_driver_python,
 )
 from ..config.data import Transform
@@ -210,7 +209,7 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         by_default = ERROR if settings.handle_invalid == KEEP else settings.handle_invalid
         spark = _session(dataset, "evaluate")
         check_has_an_end(dataset, "evaluated on")
-        with show_activity("evaluating the model", spark), mute_console_progress(spark):
+        with show_activity("evaluating the model", spark):
             predictor = self._model.predictor(spark, settings)
             return evaluate(
                 dataset,
@@ -271,7 +270,7 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         request = FilesRequest(place, target, columns, mode, settings)
         spark = active_session()
         use_driver_python(spark)
-        with show_activity(f"predicting files into {target}", spark), mute_console_progress(spark):
+        with show_activity(f"predicting files into {target}", spark):
             return predict_files(spark, request, self._model.predictor(spark, settings))
 
     def export(

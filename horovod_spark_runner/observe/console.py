@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ..cluster.protocol.messages import Dropped, Envelope, Log, Notice, Placed, Progress, Queued
 from ..cluster.protocol.topology import format_ranks
 from ..cluster.spark.jobs import watch_jobs
+from ..cluster.spark.session import mute_console_progress
 from ..errors import one_line
 from ..formatting import duration
 from ..machine import repeat_in_thread
@@ -328,9 +329,11 @@ def show_activity(activity: str, spark: SparkSession | None = None) -> Iterator[
 
     Args:
         activity: for display.
-        spark: session of the Spark jobs that this thread starts inside, to show their progress.
+        spark: session of the Spark jobs that this thread starts inside, to show their progress in
+            place of Spark's own bar.
     """
     with contextlib.closing(Console("")) as console, contextlib.ExitStack() as stack:
         progress = None if spark is None else stack.enter_context(watch_jobs(spark))
         stack.enter_context(console.during(activity, progress))
+        stack.enter_context(mute_console_progress(spark))
         yield
