@@ -71,3 +71,26 @@ def test_shared_weights_count_once_in_the_total(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, module)
     assert summary.parameters == 16 + 4 + 4
     assert [one.parameters for one in summary.layers] == [20, 20]
+
+
+class Nested(nn.Module):
+    """A tensor that has no sizes: what a part of a transformer returns where rows are padded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[0], x[1, :2]])
+
+
+def test_an_output_without_sizes_is_no_failure(tmp_path: Path) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nested = Nested()
+            self.out = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            assert self.nested(torch.cat([x, x])).is_nested
+            return self.out(x)
+
+    summary = summary_of(tmp_path, Padded())
+    assert [(one.name, one.output) for one in summary.layers] == [("out", "(None, 2)")]
+    assert read_model(RunDirectory(str(tmp_path))).signature.outputs

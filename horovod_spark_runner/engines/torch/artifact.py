@@ -146,7 +146,8 @@ def _output_shapes(module: nn.Module) -> Iterator[dict[nn.Module, str]]:
     shapes: dict[nn.Module, str] = {}
 
     def note(part: nn.Module, _: object, output: object) -> None:
-        with contextlib.suppress(ModelError):  # a part may return anything
+        # A part may return anything, also tensors without sizes (nested ones): never a failure.
+        with contextlib.suppress(Exception):
             sizes = [list(tensor.shape) for _, tensor in output_leaves(output)]
             # `Predictor.describe` makes the last call, with so many rows.
             shown = [[None, *size[1:]] if size[:1] == [ROWS] else size for size in sizes]
