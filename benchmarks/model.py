@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SIDE = 24
-# Steps of each epoch that are not timed: starting to read, compiling.
-SKIP = 20
 # Times every image is there.
 REPEAT = 20
 
@@ -20,7 +18,7 @@ class Rates(NamedTuple):
     """Samples per second of all ranks.
 
     Attributes:
-        steps: in the steps of each epoch.
+        steps: in each epoch, from its first step to its results.
         whole: from the moment the model is made to the end of the last checkpoint.
         first: seconds from that moment to the end of the first step, where it is measured.
     """
@@ -28,6 +26,30 @@ class Rates(NamedTuple):
     steps: list[float]
     whole: float
     first: float = 0.0
+
+
+CNN, LINEAR = "cnn", "linear"
+
+
+def make_network(name: str) -> Any:
+    """Return the compiled Keras network of that name; `LINEAR` computes next to nothing."""
+    import keras
+
+    if name == CNN:
+        return make_cnn()
+    layers = [keras.layers.Flatten(), keras.layers.Dense(10, activation="softmax")]
+    model = keras.Sequential([keras.layers.Input((SIDE, SIDE, 1)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def make_torch_network(name: str) -> Any:
+    """Return the PyTorch module of that name, for images of (1, ``SIDE``, ``SIDE``)."""
+    from torch import nn
+
+    if name == CNN:
+        return make_torch_cnn()
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 10))
 
 
 def make_cnn(width: int = 1) -> Any:

@@ -1,17 +1,17 @@
 """What a training step costs through ``run_training``, compared with the same loop by hand.
 
-Two ranks train a small convolutional network on scikit-learn's digits, enlarged and repeated: with
-``run_training`` from a DataFrame, and with a loop written by hand under bare ``mpirun`` on arrays
-that are in memory already, in turns; the latter also with the settings of threads and transport
-that ``run_training`` gives its ranks. Compared are samples per second in the steps of each epoch
-but the first, without its first steps: the launch has a benchmark of its own; as a second figure,
-samples per second of the whole training, from the moment rank 0 has made the model until the last
-checkpoint, one at the end of each epoch, has reached the disk: the broadcast, tracing and the first
-epoch included; and the seconds from that moment to the end of the first step.
+Two ranks train on scikit-learn's digits, enlarged and repeated: with ``run_training`` from a
+DataFrame, and with a loop written by hand under bare ``mpirun`` on arrays that are in memory
+already, in turns; the latter also with the settings of threads and transport that ``run_training``
+gives its ranks. Compared are samples per second of each epoch but the first, from its first step to
+its results: the launch has a benchmark of its own; as a second figure, samples per second of the
+whole training, from the moment rank 0 has made the model until the last checkpoint, one at the end
+of each epoch, has reached the disk: the broadcast, tracing and the first epoch included; and the
+seconds from that moment to the end of the first step.
 
-With ``--framework torch``, the same network in PyTorch, against DistributedDataParallel with gloo
-between two processes, started by torchrun and by Spark's TorchDistributor; whole epochs but the
-first are compared, from the first step to the results. Run it with ``python
+``--network linear`` computes next to nothing: what a step takes there is what the loop costs. With
+``--framework torch``, the same networks in PyTorch, against DistributedDataParallel with gloo
+between two processes, started by torchrun and by Spark's TorchDistributor. Run it with ``python
 benchmarks/training.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
 """
 
@@ -31,7 +31,16 @@ from typing import Any
 
 import numpy as np
 import torch_training
-from model import SIDE, SKIP, Rates, make_arrays, make_cnn, make_frame, seconds_of_training
+from model import (
+    CNN,
+    LINEAR,
+    SIDE,
+    Rates,
+    make_arrays,
+    make_frame,
+    make_network,
+    seconds_of_training,
+)
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner.cluster.protocol.command import transport_parameters
@@ -45,9 +54,13 @@ SETTINGS = {
 }
 HAND, TUNED = "by hand, arrays in memory", "by hand, our settings"
 OURS = "`run_training`"
+# Of its logs after each batch, which are those of all ranks, a loop by hand has none.
+WATCHED = "`run_training`, a callback after each batch"
 
 
-def by_hand(arrays: Path, epochs: int, batch_size: int, *, tuned: bool = False) -> Rates:
+def by_hand(
+    arrays: Path, epochs: int, batch_size: int, network: str, *, tuned: bool = False
+) -> Rates:
     """Return how fast the loop is under mpirun, as it comes or with our settings."""
     command = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", "--bind-to", "core"]
     if os.geteuid() == 0:
@@ -58,7 +71,7 @@ def by_hand(arrays: Path, epochs: int, batch_size: int, *, tuned: bool = False) 
         environment.update(SETTINGS)
         for name, value in transport_parameters(1).items():
             command += ["--mca", name, value]
-    command += [sys.executable, str(LOOP), str(arrays), str(epochs), str(batch_size)]
+    command += [sys.executable, str(LOOP), str(arrays), str(epochs), str(batch_size), network]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     lines = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
     return Rates(**json.loads(lines[-1]))
@@ -72,19 +85,24 @@ def note_time(place: Path) -> None:
         place.write_text(repr(time.time()))
 
 
-def noting_maker(folder: str) -> Any:
+def noting_maker(folder: str, network: str) -> Any:
     """Return a function that makes the model and notes when it is made."""
 
     def make_model() -> Any:
-        model = make_cnn()
+        model = make_network(network)
         note_time(Path(folder, "made"))
         return model
 
     return make_model
 
 
-def stopwatch(folder: str, batch_size: int) -> Any:
-    """Return a function that makes the callback that times the steps of rank 0."""
+def stopwatch(folder: str, *, watched: bool) -> Any:
+    """Return a function that makes the callback that times the epochs of rank 0.
+
+    Args:
+        folder: where it notes them.
+        watched: whether it is called after each batch as well.
+    """
 
     def callbacks() -> list[Any]:
         import horovod.tensorflow as hvd
@@ -92,39 +110,41 @@ def stopwatch(folder: str, batch_size: int) -> Any:
 
         class Stopwatch(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.epoch = epoch
+                self.began = time.perf_counter()
 
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                if hvd.rank() == 0:
+                    seconds = time.perf_counter() - self.began
+                    Path(folder, f"epoch-{epoch}").write_text(repr(seconds))
+
+        class OfBatches(Stopwatch):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                steps = self.params["steps"] - 1  # the last one may be partial
                 if batch == 0:
                     note_time(Path(folder, "first"))
-                elif batch == SKIP - 1:
-                    self.began = time.perf_counter()
-                elif batch == steps - 1 and hvd.rank() == 0:
-                    rows = (steps - SKIP) * batch_size * hvd.size()
-                    rate = rows / (time.perf_counter() - self.began)
-                    Path(folder, str(self.epoch)).write_text(repr(rate))
 
-        return [Stopwatch()]
+        return [OfBatches() if watched else Stopwatch()]
 
     return callbacks
 
 
-def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
+def ours(frame: Any, epochs: int, batch_size: int, network: str, *, watched: bool = False) -> Rates:
     """Return how fast ``run_training`` is."""
     with tempfile.TemporaryDirectory() as name:
         whole = seconds_of_training(
             frame,
-            noting_maker(name),
+            noting_maker(name, network),
             (SIDE, SIDE, 1),
-            stopwatch(name, batch_size),
+            stopwatch(name, watched=watched),
             Path(name),
             epochs,
             batch_size,
         )
-        steps = [float(Path(name, str(epoch)).read_text()) for epoch in range(epochs)]
-        made, first = (float(Path(name, one).read_text()) for one in ("made", "first"))
-        return Rates(steps, epochs * frame.count() / whole, first - made)
+        rows = frame.count()
+        seconds = [float(Path(name, f"epoch-{epoch}").read_text()) for epoch in range(epochs)]
+        first = 0.0
+        if watched:
+            first = float(Path(name, "first").read_text()) - float(Path(name, "made").read_text())
+        return Rates([rows / each for each in seconds], epochs * rows / whole, first)
 
 
 class Rounds:
@@ -160,6 +180,10 @@ class Rounds:
         """Return the seconds to the end of the first step, the median."""
         return statistics.median(part.first for part in self.found[name])
 
+    def lost(self, other: str, rows: int) -> float:
+        """Return what a step of so many rows takes longer by `run_training`, in milliseconds."""
+        return 1000 * rows * (1 / self.steps(OURS) - 1 / self.steps(other))
+
     def goals(self, *others: str) -> list[list[str]]:
         """Return rows of goals: `run_training` against others."""
         return [
@@ -174,42 +198,52 @@ class Rounds:
         ]
 
 
-def of_keras(rounds: Rounds, rows: int, epochs: int, batch_size: int) -> str:
-    """Return the section on Keras."""
-    first_steps = [f"{rounds.first(name):.2f} s" for name in rounds.names]
+def of_keras(rounds: Rounds) -> str:
+    """Return what is to be said of Keras."""
+    watched = rounds.steps(WATCHED) / rounds.steps(OURS)
     return (
-        f"Two ranks, {rows:,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank; "
-        "samples per second of both ranks: in the steps, median of the epochs but the first "
-        f"(n = {rounds.count * (epochs - 1)}) · of the whole training of {epochs} epochs, from the "
-        "moment rank 0 has made the model until the last checkpoint, one after each epoch, has "
-        f"reached the disk (n = {rounds.count}). Our settings are threads that yield the core "
-        "while they wait in MPI, TensorFlow threads to match, and MPI over shared memory alone. "
-        "Both ways, each rank is bound to a core."
-        f"\n\n{table(['round', *rounds.names], rounds.rows)}\n\n"
-        "From the moment the model is made to the end of the first step (by hand, the arrays have "
-        f"been read by then; medians, n = {rounds.count}):\n\n"
-        f"{table(rounds.names, [first_steps])}\n\n{table(GOAL_HEAD, rounds.goals(HAND, TUNED))}"
+        "Our settings: threads yield the core while they wait in MPI, TensorFlow threads to match, "
+        "MPI over shared memory alone. Both ways, each rank is bound to a core. A callback after "
+        "each batch gets the logs of all ranks, which a loop by hand does not have: with one, "
+        f"steps run at {watched:.2f} of the pace without.\n\nMaking the model and the first step "
+        f"(n = {rounds.count}): "
+        + "; ".join(f"{rounds.first(name):.2f} s {name}" for name in (HAND, TUNED, WATCHED))
+        + "."
     )
 
 
-def of_torch(rounds: Rounds, rows: int, epochs: int, batch_size: int) -> str:
-    """Return the section on PyTorch."""
+OF_TORCH = (
+    "All compute with one thread per rank and report loss and accuracy; DistributedDataParallel "
+    "has gloo between its two processes. `run_training` binds each rank to a core."
+)
+
+
+def section(rounds: Rounds, rows: int, epochs: int, batch_size: int, more: str) -> str:
+    """Return the section of the page.
+
+    Args:
+        rounds: what was measured.
+        rows: of the dataset.
+        epochs: of each training.
+        batch_size: rows of a rank in a step.
+        more: what else there is to say of a framework.
+    """
+    others = [name for name in rounds.names if name not in (OURS, WATCHED)]
+    lost = "; ".join(f"{rounds.lost(name, 2 * batch_size):.2f} ms ({name})" for name in others)
     return (
-        f"Two ranks, {rows:,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank; "
-        "samples per second of both ranks: in whole epochs but the first, from the first step to "
-        f"the results, median (n = {rounds.count * (epochs - 1)}) · of the whole training of "
-        f"{epochs} epochs, from the moment rank 0 has made the module until the last checkpoint, "
-        f"one after each epoch, has reached the disk (n = {rounds.count}). All compute with one "
-        "thread per rank and report loss and accuracy; DistributedDataParallel has gloo between "
-        "its two processes. `run_training` binds each rank to a core."
+        f"Two ranks, {rows:,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank. Samples "
+        "per second of both ranks: in whole epochs but the first, median "
+        f"(n = {rounds.count * (epochs - 1)}) · of the whole training of {epochs} epochs with a "
+        f"checkpoint after each (n = {rounds.count}). {more}"
         f"\n\n{table(['round', *rounds.names], rounds.rows)}\n\n"
-        f"{table(GOAL_HEAD, rounds.goals(*rounds.names[:-1]))}"
+        f"{table(GOAL_HEAD, rounds.goals(*others))}\n\nA step takes longer by: {lost}."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=("keras", "torch"), default="keras")
+    parser.add_argument("--network", choices=(CNN, LINEAR), default=CNN)
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (3)")
     parser.add_argument("--epochs", type=int, default=4, help="epochs of a run (4)")
     parser.add_argument("--batch-size", type=int, default=64, help="rows per rank and step (64)")
@@ -217,23 +251,26 @@ def main() -> None:
     arguments = parser.parse_args()
     images, labels = make_arrays()
     frame = make_frame(images, labels)
-    epochs, batch_size = arguments.epochs, arguments.batch_size
+    torch = arguments.framework == "torch"
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "digits.npz")
         np.savez(arrays, images=images, labels=labels)
-        if arguments.framework == "torch":
-            contenders = torch_training.contenders(arrays, frame, epochs, batch_size)
-        else:
-            contenders = {
-                HAND: lambda: by_hand(arrays, epochs, batch_size),
-                TUNED: lambda: by_hand(arrays, epochs, batch_size, tuned=True),
-                OURS: lambda: ours(frame, epochs, batch_size),
-            }
+        given = arguments.epochs, arguments.batch_size, arguments.network
+        contenders = {
+            HAND: lambda: by_hand(arrays, *given),
+            TUNED: lambda: by_hand(arrays, *given, tuned=True),
+            OURS: lambda: ours(frame, *given),
+            WATCHED: lambda: ours(frame, *given, watched=True),
+        }
+        if torch:
+            contenders = torch_training.contenders(arrays, frame, *given)
         rounds = Rounds(contenders, arguments.rounds)
     frame.sparkSession.stop()
-    torch = arguments.framework == "torch"
-    text = (of_torch if torch else of_keras)(rounds, len(images), epochs, batch_size)
+    more = OF_TORCH if torch else of_keras(rounds)
+    text = section(rounds, len(images), arguments.epochs, arguments.batch_size, more)
     title = "Training with PyTorch" if torch else "Training"
+    if arguments.network != CNN:
+        title += f" ({arguments.network})"
     present(title, shown_command(), text, arguments.write)
 
 

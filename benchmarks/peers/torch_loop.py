@@ -1,9 +1,9 @@
 """A DistributedDataParallel loop as one writes it by hand, on arrays in memory; run by torchrun.
 
-Usage: torch_loop.py ARRAYS.npz EPOCHS BATCH_SIZE RESULT.json; rank 0 writes samples per second of
-all ranks in each epoch, from its first step to its results, and of the whole training with a
-checkpoint of weights and optimizer on the disk after each epoch, from the moment the module is
-made. With ``HSR_BENCHMARK_BIND`` each rank takes a core for itself.
+Usage: torch_loop.py ARRAYS.npz EPOCHS BATCH_SIZE NETWORK RESULT.json; rank 0 writes samples per
+second of all ranks in each epoch, from its first step to its results, and of the whole training
+with a checkpoint of weights and optimizer on the disk after each epoch, from the moment the module
+is made. With ``HSR_BENCHMARK_BIND`` each rank takes a core for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from model import make_torch_cnn
+from model import make_torch_network
 
 
 def main() -> None:
@@ -31,10 +31,10 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     arrays = np.load(sys.argv[1])
-    epochs, batch_size, result = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    epochs, batch_size, result = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[5])
     images = torch.from_numpy(arrays["images"][rank::size]).permute(0, 3, 1, 2).contiguous()
     labels = torch.from_numpy(arrays["labels"][rank::size]).long()
-    module = make_torch_cnn()
+    module = make_torch_network(sys.argv[4])
     started = time.perf_counter()
     parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = torch.optim.Adam(parallel.parameters())

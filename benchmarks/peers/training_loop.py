@@ -1,9 +1,9 @@
 """A Horovod training loop as one writes it by hand, on arrays in memory; run by mpirun.
 
-Usage: python training_loop.py ARRAYS.npz EPOCHS BATCH_SIZE; rank 0 prints JSON: samples per second
-of all ranks in each epoch, from its step ``SKIP`` on, and of the whole training with a checkpoint
-of weights and optimizer on the disk after each epoch; the seconds to the end of the first step.
-Both of the latter begin when the model is made.
+Usage: python training_loop.py ARRAYS.npz EPOCHS BATCH_SIZE NETWORK; rank 0 prints JSON: samples per
+second of all ranks in each epoch, from its first step to its results, and of the whole training
+with a checkpoint of weights and optimizer on the disk after each epoch; the seconds to the end of
+the first step. Both of the latter begin when the model is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from model import SKIP, make_cnn
+from model import make_network
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     epochs, batch_size = int(sys.argv[2]), int(sys.argv[3])
     images = arrays["images"][hvd.rank() :: hvd.size()]
     labels = arrays["labels"][hvd.rank() :: hvd.size()]
-    model = make_cnn()
+    model = make_network(sys.argv[4])
     started = time.perf_counter()
     optimizer, metrics = model.optimizer, [tf.keras.metrics.Mean()]
     metrics.append(tf.keras.metrics.SparseCategoricalAccuracy())
@@ -53,11 +53,9 @@ def main() -> None:
     rates = []
     first = 0.0
     for epoch in range(epochs):
+        began = time.perf_counter()
         order = generator.permutation(len(images))
-        began = 0.0
         for number in range(steps):
-            if number == SKIP:
-                began = time.perf_counter()
             rows = order[number * batch_size : (number + 1) * batch_size]
             step(tf.constant(images[rows]), tf.constant(labels[rows]))
             if not first:
@@ -65,7 +63,7 @@ def main() -> None:
         values = [float(metric.result()) for metric in metrics]
         assert np.isfinite(values).all()
         seconds = time.perf_counter() - began
-        rates.append((steps - SKIP) * batch_size * hvd.size() / seconds)
+        rates.append(steps * batch_size * hvd.size() / seconds)
         if hvd.rank() == 0:
             values = [np.asarray(v) for v in (*model.variables, *optimizer.variables)]
             with Path(sys.argv[1]).with_name(f"checkpoint-{epoch}.npz").open("wb") as stream:

@@ -110,8 +110,7 @@ class BatchBinding:
         if check and self._check_labels is not None:
             self._check_labels(y)
         weight = None if self._spec.weight_col is None else arrays[self._spec.weight_col]
-        values = keras.utils.pack_x_y_sample_weight(x, y, weight)
-        return tf.nest.map_structure(as_tensor, values)
+        return _in_tensors(keras.utils.pack_x_y_sample_weight(x, y, weight))
 
     def training_data(self, arrays: Arrays) -> Nest:
         """Return the data for the model's ``train_step``, with the weights of classes.
@@ -608,6 +607,17 @@ def as_tensor(values: np.ndarray) -> tf.Tensor:
     ):
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     return tf.convert_to_tensor(values)
+
+
+def _in_tensors(values: Any) -> Any:
+    """Return nested arrays as tensors; ``tf.nest`` takes as long for it as for making them."""
+    if isinstance(values, np.ndarray):
+        return as_tensor(values)
+    if isinstance(values, dict):
+        return {name: _in_tensors(value) for name, value in values.items()}
+    if type(values) in (tuple, list):
+        return type(values)(map(_in_tensors, values))
+    return tf.nest.map_structure(as_tensor, values)
 
 
 def as_tensors(arrays: Arrays) -> dict[str, tf.Tensor]:

@@ -41,15 +41,12 @@ def epoch_logs(
         names: the names under which it did, before nested logs were taken apart.
         fraction: this rank's part of the last step's rows.
     """
-    local = _values(model.get_metrics_result())
-    variables = metric_variables(model)
-    for variable, value in zip(variables, _combined(variables, "metrics"), strict=True):
-        variable.assign(value)
+    shared = _SharedLogs(model, logs, Part(world_size(), tf.constant(fraction, tf.float64)))
+    shared.assign()
     results = model.get_metrics_result()
     if not isinstance(logs, Mapping) or names == set(results):
         return flat(results)
-    part = Part(world_size(), tf.constant(fraction, tf.float64))
-    return _over_ranks(flat(logs), local, _values(results), part)
+    return shared.over_ranks(_values(results))
 
 
 def _values(logs: Logs) -> dict[str, object]:
@@ -116,7 +113,8 @@ class StepMetrics:
 
             def global_result() -> Nest:
                 self._take_back(metric.variables)
-                with _summed_over_ranks(metric.variables, name):
+                summed = sum_over_ranks(_terms(metric.variables), name)
+                with _assigned(metric.variables, _merged(metric.variables, summed)):
                     return local_result()
 
             name = scope.name("results")
@@ -141,42 +139,64 @@ class StepMetrics:
         self._take_back([variable for variable, _ in self._before])
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
-        local = _values(self._model.get_metrics_result())
-        with _summed_over_ranks(metric_variables(self._model), "metrics"):
+        shared = _SharedLogs(self._model, logs, self._part)
+        with shared.assigned():
             results = _values(self._model.get_metrics_result())
-        return _over_ranks(flat(logs), local, results, self._part)
+        return shared.over_ranks(results)
 
 
-def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str, object]:
-    """Return a step's logs over all ranks.
+class _SharedLogs:
+    """A model's metrics and a step's logs over all ranks, by one sum for all of them.
 
     Where every rank logged the result of a metric, that is the metric's over all ranks; what else
-    was logged is taken for a mean over the step's rows.
+    was logged is taken for a mean over the step's rows. Every rank must make one.
 
     Args:
+        model: the model.
         logs: what the step returned on this rank.
-        local: results of the metrics on this rank.
-        results: results of the metrics over all ranks.
         part: this rank's part of the step.
     """
-    if part.size == 1:
-        return dict(logs)
-    numbered = {name: _number(value) for name, value in logs.items()}
-    values = {name: number for name, number in numbered.items() if number is not None}
-    metric_names = [name for name in values if name in results]
-    terms = [part.term(value) for value in values.values()]
-    other = [
-        tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
-        for name in metric_names
-    ]
-    # A rank without rows has logged the results of its filler row.
-    flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
-    summed = sum_over_ranks([*terms, *flags], "logs")
-    means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
-    for name, count in zip(metric_names, summed[len(terms) :], strict=True):
-        result = tf.cast(results[name], means[name].dtype)
-        means[name] = tf.where(count > 0, means[name], result)
-    return {**logs, **means}
+
+    def __init__(self, model: keras.Model, logs: Logs | None, part: Part) -> None:
+        self._logs = flat(logs) if isinstance(logs, Mapping) else {}
+        self._part = part
+        self._variables = metric_variables(model)
+        local = _values(model.get_metrics_result())
+        numbered = {name: _number(value) for name, value in self._logs.items()}
+        self._values = {name: number for name, number in numbered.items() if number is not None}
+        self._metric_names = [name for name in self._values if name in local]
+        other = [
+            tf.reduce_any(tf.not_equal(value, tf.cast(local[name], value.dtype)))
+            for name, value in self._values.items()
+            if name in local
+        ]
+        merges = _terms(self._variables)
+        means = [part.term(value) for value in self._values.values()]
+        # A rank without rows has logged the results of its filler row.
+        flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
+        summed = iter(sum_over_ranks([*merges, *means, *flags], "logs"))
+        self._merged = _merged(self._variables, [next(summed) for _ in merges])
+        self._means = {name: part.total(next(summed)) for name in self._values}
+        self._others = dict(zip(self._metric_names, summed, strict=True))
+
+    def assign(self) -> None:
+        """Assign the metrics' variables their values over all ranks."""
+        for variable, value in zip(self._variables, self._merged, strict=True):
+            variable.assign(value)
+
+    def assigned(self) -> contextlib.AbstractContextManager[None]:
+        """Assign them for a while."""
+        return _assigned(self._variables, self._merged)
+
+    def over_ranks(self, results: Logs) -> dict[str, object]:
+        """Return the step's logs, given the metrics' results of the assigned values."""
+        if self._part.size == 1:
+            return dict(self._logs)
+        means = dict(self._means)
+        for name, count in self._others.items():
+            result = tf.cast(results[name], means[name].dtype)
+            means[name] = tf.where(count > 0, means[name], result)
+        return {**self._logs, **means}
 
 
 def _number(value: object) -> tf.Tensor | None:
@@ -191,32 +211,34 @@ def _number(value: object) -> tf.Tensor | None:
 
 
 @contextlib.contextmanager
-def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterator[None]:
-    """Assign metrics' variables their values over all ranks, temporarily."""
-    local_values = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
-    for variable, value in zip(variables, _combined(variables, name), strict=True):
+def _assigned(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Assign variables other values, temporarily."""
+    before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
     yield
-    for variable, value in zip(variables, local_values, strict=True):
+    for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
 
 
-def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]:
-    """Return the values over all ranks, combined by each variable's aggregation.
-
-    Args:
-        variables: of metrics.
-        name: of the collective.
-    """
-    if world_size() == 1:
-        return [tf.convert_to_tensor(v) for v in variables]
+def _terms(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Return this rank's terms of the sums that `_merged` takes."""
     first = world_rank() == 0
     terms = []
     for variable in variables:
         value = tf.convert_to_tensor(variable)
         keep = first or merge_of(variable) != FIRST
         terms.append(value if keep else tf.zeros_like(value))
-    summed = sum_over_ranks(terms, name)
+    return terms
+
+
+def _merged(variables: Sequence[keras.Variable], summed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the values over all ranks, combined by each variable's aggregation.
+
+    Args:
+        variables: of metrics.
+        summed: the sums of all ranks' `_terms`.
+    """
     return [
         value / tf.cast(world_size(), value.dtype) if merge_of(variable) == MEAN else value
         for variable, value in zip(variables, summed, strict=True)

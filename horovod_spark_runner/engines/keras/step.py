@@ -78,7 +78,7 @@ class DistributedStep:
         self._tried: dict[str, tf.Tensor] | None = None
         self._refusal: ModelError | None = None
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """The number of ranks."""
         return int(hvd.size())
