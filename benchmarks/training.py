@@ -48,6 +48,8 @@ from horovod_spark_runner.cluster.protocol.command import transport_parameters
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
 # What ranks on few cores need and mpirun does not set.
 SETTINGS = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "HOROVOD_CYCLE_TIME": "0.5",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",

@@ -92,9 +92,9 @@ class MpiOptions(Settings):
         64 * 1024 * 1024, count(0), "Horovod's fusion buffer, in bytes (64 MiB)."
     )
     cycle_ms: float = setting(
-        1.0,
+        0.5,
         number_above_zero("milliseconds"),
-        "how long Horovod waits for further tensors, in milliseconds (1).",
+        "how long Horovod waits for further tensors, in milliseconds (0.5).",
     )
     network_interface: str | None = setting(
         None,
