@@ -126,7 +126,8 @@ def test_onnxruntime_alone_scores_as_transform_does(
     names = called(name)
     assert sorted(outputs[name]) == sorted(names)
     for output, value in zip(names, expected, strict=True):
-        np.testing.assert_allclose(outputs[name][output], value, rtol=1e-5, atol=1e-5)
+        # Single precision, of images' values up to 255 as well.
+        np.testing.assert_allclose(outputs[name][output], value, rtol=1e-5, atol=5e-5)
         assert outputs[name][output].dtype == value.dtype
 
 

@@ -127,6 +127,13 @@ def test_waiting_never_takes_the_only_core() -> None:
     assert environment(chosen, {})["OMPI_MCA_mpi_yield_when_idle"] == "0"
 
 
+def test_large_tensors_come_in_large_pages_unless_set() -> None:
+    name = "GLIBC_TUNABLES"
+    assert environment(LaunchSettings(1), {})[name] == "glibc.malloc.hugetlb=1"
+    own = "glibc.malloc.arena_max=2"
+    assert environment(LaunchSettings(1), {name: own})[name] == own
+
+
 def test_worker_sees_its_gpus_only() -> None:
     seen = environment(LaunchSettings(1, gpus_per_worker=2), {}, gpus=("3", "GPU-a"))
     assert seen["CUDA_VISIBLE_DEVICES"] == "3,GPU-a"

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,8 +176,16 @@ def test_arrays_survive_with_their_types() -> None:
         "b": np.array(3, dtype=np.int64),
         "c": np.array([1.5, -2.0], dtype=ml_dtypes.bfloat16),
         "d": np.zeros((0, 4), dtype=np.uint32),
+        "e": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "f": np.arange(10)[::2],
     }
-    loaded = load_arrays(dump_arrays(arrays))
+    dumped = dump_arrays(arrays)
+    with zipfile.ZipFile(io.BytesIO(dumped)) as archive:
+        for name in "abdef":  # as NumPy writes them
+            expected = io.BytesIO()
+            np.save(expected, arrays[name])
+            assert archive.read(f"{name}.npy") == expected.getvalue()
+    loaded = load_arrays(dumped)
     assert loaded.keys() == arrays.keys()
     for name, array in arrays.items():
         assert loaded[name].dtype == array.dtype
@@ -184,8 +193,6 @@ def test_arrays_survive_with_their_types() -> None:
 
 
 def test_nothing_is_unpickled() -> None:
-    import io
-
     buffer = io.BytesIO()
     kinds = np.frombuffer(b"{}", np.uint8)
     np.savez(buffer, a=np.array([{"x": 1}], dtype=object), __dtypes__=kinds)

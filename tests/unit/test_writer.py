@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.checkpoint import files as files_module
+from horovod_spark_runner.checkpoint import manager
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint, save_checkpoint
 from horovod_spark_runner.checkpoint.manager import CheckpointWriter
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
@@ -73,6 +75,31 @@ def test_it_writes_one_after_the_other(directory: RunDirectory, make_writer: Wri
     assert directory.checkpoint_steps() == [3, 2]
     assert pauses == []
     assert json.loads(directory.metrics.read_text()) == {"epoch": 0, "loss": 0.5}
+
+
+def test_writing_gives_way_to_the_training(
+    directory: RunDirectory, make_writer: WriterMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.location.make_folder()
+    found = {}
+
+    def noting(what: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            found[what] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            return write(*arguments)
+
+        return noted
+
+    # The second runs in the thread that a write to storage begins.
+    monkeypatch.setattr(manager, "save_checkpoint", noting("thread", manager.save_checkpoint))
+    monkeypatch.setattr(files_module, "write_arrays", noting("storage", files_module.write_arrays))
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    writer, _ = make_writer()
+    writer.submit(info(1), files())
+    writer.wait()
+    assert set(found.values()) == {max(before, manager._NICENESS)}
+    assert len(found) == 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def limit_file_size(size: int) -> int:
