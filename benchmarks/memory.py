@@ -75,19 +75,23 @@ class Sampler:
         self._thread.join()
 
     def _watch(self) -> None:
-        own = psutil.Process()
         while not self._ended.wait(0.1):
-            sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-            for process in (own, *own.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):  # it has just ended
-                    kind = DRIVER if process == own else KINDS.get(process.name(), OTHERS)
-                    info = process.memory_full_info()
-                    for name in (kind, ALL):
-                        sums[name][0] += info.pss
-                        sums[name][1] += info.rss
-            for name, (pss, rss) in sums.items():
+            for name, (pss, rss) in memory_by_kind().items():
                 peak = self.peaks[name]
                 peak[:] = max(peak[0], pss), max(peak[1], rss)
+
+
+def memory_by_kind() -> dict[str, tuple[int, int]]:
+    """Return the PSS and RSS of this process and of those below it, in bytes, by kind."""
+    own = psutil.Process()
+    sums: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            kind = DRIVER if process == own else KINDS.get(process.name(), OTHERS)
+            info = process.memory_full_info()
+            for name in (kind, ALL):
+                sums[name] = sums[name][0] + info.pss, sums[name][1] + info.rss
+    return sums
 
 
 def make_model() -> Any:

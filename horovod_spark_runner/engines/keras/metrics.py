@@ -41,12 +41,13 @@ def epoch_logs(
         names: the names under which it did, before nested logs were taken apart.
         fraction: this rank's part of the last step's rows.
     """
-    shared = _SharedLogs(model, logs, Part(world_size(), tf.constant(fraction, tf.float64)))
+    # Of metrics alone, a rank may be without logs: it has made no step, where ranks take batches.
+    own = isinstance(logs, Mapping) and names != set(model.get_metrics_result())
+    part = Part(world_size(), tf.constant(fraction, tf.float64))
+    shared = _SharedLogs(model, logs if own else None, part)
     shared.assign()
     results = model.get_metrics_result()
-    if not isinstance(logs, Mapping) or names == set(results):
-        return flat(results)
-    return shared.over_ranks(_values(results))
+    return shared.over_ranks(_values(results)) if own else flat(results)
 
 
 def _values(logs: Logs) -> dict[str, object]:
