@@ -31,7 +31,8 @@ def by_hand(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(LOOP), str(arrays), str(epochs), str(batch_size), network]
     # The threads a rank of a one-core task gets from Spark.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({BIND: "1"} if bound else {})}
+    threads_and_pages = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    environment = {**os.environ, **threads_and_pages, **({BIND: "1"} if bound else {})}
     subprocess.run([*command, str(result)], check=True, env=environment)
     return Rates(**json.loads(result.read_text()))
 

@@ -2,12 +2,12 @@
 
 Two ranks train on scikit-learn's digits, enlarged and repeated: with ``run_training`` from a
 DataFrame, and with a loop written by hand under bare ``mpirun`` on arrays that are in memory
-already, in turns; the latter also with the settings of threads and transport that ``run_training``
-gives its ranks. Compared are samples per second of each epoch but the first, from its first step to
-its results: the launch has a benchmark of its own; as a second figure, samples per second of the
-whole training, from the moment rank 0 has made the model until the last checkpoint, one at the end
-of each epoch, has reached the disk: the broadcast, tracing and the first epoch included; and the
-seconds from that moment to the end of the first step.
+already, in turns; the latter also with the settings that ``run_training`` gives its ranks. Compared
+are samples per second of each epoch but the first, from its first step to its results: the launch
+has a benchmark of its own; as a second figure, samples per second of the whole training, from the
+moment rank 0 has made the model until the last checkpoint, one at the end of each epoch, has
+reached the disk: the broadcast, tracing and the first epoch included; and the seconds from that
+moment to the end of the first step.
 
 ``--network linear`` computes next to nothing: what a step takes there is what the loop costs. With
 ``--framework torch``, the same networks in PyTorch, against DistributedDataParallel with gloo
@@ -46,7 +46,7 @@ from report import GOAL_HEAD, goal, present, shown_command, table
 from horovod_spark_runner.cluster.protocol.command import transport_parameters
 
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
-# What ranks on few cores need and mpirun does not set.
+# What `run_training` sets for its ranks and mpirun does not.
 SETTINGS = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "HOROVOD_CYCLE_TIME": "0.5",
@@ -205,8 +205,9 @@ def of_keras(rounds: Rounds) -> str:
     watched = rounds.steps(WATCHED) / rounds.steps(OURS)
     return (
         "Our settings: threads yield the core while they wait in MPI, TensorFlow threads to match, "
-        "MPI over shared memory alone. Both ways, each rank is bound to a core. A callback after "
-        "each batch gets the logs of all ranks, which a loop by hand does not have: with one, "
+        "large pages, Horovod's cycle of 0.5 ms, MPI over shared memory alone. Both ways, each "
+        "rank is bound to a core. A callback after each batch gets the logs of all ranks, which a "
+        "loop by hand does not have: with one, "
         f"steps run at {watched:.2f} of the pace without.\n\nMaking the model and the first step "
         f"(n = {rounds.count}): "
         + "; ".join(f"{rounds.first(name):.2f} s {name}" for name in (HAND, TUNED, WATCHED))

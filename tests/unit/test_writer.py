@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.checkpoint import files as files_module
-from horovod_spark_runner.checkpoint import manager
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint, save_checkpoint
-from horovod_spark_runner.checkpoint.manager import CheckpointWriter
+from horovod_spark_runner.checkpoint.manager import _NICENESS, CheckpointWriter
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
+from horovod_spark_runner.storage.arrays import write_arrays
 
 
 def info(step: int) -> CheckpointInfo:
@@ -91,13 +90,14 @@ def test_writing_gives_way_to_the_training(
         return noted
 
     # The second runs in the thread that a write to storage begins.
-    monkeypatch.setattr(manager, "save_checkpoint", noting("thread", manager.save_checkpoint))
-    monkeypatch.setattr(files_module, "write_arrays", noting("storage", files_module.write_arrays))
+    save, write = noting("thread", save_checkpoint), noting("storage", write_arrays)
+    monkeypatch.setattr("horovod_spark_runner.checkpoint.manager.save_checkpoint", save)
+    monkeypatch.setattr("horovod_spark_runner.checkpoint.files.write_arrays", write)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     writer, _ = make_writer()
     writer.submit(info(1), files())
     writer.wait()
-    assert set(found.values()) == {max(before, manager._NICENESS)}
+    assert set(found.values()) == {max(before, _NICENESS)}
     assert len(found) == 2
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 

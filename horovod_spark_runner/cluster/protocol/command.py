@@ -183,7 +183,7 @@ def worker_environment(
         # Horovod's thread waits inside MPI, which polls: the threads that compute need the core.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Tensors of 100 MB come in pages of 2 MB, not of 4 KB (benchmarks/training.py).
+        # Pages of 2 MB for large tensors (benchmarks/checkpoint.py: dense); from glibc 2.35 on.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **clean_environment(base),
         CPUS: threads,

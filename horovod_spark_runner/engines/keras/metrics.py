@@ -41,8 +41,10 @@ def epoch_logs(
         names: the names under which it did, before nested logs were taken apart.
         fraction: this rank's part of the last step's rows.
     """
-    # Of metrics alone, a rank may be without logs: it has made no step, where ranks take batches.
-    own = isinstance(logs, Mapping) and names != set(model.get_metrics_result())
+    results = model.get_metrics_result()
+    own = isinstance(logs, Mapping) and names != set(results)
+    if world_size() == 1:
+        return flat(logs if own else results)  # type: ignore[arg-type]
     part = Part(world_size(), tf.constant(fraction, tf.float64))
     shared = _SharedLogs(model, logs if own else None, part)
     shared.assign()
@@ -191,8 +193,6 @@ class _SharedLogs:
 
     def over_ranks(self, results: Logs) -> dict[str, object]:
         """Return the step's logs, given the metrics' results of the assigned values."""
-        if self._part.size == 1:
-            return dict(self._logs)
         means = dict(self._means)
         for name, count in self._others.items():
             result = tf.cast(results[name], means[name].dtype)

@@ -162,7 +162,7 @@ def _output_shapes(module: nn.Module) -> Iterator[dict[nn.Module, str]]:
 
 
 def _summarize(module: nn.Module, shapes: Mapping[nn.Module, str]) -> ModelSummary:
-    """Return the modules that have parameters of their own, or are called and have no parts."""
+    """Return the modules that have parameters, or no parts and outputs of known shape."""
     layers = []
     for name, part in module.named_modules():
         count = sum(one.numel() for one in part.parameters(recurse=False))
