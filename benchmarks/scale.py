@@ -10,6 +10,8 @@ ranks have started, a heartbeat every 5 seconds. No framework, no MPI. Measured 
 * how soon the failure of one slot ends the run with its name;
 * the same with all slots printing as fast as they can;
 * how often a large call leaves the driver;
+* the time until mpirun has asked the first slot for its daemons on all other hosts, with the real
+  mpirun, its agents and the slot's socket; no daemon is started;
 * a manifest of 100,000 row groups: to write, to read, and the plan of an epoch.
 
 Run it with ``python benchmarks/scale.py``; ``--write`` puts the tables into ``docs/benchmarks.md``.
@@ -23,6 +25,7 @@ import dataclasses
 import multiprocessing
 import os
 import select
+import subprocess
 import tempfile
 import threading
 import time
@@ -38,6 +41,7 @@ from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.driver.coordinator import Coordinator
 from horovod_spark_runner.cluster.driver.launch import run_job
 from horovod_spark_runner.cluster.protocol.channel import Channel
+from horovod_spark_runner.cluster.protocol.command import mpirun_command
 from horovod_spark_runner.cluster.protocol.messages import (
     Assigned,
     Dropped,
@@ -51,10 +55,16 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Stop,
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankOutcome
+from horovod_spark_runner.cluster.protocol.processes import (
+    find_mpirun,
+    remote_launch_script,
+    shim_environment,
+)
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
-from horovod_spark_runner.cluster.protocol.topology import SlotInfo
+from horovod_spark_runner.cluster.protocol.topology import SlotInfo, arrange
+from horovod_spark_runner.cluster.slot.node_door import JsonDoor, RemoteLaunch
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
-from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.errors import HorovodSparkError
@@ -336,6 +346,59 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         }
 
 
+def ask_for_daemons(hosts: int) -> list[Any]:
+    """Return how long mpirun takes to ask for a daemon on each of so many other hosts."""
+    infos = [
+        SlotInfo(
+            slot,
+            f"host-{slot}",
+            f"node-{slot}",
+            f"10.1.{slot // 250}.{slot % 250}",
+            7000,
+            "/",
+            ("/",),
+            ((),),
+        )
+        for slot in range(hosts + 1)
+    ]
+    asked: list[float] = []
+    callers = []
+
+    def note(caller: Any, launch: RemoteLaunch) -> None:
+        asked.append(time.monotonic())
+        callers.append(caller)
+
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder, "agent")
+        agent.write_text(remote_launch_script())
+        door = JsonDoor(Path(folder, "door"), RemoteLaunch, note)
+        command = mpirun_command(
+            find_mpirun(),
+            arrange(infos).nodes,
+            MpiOptions(),
+            agent=f"/bin/sh {agent}",
+            as_root=os.geteuid() == 0,
+        )
+        environment = {**os.environ, **shim_environment(), "HSR_AGENT": door.path}
+        began = time.monotonic()
+        mpirun = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            # Its own host is one of them: the name is not this machine's.
+            while len(asked) <= hosts and mpirun.poll() is None:
+                handlers = door.handlers()
+                for descriptor in select.select([*handlers], [], [], 1.0)[0]:
+                    handlers[descriptor]()
+        finally:
+            mpirun.kill()
+            mpirun.wait()
+            door.close()  # at which the agents end
+    if len(asked) <= hosts:
+        raise RuntimeError(f"mpirun asked for {len(asked)} of {hosts + 1} daemons")
+    return [hosts, hosts * PER_HOST, f"{asked[0] - began:.2f} s", f"{asked[-1] - began:.2f} s"]
+
+
 def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
     """Return what a dataset of so many row groups takes on the driver, and on one rank of several.
 
@@ -431,6 +494,9 @@ def main() -> None:
         f"{call['times']:.2f} times, in {call['seconds']:.1f} s, driver and slots together with "
         f"{call['cpu']:.1f} s of CPU."
     )
+    hosts = [ask_for_daemons(slots // PER_HOST) for slots in arguments.slots]
+    head = ["other hosts", "ranks", "first daemon asked for", "all"]
+    parts += ["What mpirun takes to ask for its daemons:", table(head, hosts)]
     parts.append("A dataset of 100,000 row groups in 10,000 files:")
     parts.append(table(["what", "seconds", "memory, peak"], plan_large_data(10_000, 100_000)))
     present("Scale", shown_command(), "\n\n".join(parts), arguments.write)
