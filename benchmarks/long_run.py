@@ -13,17 +13,17 @@ Usage: python benchmarks/long_run.py --folder DIR [--minutes 30] [--write]
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory import COLUMNS, memory_by_kind
+from memory import COLUMNS, memory_by_kind, repeated
 from report import present, shown_command, table
 
 # Seconds between samples, and of a session before its first quarter.
@@ -31,41 +31,25 @@ PAUSE, WARM_UP = 30.0, 120.0
 ROWS, WIDTH, EPOCHS = 2_000, 16, 1_000
 
 
-class Watch:
-    """Appends a line of JSON to a file for every sample; use as a context manager.
+def note_sample(place: Path, run: Path, began: float) -> None:
+    """Append a line of JSON to a file: memory, and what is in the run directory.
 
     Args:
         place: the file.
-        run: the run directory, whose files are counted.
+        run: the run directory.
+        began: when the session began.
     """
-
-    def __init__(self, place: Path, run: Path) -> None:
-        self._place, self._run = place, run
-        self._began = time.time()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(PAUSE):
-            report = self._run / "report.html"
-            sample = {
-                "session": self._began,
-                "seconds": time.time() - self._began,
-                "memory": {kind: pss for kind, (pss, _) in memory_by_kind().items()},
-                "files": sum(1 for place in self._run.rglob("*") if place.is_file()),
-                "epochs": epochs_of(self._run),
-                "report": report.stat().st_size if report.exists() else 0,
-            }
-            with self._place.open("a") as file:
-                file.write(json.dumps(sample) + "\n")
+    report = run / "report.html"
+    sample = {
+        "session": began,
+        "seconds": time.time() - began,
+        "memory": {kind: pss for kind, (pss, _) in memory_by_kind().items()},
+        "files": sum(1 for each in run.rglob("*") if each.is_file()),
+        "epochs": epochs_of(run),
+        "report": report.stat().st_size if report.exists() else 0,
+    }
+    with place.open("a") as file:
+        file.write(json.dumps(sample) + "\n")
 
 
 def make_model() -> Any:
@@ -89,7 +73,8 @@ def train(folder: Path, minutes: float) -> None:
     frame = spark.range(0, ROWS, 1, 4).select(features.alias("features"))
     frame = frame.withColumn("label", F.col("features")[0])
     run, ends = folder / "run", time.monotonic() + 60 * minutes
-    with Watch(folder / "samples.jsonl", run):
+    note = functools.partial(note_sample, folder / "samples.jsonl", run, time.time())
+    with repeated(note, PAUSE):
         while time.monotonic() < ends:
             run_training(
                 frame,

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
 import tempfile
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,32 +55,32 @@ DRIVER, ALL = "driver", "all"
 COLUMNS = [DRIVER, *KINDS.values(), OTHERS, ALL]
 
 
-class Sampler:
-    """Notes the peaks of this process and of the kinds below it; use as a context manager.
+@contextlib.contextmanager
+def repeated(action: Callable[[], object], pause: float) -> Iterator[None]:
+    """Call ``action`` in a thread, after every ``pause`` seconds."""
+    ended = threading.Event()
 
-    Attributes:
-        peaks: the largest sums of PSS and RSS, in bytes, by kind; of different moments, so those
-            of the kinds add up to more than that of all.
+    def repeat() -> None:
+        while not ended.wait(pause):
+            action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def note_peaks(peaks: dict[str, list[int]]) -> None:
+    """Raise the peaks of PSS and RSS, in bytes, by kind, to what they are now, if that is more.
+
+    They are of different moments, so those of the kinds add up to more than that of all.
     """
-
-    def __init__(self) -> None:
-        self.peaks: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.1):
-            for name, (pss, rss) in memory_by_kind().items():
-                peak = self.peaks[name]
-                peak[:] = max(peak[0], pss), max(peak[1], rss)
+    for name, (pss, rss) in memory_by_kind().items():
+        peak = peaks.setdefault(name, [0, 0])
+        peak[:] = max(peak[0], pss), max(peak[1], rss)
 
 
 def memory_by_kind() -> dict[str, tuple[int, int]]:
@@ -137,10 +139,11 @@ def be_driver(rows: int) -> None:
     spark = make_session(2, "1g")
     with tempfile.TemporaryDirectory() as folder:
         train(spark, 10_000, folder)
-        with Sampler() as sampler:
+        peaks: dict[str, list[int]] = {}
+        with repeated(functools.partial(note_peaks, peaks), 0.1):
             train(spark, rows, folder)
     spark.stop()
-    print(json.dumps(sampler.peaks))
+    print(json.dumps(peaks))
 
 
 def measure_ours(rows: int) -> dict[str, list[int]]:

@@ -42,14 +42,14 @@ def epoch_logs(
         fraction: this rank's part of the last step's rows.
     """
     results = model.get_metrics_result()
-    own = isinstance(logs, Mapping) and names != set(results)
+    own = logs if isinstance(logs, Mapping) and names != set(results) else None
     if world_size() == 1:
-        return flat(logs if own else results)  # type: ignore[arg-type]
+        return flat(results if own is None else own)
     part = Part(world_size(), tf.constant(fraction, tf.float64))
-    shared = _SharedLogs(model, logs if own else None, part)
-    shared.assign()
+    shared = _SharedLogs(model, own, part)
+    _assign(shared.variables, shared.merged)
     results = model.get_metrics_result()
-    return shared.over_ranks(_values(results)) if own else flat(results)
+    return flat(results) if own is None else shared.over_ranks(_values(results))
 
 
 def _values(logs: Logs) -> dict[str, object]:
@@ -143,7 +143,7 @@ class StepMetrics:
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
         shared = _SharedLogs(self._model, logs, self._part)
-        with shared.assigned():
+        with _assigned(shared.variables, shared.merged):
             results = _values(self._model.get_metrics_result())
         return shared.over_ranks(results)
 
@@ -158,12 +158,16 @@ class _SharedLogs:
         model: the model.
         logs: what the step returned on this rank.
         part: this rank's part of the step.
+
+    Attributes:
+        variables: in which the metrics keep their sums.
+        merged: their values over all ranks.
     """
 
     def __init__(self, model: keras.Model, logs: Logs | None, part: Part) -> None:
         self._logs = flat(logs) if isinstance(logs, Mapping) else {}
         self._part = part
-        self._variables = metric_variables(model)
+        self.variables = metric_variables(model)
         local = _values(model.get_metrics_result())
         numbered = {name: _number(value) for name, value in self._logs.items()}
         self._values = {name: number for name, number in numbered.items() if number is not None}
@@ -173,23 +177,14 @@ class _SharedLogs:
             for name, value in self._values.items()
             if name in local
         ]
-        merges = _terms(self._variables)
+        merges = _terms(self.variables)
         means = [part.term(value) for value in self._values.values()]
         # A rank without rows has logged the results of its filler row.
         flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
         summed = iter(sum_over_ranks([*merges, *means, *flags], "logs"))
-        self._merged = _merged(self._variables, [next(summed) for _ in merges])
+        self.merged = _merged(self.variables, [next(summed) for _ in merges])
         self._means = {name: part.total(next(summed)) for name in self._values}
         self._others = dict(zip(self._metric_names, summed, strict=True))
-
-    def assign(self) -> None:
-        """Assign the metrics' variables their values over all ranks."""
-        for variable, value in zip(self._variables, self._merged, strict=True):
-            variable.assign(value)
-
-    def assigned(self) -> contextlib.AbstractContextManager[None]:
-        """Assign them for a while."""
-        return _assigned(self._variables, self._merged)
 
     def over_ranks(self, results: Logs) -> dict[str, object]:
         """Return the step's logs, given the metrics' results of the assigned values."""
@@ -215,10 +210,13 @@ def _number(value: object) -> tf.Tensor | None:
 def _assigned(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> Iterator[None]:
     """Assign variables other values, temporarily."""
     before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    _assign(variables, values)
     yield
-    for variable, value in zip(variables, before, strict=True):
+    _assign(variables, before)
+
+
+def _assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
