@@ -57,12 +57,11 @@ from horovod_spark_runner.cluster.protocol.messages import (
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankOutcome
 from horovod_spark_runner.cluster.protocol.processes import (
     find_mpirun,
-    remote_launch_script,
     shim_environment,
 )
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo, arrange
-from horovod_spark_runner.cluster.slot.node_door import JsonDoor, RemoteLaunch
+from horovod_spark_runner.cluster.slot.node_door import Agent
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
 from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
@@ -362,24 +361,16 @@ def ask_for_daemons(hosts: int) -> list[Any]:
         for slot in range(hosts + 1)
     ]
     asked: list[float] = []
-    callers = []
-
-    def note(caller: Any, launch: RemoteLaunch) -> None:
-        asked.append(time.monotonic())
-        callers.append(caller)
-
     with tempfile.TemporaryDirectory() as folder:
-        agent = Path(folder, "agent")
-        agent.write_text(remote_launch_script())
-        door = JsonDoor(Path(folder, "door"), RemoteLaunch, note)
+        agent = Agent(Path(folder), lambda *_: asked.append(time.monotonic()))
         command = mpirun_command(
             find_mpirun(),
             arrange(infos).nodes,
             MpiOptions(),
-            agent=f"/bin/sh {agent}",
+            agent=agent.command,
             as_root=os.geteuid() == 0,
         )
-        environment = {**os.environ, **shim_environment(), "HSR_AGENT": door.path}
+        environment = {**os.environ, **shim_environment()}
         began = time.monotonic()
         mpirun = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -387,13 +378,13 @@ def ask_for_daemons(hosts: int) -> list[Any]:
         try:
             # Its own host is one of them: the name is not this machine's.
             while len(asked) <= hosts and mpirun.poll() is None:
-                handlers = door.handlers()
+                handlers = agent.handlers()
                 for descriptor in select.select([*handlers], [], [], 1.0)[0]:
                     handlers[descriptor]()
         finally:
             mpirun.kill()
             mpirun.wait()
-            door.close()  # at which the agents end
+            agent.close()
     if len(asked) <= hosts:
         raise RuntimeError(f"mpirun asked for {len(asked)} of {hosts + 1} daemons")
     return [hosts, hosts * PER_HOST, f"{asked[0] - began:.2f} s", f"{asked[-1] - began:.2f} s"]

@@ -53,10 +53,10 @@ from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot import slot_link
 from horovod_spark_runner.cluster.slot.node_door import (
-    JsonDoor,
+    Agent,
     MpiIdentity,
     NodeDoor,
-    RemoteLaunch,
+    ShimDoor,
     send_to_node,
 )
 from horovod_spark_runner.cluster.slot.slot_link import DriverLink, SlotLink, StoppedError
@@ -572,7 +572,7 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
 
 def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) -> None:
     brought: list[Any] = []
-    door = JsonDoor(tmp_path / "door", MpiIdentity, lambda *call: brought.append(call))
+    door = ShimDoor(tmp_path / "door", lambda *call: brought.append(call))
     program = shim.__file__
     environment = {
         "HSR_DOORS": f'["/none", "{door.path}"]',
@@ -587,6 +587,29 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
     caller.release(9)
     assert process.wait(60) == 9
     door.close()
+
+
+@pytest.mark.parametrize("name", ["agent", "an agent"])
+def test_what_mpirun_gives_its_agent_arrives(tmp_path: Path, name: str) -> None:
+    folder, calls = tmp_path / name, []
+    folder.mkdir()
+    agent = Agent(folder, lambda *call: calls.append(call))
+    command = """PATH=/a:$PATH ; 'prted' -x "a b" %s \\n""" + "y" * 100_000
+    agents = []
+    for host in ("hsr-node-1", "hsr-node-2"):
+        argv = [*agent.command.split(maxsplit=1)] if name == "agent" else [agent.command]
+        agents.append(subprocess.Popen([*argv, host, command]))
+    serve(agent, lambda: len(calls) == 2)
+    assert sorted(calls) == [("hsr-node-1", command), ("hsr-node-2", command)]
+    assert [each.wait(60) for each in agents] == [0, 0]
+    agent.close()
+
+
+def test_an_agent_that_cannot_write_its_order_fails(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, print)
+    (tmp_path / "command-h1").mkdir()
+    assert subprocess.run([*agent.command.split(), "h1", "x"], check=False).returncode
+    agent.close()
 
 
 OWNER = """
@@ -663,10 +686,10 @@ def test_what_is_no_message_ends_its_connection_and_no_other(
 
 
 def test_a_program_that_brings_something_else_is_named(tmp_path: Path) -> None:
-    door = JsonDoor(tmp_path / "door", RemoteLaunch, lambda caller, request: None)
+    door = ShimDoor(tmp_path / "door", lambda *_: None)
     with socket.socket(socket.AF_UNIX) as program:
         program.connect(door.path)
-        program.sendall(b'{"host": "hsr-node-1"}\n')
-        with pytest.raises(MessageError, match="RemoteLaunch.*command"):
+        program.sendall(b'{"rank": 1}\n')
+        with pytest.raises(MessageError, match="MpiIdentity.*environment"):
             serve(door, lambda: False)
     door.close()

@@ -54,7 +54,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
 )
 from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure
 from horovod_spark_runner.cluster.protocol.topology import Node, Part, RankPlacement, SlotInfo
-from horovod_spark_runner.cluster.slot.node_door import MpiIdentity, RemoteLaunch
+from horovod_spark_runner.cluster.slot.node_door import MpiIdentity
 from horovod_spark_runner.typed_json import (
     Message,
     MessageError,
@@ -253,9 +253,7 @@ def test_what_json_does_not_have_is_not_sent() -> None:
         to_json(Stop(b"x"))  # type: ignore[arg-type]
 
 
-def test_small_programs_bring_their_fields_alone() -> None:
-    text = b'{"host":"hsr-node-1","command":"prted"}\n'
-    assert parse_plain(text, RemoteLaunch) == RemoteLaunch("hsr-node-1", "prted")
+def test_shims_send_their_fields_alone() -> None:
     identity = MpiIdentity({"PMIX_RANK": "7"})
     assert parse_plain(to_json(identity), MpiIdentity) == identity
     with pytest.raises(MessageError, match=r"MpiIdentity.environment.*\b7"):

@@ -23,7 +23,7 @@ from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
 from horovod_spark_runner.cluster.protocol.messages import Envelope, Hello, StartDaemon
 from horovod_spark_runner.cluster.protocol.topology import Node
-from horovod_spark_runner.cluster.slot.node_door import JsonDoor, MpiIdentity, send_to_node
+from horovod_spark_runner.cluster.slot.node_door import ShimDoor, send_to_node
 from horovod_spark_runner.cluster.slot.slot_link import DriverLink
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 
@@ -237,7 +237,7 @@ except PermissionError:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_other_users_do_not_reach_the_sockets_of_a_slot() -> None:
     workspace = Workspace("0badcafe")
-    door = JsonDoor(workspace.folder("rank-0") / "shim", MpiIdentity, lambda *_: None)
+    door = ShimDoor(workspace.folder("rank-0") / "shim", lambda *_: None)
     os.chmod(door.path, 0o777)
     for path in (Path(door.path).parent, workspace.path, workspace.shared_memory):
         assert path is not None

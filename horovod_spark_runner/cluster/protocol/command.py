@@ -126,7 +126,7 @@ def mpirun_command(
         # All daemons are started from here: the others could not reach the agent's socket.
         command += ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
         command += ["--prtemca", "prte_do_not_resolve", "1"]
-        # Their agents live as long as they do; by default, no more than 128 may.
+        # mpirun takes their agents to stay as long as they do, and would allow 128 of them.
         command += ["--prtemca", "plm_ssh_num_concurrent", str(len(nodes))]
     parameters = {
         **transport_parameters(len(nodes)),

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,6 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRAMS = Path(__file__).parent.parent / "programs"
 _TETHER = str(_PROGRAMS / "tether.py")
 _SHIM = str(_PROGRAMS / "shim.py")
-_REMOTE_LAUNCH = str(_PROGRAMS / "remote_launch.py")
 
 
 def find_mpirun() -> str:
@@ -51,12 +49,6 @@ def find_mpirun() -> str:
 def shim_environment() -> dict[str, str]:
     """Return the variables for `command.SHIM`: the paths of Python and the shim on this host."""
     return {"HSR_PYTHON": sys.executable, "HSR_SHIM": _SHIM}
-
-
-def remote_launch_script() -> str:
-    """Return the shell script mpirun calls in place of ssh."""
-    command = shlex.join([sys.executable, "-S", "-E", _REMOTE_LAUNCH])
-    return f'#!/bin/sh\nexec {command} "$@"\n'
 
 
 def start_tethered(

@@ -1,4 +1,4 @@
-"""Doors of a slot: the order to start its host's MPI daemon, and local programs of MPI."""
+"""Doors of a slot: to mpirun's agents, the daemons that they ask for, and the ranks' shims."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from ...errors import LaunchError
 from ...typed_json import Message, parse_plain
 from ..protocol.channel import Channel, Handshake, connect
 from ..protocol.listener import Listener
 from ..protocol.messages import StartDaemon
+from ..protocol.processes import ChildOutput
 from ..protocol.topology import Node
 
 _INTERFACE = "prte_if_include"
@@ -23,6 +23,14 @@ _INTERFACE = "prte_if_include"
 SEND_TIMEOUT = 15.0
 # Seconds that slot 0, connected and proven, may take to send its order.
 _ORDER_TIMEOUT = 5.0
+# Takes a host and the command of its daemon. It starts no program: on hundreds of hosts, that would
+# be most of the start (benchmarks/scale.py).
+_AGENT = """\
+#!/bin/sh
+host=$1
+shift
+printf '%s' "$*" > "${0%/*}/command-$host" && echo "$host" > "${0%/*}/hosts"
+"""
 
 
 class NodeDoor:
@@ -115,33 +123,54 @@ class MpiIdentity:
     environment: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteLaunch:
-    """Command that mpirun wants to run elsewhere; sent by its substitute for ssh.
+class Agent:
+    """The shell script that mpirun calls in place of ssh, and a FIFO into which it writes hosts.
 
-    Attributes:
-        host: the node's name.
-        command: for a shell.
+    Args:
+        folder: private, for script, FIFO and commands.
+        on_call: takes the name of a host, and the shell command that starts its daemon.
     """
 
-    host: str
-    command: str
+    def __init__(self, folder: Path, on_call: Callable[[str, str], None]) -> None:
+        self._folder = folder
+        self._on_call = on_call
+        script = folder / "agent.sh"
+        script.write_text(_AGENT)
+        script.chmod(0o700)
+        # mpirun splits the command at blanks, and the path may hold some. By way of the shell also
+        # where nothing in a temporary folder may be executed (noexec).
+        self.command = str(script) if " " in str(script) else f"/bin/sh {script}"
+        hosts = folder / "hosts"
+        os.mkfifo(hosts, 0o600)
+        # Open for writing, too: it would end with each of its writers.
+        stream = os.fdopen(os.open(hosts, os.O_RDWR | os.O_CLOEXEC), "rb", 0)
+        self._output = ChildOutput(stream, 0, self._on_hosts)
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return the handlers to call, by readable descriptor."""
+        return self._output.handlers()
+
+    def close(self) -> None:
+        self._output.close()
+
+    def _on_hosts(self, hosts: list[str]) -> None:
+        for host in hosts:
+            self._on_call(host, (self._folder / f"command-{host}").read_text())
 
 
-T = TypeVar("T")
-
-
-class Caller:
-    """A program that has connected.
+class Shim:
+    """A rank's shim, which has connected.
 
     Args:
         connection: its connection.
-        on_text: takes the JSON that it sends.
+        on_identity: takes what it sends.
     """
 
-    def __init__(self, connection: socket.socket, on_text: Callable[[Caller, bytes], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, on_identity: Callable[[Shim, MpiIdentity], None]
+    ) -> None:
         self._connection = connection
-        self._on_text = on_text
+        self._on_identity = on_identity
         self._received = b""
         self.ended = False
 
@@ -149,7 +178,7 @@ class Caller:
         return self._connection.fileno()
 
     def release(self, code: int) -> None:
-        """Let the program end with ``code``."""
+        """Let the shim end with ``code``."""
         with contextlib.suppress(OSError):  # it may have been ended already
             self._connection.sendall(bytes([code]))
 
@@ -168,41 +197,36 @@ class Caller:
             return
         self._received += data
         if self._received.endswith(b"\n"):
-            self._on_text(self, self._received)
+            self._on_identity(self, parse_plain(self._received, MpiIdentity))
 
 
-class JsonDoor(Generic[T]):
-    """Unix socket for local programs, each of which sends one JSON object.
+class ShimDoor:
+    """Unix socket for a rank's shim.
 
     Args:
         path: of the socket, in a private directory.
-        kind: class of the object.
-        on_call: takes each caller with its object.
+        on_identity: takes each shim that connects, and what MPI gave it.
     """
 
-    def __init__(self, path: Path, kind: type[T], on_call: Callable[[Caller, T], None]) -> None:
+    def __init__(self, path: Path, on_identity: Callable[[Shim, MpiIdentity], None]) -> None:
         self.path = str(path)
-        self._kind = kind
-        self._on_call = on_call
+        self._on_identity = on_identity
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
-        self.callers: list[Caller] = []
+        self._shims: list[Shim] = []
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return the handlers to call, by readable descriptor."""
         handlers: dict[int, Callable[[], None]] = {self._listener.fileno(): self._on_connect}
-        handlers.update((c.fileno(), c.read) for c in self.callers if not c.ended)
+        handlers.update((shim.fileno(), shim.read) for shim in self._shims if not shim.ended)
         return handlers
 
     def close(self) -> None:
         self._listener.close()
-        for caller in self.callers:
-            caller.close()
+        for shim in self._shims:
+            shim.close()
 
     def _on_connect(self) -> None:
         connection, _ = self._listener.accept()
-        self.callers.append(Caller(connection, self._on_text))
-
-    def _on_text(self, caller: Caller, text: bytes) -> None:
-        self._on_call(caller, parse_plain(text, self._kind))
+        self._shims.append(Shim(connection, self._on_identity))

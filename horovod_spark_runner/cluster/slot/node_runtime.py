@@ -21,17 +21,15 @@ from ..protocol.processes import (
     end_descriptors,
     end_group,
     find_mpirun,
-    remote_launch_script,
     shim_environment,
     start_tethered,
 )
 from ..protocol.topology import Node, Part
-from .node_door import Caller, JsonDoor, NodeDoor, RemoteLaunch, daemon_arguments, send_to_node
+from .node_door import Agent, NodeDoor, daemon_arguments, send_to_node
 from .workspace import Workspace
 
 # How long it gets to take its processes and files away when it is ended.
 _END_GRACE = 2.0
-_AGENT_SOCKET = "agent"
 # Seconds between checks for a stopped process.
 CHECK_SECONDS = 2.0
 BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
@@ -62,7 +60,7 @@ class NodeRuntime:
         self._closing = contextlib.ExitStack()
         self._door = NodeDoor(interface.address, key, self._on_order)
         self._closing.callback(self._door.close)
-        self._agent = JsonDoor(workspace.path / _AGENT_SOCKET, RemoteLaunch, self._on_remote_launch)
+        self._agent = Agent(workspace.folder("agent"), self._on_remote_launch)
         self._closing.callback(self._agent.close)
 
     @property
@@ -99,8 +97,8 @@ class NodeRuntime:
         if part.starts_mpirun or part.led is None:
             self._door.close()
         if part.starts_mpirun:
-            daemon = _start_mpirun(part, options, self.interface, self._workspace)
-            self._take(daemon)
+            agent = self._agent.command if part.hosts > 1 else None
+            self._take(_start_mpirun(part, options, agent, self.interface, self._workspace))
 
     def rank_environment(self) -> dict[str, str]:
         """Return the variables for ranks: the chosen interface, the folder for shared memory."""
@@ -145,25 +143,22 @@ class NodeRuntime:
         self._daemon = daemon
         self._closing.callback(daemon.close)
 
-    def _on_remote_launch(self, caller: Caller, request: RemoteLaunch) -> None:
+    def _on_remote_launch(self, host: str, command: str) -> None:
         """Send mpirun's order for a daemon on another host to the slot that leads that host."""
         # On a thread: one host that does not answer must not keep the others waiting.
-        arguments = (caller, request)
+        arguments = (host, command)
         threading.Thread(
             target=self._order_daemon, args=arguments, name="hsr-node", daemon=True
         ).start()
 
-    def _order_daemon(self, caller: Caller, request: RemoteLaunch) -> None:
+    def _order_daemon(self, host: str, command: str) -> None:
         assert self._part is not None
         try:
-            arguments = daemon_arguments(request.command)
-            node = next(node for node in self._part.nodes if node.name == request.host)
-            send_to_node(node, self._key, StartDaemon(tuple(arguments)))
+            node = next(node for node in self._part.nodes if node.name == host)
+            order = StartDaemon(tuple(daemon_arguments(command)))
+            send_to_node(node, self._key, order)
         except Exception as error:
             self.problem = self.problem or str(error)
-            caller.release(1)
-        else:
-            caller.release(0)
 
     def _on_order(self, order: StartDaemon) -> None:
         """Start this host's daemon, as mpirun on slot 0 ordered."""
@@ -251,18 +246,20 @@ def _wake_up() -> None:
 
 
 def _start_mpirun(
-    part: Part, options: MpiOptions, interface: Interface, workspace: Workspace
+    part: Part,
+    options: MpiOptions,
+    agent: str | None,
+    interface: Interface,
+    workspace: Workspace,
 ) -> Daemon:
-    """Start mpirun; it orders the daemons of other hosts at `_AGENT_SOCKET`.
+    """Start mpirun; it calls the agent for the daemons of other hosts.
 
     Raises:
         EnvironmentProblem: mpirun was not found.
     """
-    agent = _write_agent(workspace.path) if part.hosts > 1 else None
     as_root = os.geteuid() == 0
     command = mpirun_command(find_mpirun(), part.nodes, options, agent=agent, as_root=as_root)
     environment = _environment(part.nodes[0], part.hosts, interface, workspace)
-    environment["HSR_AGENT"] = str(workspace.path / _AGENT_SOCKET)
     return Daemon(command, environment, workspace)
 
 
@@ -290,12 +287,3 @@ def _environment(
     if others := environment.get("LD_LIBRARY_PATH"):  # perhaps those of another Open MPI
         environment["LD_LIBRARY_PATH"] = f"{libraries}:{libraries}/openmpi:{others}"
     return {**environment, **shim_environment()}
-
-
-def _write_agent(directory: Path) -> str:
-    # mpirun splits an agent's command at blanks, and the paths in it may hold some.
-    path = directory / "agent.sh"
-    path.write_text(remote_launch_script())
-    path.chmod(0o700)
-    # By way of the shell also where nothing in a temporary folder may be executed (noexec).
-    return str(path) if " " in str(path) else f"/bin/sh {path}"

@@ -57,7 +57,7 @@ from ..protocol.processes import (
     start_tethered,
 )
 from ..protocol.topology import RankPlacement
-from .node_door import Caller
+from .node_door import Shim
 from .worker_pool import PendingWorker, request_worker, retire_all
 from .workspace import Workspace
 
@@ -591,7 +591,7 @@ class Rank:
         self._on_failure = on_failure
         self._result: bytes | None = None
         self._failure: Failure | None = None
-        self._shim: Caller | None = None
+        self._shim: Shim | None = None
         self._world_ended: float | None = None
         # The failure that the worker has reported, and when.
         self._reported: tuple[float, Failure] | None = None
@@ -617,7 +617,7 @@ class Rank:
             ready_bytes=self.process.ready_bytes,
         )
 
-    def begin(self, shim: Caller, environment: Mapping[str, str], size: int) -> None:
+    def begin(self, shim: Shim, environment: Mapping[str, str], size: int) -> None:
         """Join the world of ``size`` ranks with the MPI identity that ``shim`` brought."""
         assert self.placement is not None
         self._shim = shim

@@ -57,7 +57,7 @@ from ..protocol.outcome import (
 from ..protocol.processes import can_be_read
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan, placement_message, read_slot_info
 from ..protocol.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
-from .node_door import Caller, JsonDoor, MpiIdentity
+from .node_door import MpiIdentity, Shim, ShimDoor
 from .node_runtime import NodeRuntime
 from .rank_log import RankLog
 from .rank_process import STACKS_GRACE, Rank, RankProcess
@@ -141,7 +141,7 @@ class Slot:
         self._stall: tuple[float, str] | None = None
         self._end_signal: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
-        self._doors: list[JsonDoor[MpiIdentity]] = []
+        self._doors: list[ShimDoor] = []
         self._filters = [AbortNoticeFilter() for _ in range(plan.ranks_per_slot)]
         self._ranks: list[Rank] = []
         self._link = SlotLink(plan, index)
@@ -199,7 +199,7 @@ class Slot:
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
         for index in range(count):
             self._closing.callback(self._close_log, self._logs[index])
-            door = JsonDoor(self._folders[index] / "shim", MpiIdentity, self._on_shim(index))
+            door = ShimDoor(self._folders[index] / "shim", self._on_shim(index))
             self._doors.append(door)
             self._closing.callback(door.close)
             process = self._start_process(index, max(1, self._cpus // count))
@@ -388,10 +388,10 @@ class Slot:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _on_shim(self, index: int) -> Callable[[Caller, MpiIdentity], None]:
+    def _on_shim(self, index: int) -> Callable[[Shim, MpiIdentity], None]:
         return lambda shim, identity: self._begin(index, shim, identity)
 
-    def _begin(self, index: int, shim: Caller, identity: MpiIdentity) -> None:
+    def _begin(self, index: int, shim: Shim, identity: MpiIdentity) -> None:
         self._timings["mpirun"] = time.monotonic() - self._joined
         # The user's settings of MPI, also in the environment, override our defaults.
         user = {**environment_at_start(), **self._plan.options.env}
