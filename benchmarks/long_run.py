@@ -7,7 +7,7 @@ last quarter of a session, without its first two minutes. The run is kept under 
 command, given again, continues it in a new session, so that hours can be had in pieces; the table
 is of all sessions so far.
 
-Usage: python benchmarks/long_run.py --folder DIR [--minutes 30] [--write]
+Usage: python benchmarks/long_run.py --folder DIR [--minutes 30] [--rows 2000] [--write]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from report import present, shown_command, table
 
 # Seconds between samples, and of a session before its first quarter.
 PAUSE, WARM_UP = 30.0, 120.0
-ROWS, WIDTH, EPOCHS = 2_000, 16, 1_000
+WIDTH, EPOCHS = 16, 1_000
 
 
 def note_sample(place: Path, run: Path, began: float) -> None:
@@ -61,7 +61,7 @@ def make_model() -> Any:
     return model
 
 
-def train(folder: Path, minutes: float) -> None:
+def train(folder: Path, minutes: float, rows: int) -> None:
     """Train for so long, in several calls of one session, as the same run."""
     from peers.session import make_session
     from pyspark.sql import functions as F
@@ -70,7 +70,7 @@ def train(folder: Path, minutes: float) -> None:
 
     spark = make_session(2, "1g")
     features = F.array(*(F.rand(i).cast("float") for i in range(WIDTH)))
-    frame = spark.range(0, ROWS, 1, 4).select(features.alias("features"))
+    frame = spark.range(0, rows, 1, 4).select(features.alias("features"))
     frame = frame.withColumn("label", F.col("features")[0])
     run, ends = folder / "run", time.monotonic() + 60 * minutes
     note = functools.partial(note_sample, folder / "samples.jsonl", run, time.time())
@@ -124,11 +124,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="keeps the run and the samples")
     parser.add_argument("--minutes", type=float, default=30.0, help="of this session (30)")
+    parser.add_argument("--rows", type=int, default=2_000, help="of the DataFrame (2,000)")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    train(arguments.folder, arguments.minutes)
+    train(arguments.folder, arguments.minutes, arguments.rows)
     lines = (arguments.folder / "samples.jsonl").read_text().splitlines()
     head = ["session", *COLUMNS, "epochs", "files", "report"]
     text = (

@@ -10,8 +10,8 @@ ranks have started, a heartbeat every 5 seconds. No framework, no MPI. Measured 
 * how soon the failure of one slot ends the run with its name;
 * the same with all slots printing as fast as they can;
 * how often a large call leaves the driver;
-* the time until mpirun has asked the first slot for its daemons on all other hosts, with the real
-  mpirun, its agents and the slot's socket; no daemon is started;
+* the time until all other hosts have the order for MPI's daemon, with the real mpirun, its agents
+  and the hosts' doors; no daemon is started;
 * a manifest of 100,000 row groups: to write, to read, and the plan of an epoch.
 
 Run it with ``python benchmarks/scale.py``; ``--write`` puts the tables into ``docs/benchmarks.md``.
@@ -51,6 +51,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Instruction,
     Located,
     Log,
+    StartDaemon,
     Started,
     Stop,
 )
@@ -61,7 +62,12 @@ from horovod_spark_runner.cluster.protocol.processes import (
 )
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo, arrange
-from horovod_spark_runner.cluster.slot.node_door import Agent
+from horovod_spark_runner.cluster.slot.node_door import (
+    Agent,
+    NodeDoor,
+    daemon_arguments,
+    send_to_node,
+)
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
 from horovod_spark_runner.config.launch import LaunchSettings, MpiOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
@@ -345,49 +351,68 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         }
 
 
+def be_hosts(addresses: Sequence[str], key: bytes, tell: Any) -> None:
+    """Be the first slots of some hosts, in a process of its own, until all have their orders."""
+    orders: list[StartDaemon] = []
+    doors = [NodeDoor(address, key, orders.append) for address in addresses]
+    tell.send([door.port for door in doors])
+    handlers = {number: call for door in doors for number, call in door.handlers().items()}
+    poll = select.poll()
+    for descriptor in handlers:
+        poll.register(descriptor, select.POLLIN)
+    while len(orders) < len(doors):
+        for descriptor, _ in poll.poll():
+            handlers[descriptor]()
+    tell.send(time.time())
+
+
 def ask_for_daemons(hosts: int) -> list[Any]:
-    """Return how long mpirun takes to ask for a daemon on each of so many other hosts."""
-    infos = [
-        SlotInfo(
-            slot,
-            f"host-{slot}",
-            f"node-{slot}",
-            f"10.1.{slot // 250}.{slot % 250}",
-            7000,
-            "/",
-            ("/",),
-            ((),),
-        )
-        for slot in range(hosts + 1)
-    ]
-    asked: list[float] = []
+    """Return how long it takes until each of so many other hosts has the order for its daemon."""
+    addresses = [f"127.1.{number // 250}.{number % 250 + 1}" for number in range(hosts)]
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    others = context.Process(target=be_hosts, args=(addresses, KEY, sender), daemon=True)
+    others.start()
+    places = [("127.0.0.1", 1), *zip(addresses, receiver.recv(), strict=True)]
+    nodes = arrange(
+        [
+            SlotInfo(slot, f"host-{slot}", f"node-{slot}", *place, "/", ("/",), ((),))
+            for slot, place in enumerate(places)
+        ]
+    ).nodes
+    by_name = {node.name: node for node in nodes[1:]}
+
+    def order(host: str, command: str) -> None:
+        # Its own host is one of them: the name is not this machine's.
+        if host in by_name:
+            order = StartDaemon(tuple(daemon_arguments(command)))
+            arguments = (by_name[host], KEY, order)
+            threading.Thread(target=send_to_node, args=arguments, daemon=True).start()
+
+    root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as folder:
-        agent = Agent(Path(folder), lambda *_: asked.append(time.monotonic()))
+        agent = Agent(Path(folder), order)
         command = mpirun_command(
-            find_mpirun(),
-            arrange(infos).nodes,
-            MpiOptions(),
-            agent=agent.command,
-            as_root=os.geteuid() == 0,
+            find_mpirun(), nodes, MpiOptions(), agent=agent.command, as_root=root
         )
-        environment = {**os.environ, **shim_environment()}
-        began = time.monotonic()
+        began = time.time()
         mpirun = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            env={**os.environ, **shim_environment()},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
-            # Its own host is one of them: the name is not this machine's.
-            while len(asked) <= hosts and mpirun.poll() is None:
-                handlers = agent.handlers()
-                for descriptor in select.select([*handlers], [], [], 1.0)[0]:
-                    handlers[descriptor]()
+            while not receiver.poll() and mpirun.poll() is None:
+                for descriptor in select.select([*agent.handlers()], [], [], 0.1)[0]:
+                    agent.handlers()[descriptor]()
         finally:
             mpirun.kill()
             mpirun.wait()
             agent.close()
-    if len(asked) <= hosts:
-        raise RuntimeError(f"mpirun asked for {len(asked)} of {hosts + 1} daemons")
-    return [hosts, hosts * PER_HOST, f"{asked[0] - began:.2f} s", f"{asked[-1] - began:.2f} s"]
+    if not receiver.poll(5.0):
+        raise RuntimeError("mpirun has ended before all hosts had their orders")
+    return [hosts, receiver.recv() - began]
 
 
 def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
@@ -486,8 +511,11 @@ def main() -> None:
         f"{call['cpu']:.1f} s of CPU."
     )
     hosts = [ask_for_daemons(slots // PER_HOST) for slots in arguments.slots]
-    head = ["other hosts", "ranks", "first daemon asked for", "all"]
-    parts += ["What mpirun takes to ask for its daemons:", table(head, hosts)]
+    rows = [[f"{count:,}", f"{seconds:.2f} s"] for count, seconds in hosts]
+    parts += [
+        "Until all other hosts have mpirun's order for a daemon:",
+        table(["other hosts", "seconds"], rows),
+    ]
     parts.append("A dataset of 100,000 row groups in 10,000 files:")
     parts.append(table(["what", "seconds", "memory, peak"], plan_large_data(10_000, 100_000)))
     present("Scale", shown_command(), "\n\n".join(parts), arguments.write)

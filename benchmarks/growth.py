@@ -1,0 +1,226 @@
+"""How the start of a run and its control traffic grow with the number of ranks.
+
+Measured on this machine:
+
+* the driver places so many slots, whose part light clients play (`scale.watch_slots`);
+* the real mpirun asks for its daemons on so many hosts (`scale.ask_for_daemons`);
+* mpirun's CPU time and the first host's traffic until all ranks are in ``MPI_Init``, and a rank's
+  CPU time in it: real daemons and ranks on up to 64 hosts, which are network namespaces;
+* Horovod's negotiation: what rank 0 takes for each new tensor of each rank, from its timeline, and
+  the bytes over the first host's cable.
+
+Computed from straight lines through the last two: worlds of up to 4,096 ranks, 8 on each host,
+where every host computes on cores of its own. Run it as root with ``python benchmarks/growth.py``;
+``--write`` puts the tables into ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from report import present, shown_command, table
+from scale import PER_HOST, Conduct, ask_for_daemons, watch_slots
+
+from horovod_spark_runner.cluster.protocol.command import transport_parameters
+from horovod_spark_runner.cluster.protocol.processes import find_mpirun
+from tests.cluster.hosts import Hosts
+
+RANK = Path(__file__).resolve().parent / "peers" / "growth_rank.py"
+SIZES = (8, 64, 256, 1024, 4096)
+# Hosts, and ranks on each.
+MPI_WORLDS = ((2, 1), (4, 2), (8, 2), (16, 2), (32, 2), (64, 1), (64, 2))
+HOROVOD_WORLDS = (2, 4, 8)
+# mpirun sends to so many daemons itself; they pass it on.
+RADIX = 64
+# Of a model, for the first step.
+TENSORS = 200
+
+
+class World(NamedTuple):
+    """What one real start took.
+
+    Attributes:
+        hosts: how many.
+        ranks: of all hosts.
+        mpirun_cpu: seconds of mpirun, on the first host.
+        traffic: bytes the first host sent and received.
+        reports: what the ranks printed.
+        timeline: Horovod's, of rank 0.
+    """
+
+    hosts: int
+    ranks: int
+    mpirun_cpu: float
+    traffic: int
+    reports: list[Mapping[str, float]]
+    timeline: str
+
+
+def start_world(count: int, here: int, mode: str) -> World:
+    """Start ranks on hosts with the real mpirun, daemons and all."""
+    names = [f"growth-{number}" for number in range(count)]
+    with tempfile.TemporaryDirectory(prefix="growth-") as folder, Hosts(Path(folder), names) as own:
+        first = names[0]
+        agent = Path(folder, "agent.sh")
+        there = " ".join(own.command("$host", []))
+        agent.write_text(
+            f'host=$1; shift; TMPDIR={folder}/$host; export TMPDIR; mkdir "$TMPDIR"\n'
+            f'exec {there} sh -c "$*"\n'
+        )
+        command = [find_mpirun(), "--host", ",".join(f"{name}:{here}" for name in names)]
+        command += ["-n", str(count * here), "--bind-to", "none", "--map-by", "slot"]
+        command += ["--allow-run-as-root", "--leave-session-attached"]
+        for name, value in {
+            "plm_ssh_agent": f"/bin/sh {agent}",
+            "plm_ssh_no_tree_spawn": "1",
+            "prte_do_not_resolve": "1",
+        }.items():
+            command += ["--prtemca", name, value]
+        for name, value in transport_parameters(count).items():
+            command += ["--mca", name, value]
+        command += [sys.executable, str(RANK), mode]
+        timeline = Path(folder, "timeline.json")
+        environment = {
+            **os.environ,
+            "TMPDIR": folder,
+            "PRTE_MCA_prte_if_include": "eth0",
+            "OMPI_MCA_btl_tcp_if_include": "eth0",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "OMP_NUM_THREADS": "1",
+            "HOROVOD_TIMELINE": str(timeline),
+        }
+        mpirun = subprocess.Popen(
+            own.command(first, command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+        )
+        reports: list[Mapping[str, float]] = []
+        others, cpu, traffic = [], 0.0, 0
+        assert mpirun.stdout is not None
+        for line in mpirun.stdout:
+            if not line.startswith('{"rank"'):
+                others.append(line)
+                continue
+            reports.append(json.loads(line))
+            if len(reports) == count * here:
+                cpu = sum(psutil.Process(mpirun.pid).cpu_times()[:2])
+                dev = own.run(first, ["cat", "/proc/net/dev"], {}).stdout
+                words = next(row.split() for row in dev.splitlines() if "eth0:" in row)
+                traffic = int(words[1]) + int(words[9])
+        if mpirun.wait() or not traffic:
+            raise RuntimeError("".join(others))
+        text = timeline.read_text() if timeline.exists() else ""
+    return World(count, count * here, cpu, traffic, reports, text)
+
+
+def seconds_per_request(timeline: str) -> float:
+    """Return what rank 0 takes, on average, for one tensor of one other rank. Pure.
+
+    Horovod's timeline notes when rank 0 reads each rank's request.
+    """
+    events = re.findall(r'"ph": "X", "name": "(\d+)", "ts": (\d+)', timeline)
+    gaps = [
+        int(after[1]) - int(before[1])
+        for before, after in itertools.pairwise(events)
+        if before[0] == after[0] != "0"
+    ]
+    # A longer gap is another cycle, or this machine's cores doing something else.
+    return statistics.mean(gap for gap in gaps if gap < 100) / 1e6
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return slope and start of the straight line that fits best. Pure."""
+    slope, start = statistics.linear_regression(*zip(*points, strict=True))
+    return slope, start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    placed, asked = {}, {}
+    for ranks in SIZES:
+        placed[ranks] = watch_slots(ranks, Conduct(2.0))
+        hosts = ranks // PER_HOST
+        asked[ranks] = ask_for_daemons(hosts - 1)[-1] if hosts > 1 else 0.0
+        print(ranks, placed[ranks]["placed"], asked[ranks], flush=True)
+    worlds = []
+    for hosts, here in MPI_WORLDS:
+        worlds.append(start_world(hosts, here, "mpi"))
+        print(worlds[-1][:4], flush=True)
+    mpirun, mpirun_start = line_through([(world.hosts, world.mpirun_cpu) for world in worlds])
+    init, init_start = line_through(
+        [
+            (world.ranks, statistics.median(report["init_cpu"] for report in world.reports))
+            for world in worlds
+        ]
+    )
+    spread, _ = line_through([(world.hosts * world.ranks, world.traffic) for world in worlds])
+    negotiations = [start_world(hosts, 1, "horovod") for hosts in HOROVOD_WORLDS]
+    request = seconds_per_request(negotiations[-1].timeline)
+    ends = [
+        {k: v for r in world.reports for k, v in r.items() if r["rank"] == 0}
+        for world in negotiations
+    ]
+    new = statistics.mean(
+        end["new"] / (world.ranks - 1) for end, world in zip(ends, negotiations, strict=True)
+    )
+    later, later_start = line_through(
+        [
+            (math.log2(world.ranks), end["later"])
+            for end, world in zip(ends, negotiations, strict=True)
+        ]
+    )
+    times, traffic = [], []
+    for ranks in SIZES:
+        hosts = ranks // PER_HOST
+        steps = [
+            placed[ranks]["placed"],
+            asked[ranks],
+            mpirun_start + mpirun * hosts,
+            init_start + init * ranks,
+            request * TENSORS * ranks,
+        ]
+        times.append([f"{ranks:,}", *(f"{step:.2f} s" for step in steps), f"{sum(steps):.1f} s"])
+        parts = [
+            placed[ranks]["bytes"],
+            spread * min(hosts, RADIX) * ranks if hosts > 1 else 0,
+            new * TENSORS * ranks if hosts > 1 else 0,
+        ]
+        row = [f"{part / 1e6:.2f} MB" for part in parts]
+        traffic.append(
+            [f"{ranks:,}", *row, f"{(later_start + later * math.log2(ranks)) / 1e3:.1f} KB"]
+        )
+    head = ["ranks", "placed by the driver", "daemons asked for", "mpirun's own work"]
+    head += ["`MPI_Init`", f"negotiation of {TENSORS} tensors", "sum"]
+    cables = ["ranks", "driver", "MPI's start", f"first step, {TENSORS} tensors", "a later step"]
+    text = (
+        f"{PER_HOST} ranks per host. The driver's work and the daemons are measured, the others "
+        f"computed from constants: mpirun takes {mpirun * 1e3:.1f} ms per host; a rank, in "
+        f"`MPI_Init`, {init * 1e3:.2f} ms per rank of the world; rank 0 {request * 1e6:.2f} µs per "
+        "new tensor and rank. Of these, a bare mpirun has all but the first two.\n\n"
+        f"{table(head, times)}\n\n"
+        f"Bytes over the driver's cable, and over the first host's: MPI sends {spread:.0f} bytes "
+        f"per rank to each host, {RADIX} of them directly, and Horovod {new:.0f} per new tensor "
+        f"and rank.\n\n{table(cables, traffic)}"
+    )
+    present("Growth", shown_command(), text, arguments.write)
+
+
+if __name__ == "__main__":
+    main()
