@@ -594,7 +594,7 @@ def test_what_mpirun_gives_its_agent_arrives(tmp_path: Path, name: str) -> None:
     folder, calls = tmp_path / name, []
     folder.mkdir()
     agent = Agent(folder, lambda *call: calls.append(call))
-    command = """PATH=/a:$PATH ; 'prted' -x "a b" %s \\n""" + "y" * 100_000
+    command = """PATH=/a:$PATH ; 'prted' -x "ä b" %s \\n""" + "y" * 100_000
     agents = []
     for host in ("hsr-node-1", "hsr-node-2"):
         argv = [*agent.command.split(maxsplit=1)] if name == "agent" else [agent.command]

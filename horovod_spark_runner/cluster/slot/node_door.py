@@ -155,7 +155,8 @@ class Agent:
 
     def _on_hosts(self, hosts: list[str]) -> None:
         for host in hosts:
-            self._on_call(host, (self._folder / f"command-{host}").read_text())
+            command = (self._folder / f"command-{host}").read_bytes()
+            self._on_call(host, os.fsdecode(command))
 
 
 class Shim:
