@@ -95,12 +95,13 @@ def test_local_cluster_with_an_executor_per_rank(of_encrypted: dict[str, Any]) -
 
 @pytest.fixture(scope="module")
 def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became, in one session, of a job and of functions, the last two of which want more.
+    """What became, in one session, of a job and of functions, the last three of which want more.
 
-    They want one core for each rank, two, and one more rank than there are cores.
+    They want one core for each rank, two, a GPU, and one more rank than there are cores.
     """
     ask = {"what": "where", "start_timeout": 1}
-    requests = [{**ask, "num_workers": 2, "resources": {"cpus": n}} for n in (1, 2)]
+    asked = ({"cpus": 1}, {"cpus": 2}, {"gpu": 1})
+    requests = [{**ask, "num_workers": 2, "resources": resources} for resources in asked]
     requests.append({**ask, "num_workers": 3})
     given = ["search", *map(json.dumps, requests), "spark.executor.memory=512m"]
     return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
@@ -114,10 +115,12 @@ def test_standalone_cluster(of_standalone: dict[str, Any]) -> None:
 
 @pytest.mark.thorough
 def test_resources_of_one_stage(of_standalone: dict[str, Any]) -> None:
-    one, two, _ = of_standalone["answers"]
+    one, two, gpu, _ = of_standalone["answers"]
     assert [r["rank"] for r in one["results"]] == [0, 1]
     assert two["error"] == "NotEnoughSlotsError", two
     assert re.search(r"2 slots.* 2 cores.*\b0", two["message"])
+    assert gpu["error"] == "EnvironmentProblem", gpu
+    assert "spark.executor.resource.gpu.amount" in gpu["message"]
 
 
 @pytest.mark.thorough

@@ -294,6 +294,7 @@ def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
     if profile is None or isinstance(profile, Mapping):
         others = {k: v for k, v in (profile or {}).items() if k not in ("cpus", "gpu")}
         profile = _make_profile(cpus, gpus, others)
+    _check_executors_have(spark, profile)
     return TaskShape(cpus, int(gpus), ranks, profile)
 
 
@@ -369,6 +370,17 @@ def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
     for name, amount in {**({"gpu": gpus} if gpus else {}), **others}.items():
         requests.resource(name, amount)
     return ResourceProfileBuilder().require(requests).build
+
+
+def _check_executors_have(spark: SparkSession, profile: Any) -> None:
+    """Refuse resources that executors lack; Spark's own text names no setting."""
+    for name in _amounts(profile).keys() - profile.executorResources.keys() - {"cpus"}:
+        setting = f"spark.executor.resource.{name}.amount"
+        if not float(spark.conf.get(setting, "0") or 0):
+            raise EnvironmentProblem(
+                f"resources ask for {name}, but Spark gives executors none: {setting} is not set. "
+                "Set it, together with a discovery script"
+            )
 
 
 def java_profile(spark: SparkSession, profile: Any) -> Any:
