@@ -214,7 +214,8 @@ def _reader(hint: object, exactly: bool) -> _Reader:
         if len(kinds) > 1:  # the others of the union do not travel
             return lambda value: _by_kind(value, _named(kinds))
         others = [_reader(one, exactly) for one in arguments if one is not NoneType]
-        read = others[0] if len(others) == 1 else functools.partial(_one_of, others)
+        by_type = {one: _PLAIN[one] for one in arguments if one in _PLAIN}
+        read = others[0] if len(others) == 1 else functools.partial(_one_of, by_type, others)
         return functools.partial(_optional, read) if NoneType in arguments else read
     raise TypeError(f"{hint} cannot be read from JSON")
 
@@ -258,7 +259,9 @@ def _dict(read: _Reader, value: object) -> dict[str, object]:
     return {name: read(entry) for name, entry in _object(value).items()}
 
 
-def _one_of(reads: list[_Reader], value: object) -> object:
+def _one_of(by_type: Mapping[type, _Reader], reads: list[_Reader], value: object) -> object:
+    if type(value) in by_type:
+        return by_type[type(value)](value)
     for read in reads[:-1]:
         try:
             return read(value)
