@@ -25,7 +25,6 @@ import dataclasses
 import multiprocessing
 import os
 import select
-import subprocess
 import tempfile
 import threading
 import time
@@ -59,6 +58,7 @@ from horovod_spark_runner.cluster.protocol.outcome import RAISED, Failure, RankO
 from horovod_spark_runner.cluster.protocol.processes import (
     find_mpirun,
     shim_environment,
+    start_tethered,
 )
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo, arrange
@@ -78,6 +78,8 @@ KEY = os.urandom(32)
 CLIENTS = 4
 PER_HOST = 8
 MEGABYTE = 1024 * 1024
+# Most for mpirun to ask for all its daemons.
+ASKING_SECONDS = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,25 +395,21 @@ def ask_for_daemons(hosts: int) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         agent = Agent(Path(folder), order)
         command = mpirun_command(
-            find_mpirun(), nodes, MpiOptions(), agent=agent.command, as_root=root
+            find_mpirun(), nodes, MpiOptions(), agent=agent.COMMAND, as_root=root
         )
         began = time.time()
-        mpirun = subprocess.Popen(
-            command,
-            env={**os.environ, **shim_environment()},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        environment = {**os.environ, **shim_environment()}
+        mpirun = start_tethered(command, environment, directory=folder)
         try:
-            while not receiver.poll() and mpirun.poll() is None:
+            while not receiver.poll() and time.time() < began + ASKING_SECONDS:
                 for descriptor in select.select([*agent.handlers()], [], [], 0.1)[0]:
                     agent.handlers()[descriptor]()
         finally:
             mpirun.kill()
-            mpirun.wait()
+            mpirun.communicate()
             agent.close()
-    if not receiver.poll(5.0):
-        raise RuntimeError("mpirun has ended before all hosts had their orders")
+    if not receiver.poll():
+        raise RuntimeError(f"not all hosts have their orders after {ASKING_SECONDS} s")
     return [hosts, receiver.recv() - began]
 
 

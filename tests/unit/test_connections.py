@@ -589,26 +589,25 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
     door.close()
 
 
-@pytest.mark.parametrize("name", ["agent", "an agent"])
-def test_what_mpirun_gives_its_agent_arrives(tmp_path: Path, name: str) -> None:
-    folder, calls = tmp_path / name, []
-    folder.mkdir()
-    agent = Agent(folder, lambda *call: calls.append(call))
-    command = """PATH=/a:$PATH ; 'prted' -x "ä b" %s \\n""" + "y" * 100_000
-    agents = []
-    for host in ("hsr-node-1", "hsr-node-2"):
-        argv = [*agent.command.split(maxsplit=1)] if name == "agent" else [agent.command]
-        agents.append(subprocess.Popen([*argv, host, command]))
+def test_what_mpirun_gives_its_agent_arrives(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    agent = Agent(tmp_path, lambda *call: calls.append(call))
+    words = ["PATH=/a:$PATH", ";", "'prted'", "-x", '"ä b"', "%s", "\\n", "y" * 100_000]
+    argv = agent.COMMAND.split()
+    agents = [subprocess.Popen([*argv, host, *words], cwd=tmp_path) for host in ("hsr-1", "hsr-2")]
     serve(agent, lambda: len(calls) == 2)
-    assert sorted(calls) == [("hsr-node-1", command), ("hsr-node-2", command)]
+    assert sorted(calls) == [("hsr-1", " ".join(words)), ("hsr-2", " ".join(words))]
     assert [each.wait(60) for each in agents] == [0, 0]
     agent.close()
+    # A slot that is gone is not waited for.
+    subprocess.run([*argv, "hsr-3", "x"], cwd=tmp_path, timeout=60, check=True)
 
 
 def test_an_agent_that_cannot_write_its_order_fails(tmp_path: Path) -> None:
     agent = Agent(tmp_path, print)
-    (tmp_path / "command-h1").mkdir()
-    assert subprocess.run([*agent.command.split(), "h1", "x"], check=False).returncode
+    (tmp_path / "agent" / "command-h1").mkdir()
+    done = subprocess.run([*agent.COMMAND.split(), "h1", "x"], cwd=tmp_path, check=False)
+    assert done.returncode
     agent.close()
 
 

@@ -123,10 +123,10 @@ def mpirun_command(
     if as_root:
         command.append("--allow-run-as-root")
     if agent is not None:
-        # All daemons are started from here: the others could not reach the agent's socket.
+        # All daemons are asked for here: on the other hosts there is no agent.
         command += ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
         command += ["--prtemca", "prte_do_not_resolve", "1"]
-        # mpirun takes their agents to stay as long as they do, and would allow 128 of them.
+        # By default, mpirun refuses more than 128 hosts, as if agents ran as long as daemons.
         command += ["--prtemca", "plm_ssh_num_concurrent", str(len(nodes))]
     parameters = {
         **transport_parameters(len(nodes)),

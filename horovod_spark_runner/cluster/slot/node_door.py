@@ -24,12 +24,12 @@ SEND_TIMEOUT = 15.0
 # Seconds that slot 0, connected and proven, may take to send its order.
 _ORDER_TIMEOUT = 5.0
 # Takes a host and the command of its daemon. It starts no program: on hundreds of hosts, that would
-# be most of the start (benchmarks/scale.py).
+# be most of the start (benchmarks/growth.py). It opens the FIFO as a reader, too (<>), so that it
+# does not wait for a slot that is gone.
 _AGENT = """\
-#!/bin/sh
 host=$1
 shift
-printf '%s' "$*" > "${0%/*}/command-$host" && echo "$host" > "${0%/*}/hosts"
+printf '%s' "$*" > "${0%/*}/command-$host" && echo "$host" 1<> "${0%/*}/hosts"
 """
 
 
@@ -127,20 +127,20 @@ class Agent:
     """The shell script that mpirun calls in place of ssh, and a FIFO into which it writes hosts.
 
     Args:
-        folder: private, for script, FIFO and commands.
+        folder: private; mpirun must be started in it.
         on_call: takes the name of a host, and the shell command that starts its daemon.
     """
 
+    # By way of the shell, as nothing in a temporary folder may be executed (noexec), and relative:
+    # mpirun splits the command at blanks, and the folder's path may hold some.
+    COMMAND = "/bin/sh agent/agent.sh"
+
     def __init__(self, folder: Path, on_call: Callable[[str, str], None]) -> None:
-        self._folder = folder
+        self._folder = folder / "agent"
         self._on_call = on_call
-        script = folder / "agent.sh"
-        script.write_text(_AGENT)
-        script.chmod(0o700)
-        # mpirun splits the command at blanks, and the path may hold some. By way of the shell also
-        # where nothing in a temporary folder may be executed (noexec).
-        self.command = str(script) if " " in str(script) else f"/bin/sh {script}"
-        hosts = folder / "hosts"
+        self._folder.mkdir(mode=0o700)
+        (self._folder / "agent.sh").write_text(_AGENT)
+        hosts = self._folder / "hosts"
         os.mkfifo(hosts, 0o600)
         # Open for writing, too: it would end with each of its writers.
         stream = os.fdopen(os.open(hosts, os.O_RDWR | os.O_CLOEXEC), "rb", 0)

@@ -60,7 +60,7 @@ class NodeRuntime:
         self._closing = contextlib.ExitStack()
         self._door = NodeDoor(interface.address, key, self._on_order)
         self._closing.callback(self._door.close)
-        self._agent = Agent(workspace.folder("agent"), self._on_remote_launch)
+        self._agent = Agent(workspace.path, self._on_remote_launch)
         self._closing.callback(self._agent.close)
 
     @property
@@ -97,8 +97,7 @@ class NodeRuntime:
         if part.starts_mpirun or part.led is None:
             self._door.close()
         if part.starts_mpirun:
-            agent = self._agent.command if part.hosts > 1 else None
-            self._take(_start_mpirun(part, options, agent, self.interface, self._workspace))
+            self._take(_start_mpirun(part, options, self.interface, self._workspace))
 
     def rank_environment(self) -> dict[str, str]:
         """Return the variables for ranks: the chosen interface, the folder for shared memory."""
@@ -158,7 +157,7 @@ class NodeRuntime:
             order = StartDaemon(tuple(daemon_arguments(command)))
             send_to_node(node, self._key, order)
         except Exception as error:
-            self.problem = self.problem or str(error)
+            self.problem = self.problem or str(error) or repr(error)
 
     def _on_order(self, order: StartDaemon) -> None:
         """Start this host's daemon, as mpirun on slot 0 ordered."""
@@ -246,17 +245,14 @@ def _wake_up() -> None:
 
 
 def _start_mpirun(
-    part: Part,
-    options: MpiOptions,
-    agent: str | None,
-    interface: Interface,
-    workspace: Workspace,
+    part: Part, options: MpiOptions, interface: Interface, workspace: Workspace
 ) -> Daemon:
     """Start mpirun; it calls the agent for the daemons of other hosts.
 
     Raises:
         EnvironmentProblem: mpirun was not found.
     """
+    agent = Agent.COMMAND if part.hosts > 1 else None
     as_root = os.geteuid() == 0
     command = mpirun_command(find_mpirun(), part.nodes, options, agent=agent, as_root=as_root)
     environment = _environment(part.nodes[0], part.hosts, interface, workspace)
