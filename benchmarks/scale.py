@@ -426,7 +426,8 @@ def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
     )
     columns = (Column("features", "float32", (64,)), Column("label", "int64", ()))
     names = tuple(f"part-{number:05d}.parquet" for number in range(files))
-    manifest = Manifest("/data", names, columns, groups, checksum="0" * 16)
+    sizes = (1000 * 264 * per_file,) * files
+    manifest = Manifest("/data", names, columns, groups, file_sizes=sizes, checksum="0" * 16)
     rows = []
 
     def measure(what: str, action: Any) -> Any:
@@ -443,12 +444,12 @@ def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
 
     text = measure("write the manifest", manifest.to_json)
     read = measure("read it", lambda: Manifest.from_json(text))
-    sizes = [(group.rows, group.size) for group in read.row_groups]
+    shapes = [(group.rows, group.size) for group in read.row_groups]
     for world in (8, 512):
 
         def plan(world: int = world) -> Any:
             plan = plan_epoch(
-                sizes, global_batch=64 * world, seed=1, epoch=0, window_bytes=256 * MEGABYTE
+                shapes, global_batch=64 * world, seed=1, epoch=0, window_bytes=256 * MEGABYTE
             )
             return plan, plan.pieces(plan.steps // 2, world // 2, world)
 
