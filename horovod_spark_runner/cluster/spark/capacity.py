@@ -275,14 +275,14 @@ def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
             "standalone, YARN or Kubernetes cluster, or local-cluster[...] on one machine"
         )
     session_cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    session_gpus = float(spark.conf.get("spark.task.resource.gpu.amount", "0") or 0)
+    session_gpus = _configured(spark, "task", "gpu")
     if options.resources is not None:
         wanted = _amounts(options.resources)
         cpus = int(wanted.get("cpus", session_cpus))
         gpus = float(wanted.get("gpu", options.gpus_per_worker))
     elif options.gpus_per_worker and not _divides(options.gpus_per_worker, session_gpus):
         # The session's tasks hold another share of a GPU (for ETL): the ranks need a profile.
-        executor = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
+        executor = _configured(spark, "executor", "gpu")
         if executor < options.gpus_per_worker or master.startswith("local"):
             raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, session_gpus, executor))
         cpus, gpus = session_cpus, float(options.gpus_per_worker)
@@ -375,12 +375,17 @@ def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
 def _check_executors_have(spark: SparkSession, profile: Any) -> None:
     """Refuse resources that executors lack; Spark's own text names no setting."""
     for name in _amounts(profile).keys() - profile.executorResources.keys() - {"cpus"}:
-        setting = f"spark.executor.resource.{name}.amount"
-        if not float(spark.conf.get(setting, "0") or 0):
+        if not _configured(spark, "executor", name):
             raise EnvironmentProblem(
-                f"resources ask for {name}, but Spark gives executors none: {setting} is not set. "
-                "Set it, together with a discovery script"
+                f"resources ask for {name}, but Spark gives executors none: "
+                f"spark.executor.resource.{name}.amount is not set. Set it, together with a "
+                "discovery script"
             )
+
+
+def _configured(spark: SparkSession, whose: str, resource: str) -> float:
+    """Return how much of a resource Spark's settings give a task or an executor."""
+    return float(spark.conf.get(f"spark.{whose}.resource.{resource}.amount", "0") or 0)
 
 
 def java_profile(spark: SparkSession, profile: Any) -> Any:
