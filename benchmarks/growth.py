@@ -34,8 +34,11 @@ import psutil
 from report import present, shown_command, table
 from scale import PER_HOST, Conduct, ask_for_daemons, watch_slots
 
-from horovod_spark_runner.cluster.protocol.command import transport_parameters
+from horovod_spark_runner.cluster.protocol.command import SHIM, mpirun_command, worker_environment
+from horovod_spark_runner.cluster.protocol.network import Interface, daemon_network
 from horovod_spark_runner.cluster.protocol.processes import find_mpirun
+from horovod_spark_runner.cluster.protocol.topology import SlotInfo, arrange
+from horovod_spark_runner.config.launch import LaunchSettings
 from tests.cluster.hosts import Hosts
 
 RANK = Path(__file__).resolve().parent / "peers" / "growth_rank.py"
@@ -56,61 +59,60 @@ class World(NamedTuple):
         hosts: how many.
         ranks: of all hosts.
         mpirun_cpu: seconds of mpirun, on the first host.
-        traffic: bytes the first host sent and received.
-        reports: what the ranks printed.
+        reports: what the ranks printed, by rank.
         timeline: Horovod's, of rank 0.
     """
 
     hosts: int
     ranks: int
     mpirun_cpu: float
-    traffic: int
     reports: list[Mapping[str, float]]
     timeline: str
 
 
 def start_world(count: int, here: int, mode: str) -> World:
-    """Start ranks on hosts with the real mpirun, daemons and all."""
-    names = [f"growth-{number}" for number in range(count)]
-    with tempfile.TemporaryDirectory(prefix="growth-") as folder, Hosts(Path(folder), names) as own:
-        first = names[0]
+    """Start ranks on hosts with the real mpirun, daemons and all, by our command and settings."""
+    nodes = arrange(
+        [
+            SlotInfo(
+                slot, f"growth-{host}", str(host), f"10.77.0.{host + 1}", 1, "/", ("/",), ((),)
+            )
+            for slot, host in enumerate(rank // here for rank in range(count * here))
+        ]
+    ).nodes
+    names = [node.name for node in nodes]
+    with (
+        tempfile.TemporaryDirectory(prefix="growth-") as folder,
+        Hosts(Path(folder), names) as hosts,
+    ):
         agent = Path(folder, "agent.sh")
-        there = " ".join(own.command("$host", []))
+        there = " ".join(hosts.command("$host", []))
         agent.write_text(
             f'host=$1; shift; TMPDIR={folder}/$host; export TMPDIR; mkdir "$TMPDIR"\n'
             f'exec {there} sh -c "$*"\n'
         )
-        command = [find_mpirun(), "--host", ",".join(f"{name}:{here}" for name in names)]
-        command += ["-n", str(count * here), "--bind-to", "none", "--map-by", "slot"]
-        command += ["--allow-run-as-root", "--leave-session-attached"]
-        for name, value in {
-            "plm_ssh_agent": f"/bin/sh {agent}",
-            "plm_ssh_no_tree_spawn": "1",
-            "prte_do_not_resolve": "1",
-        }.items():
-            command += ["--prtemca", name, value]
-        for name, value in transport_parameters(count).items():
-            command += ["--mca", name, value]
-        command += [sys.executable, str(RANK), mode]
+        options, network = LaunchSettings(count * here), Interface("eth0", nodes[0].address)
+        command = mpirun_command(
+            find_mpirun(), nodes, options.mpi, agent=f"/bin/sh {agent}", as_root=True
+        )
         timeline = Path(folder, "timeline.json")
         environment = {
-            **os.environ,
-            "TMPDIR": folder,
-            "PRTE_MCA_prte_if_include": "eth0",
-            "OMPI_MCA_btl_tcp_if_include": "eth0",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-            "OMP_NUM_THREADS": "1",
+            **worker_environment(
+                os.environ, options, gpus=(), cpus=1, python_path=sys.path, temporary=folder
+            ),
+            **daemon_network(network),
+            "OMPI_MCA_btl_tcp_if_include": network.name,
             "HOROVOD_TIMELINE": str(timeline),
         }
         mpirun = subprocess.Popen(
-            own.command(first, command),
+            hosts.command(names[0], [*command[: -len(SHIM)], sys.executable, str(RANK), mode]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
             text=True,
         )
         reports: list[Mapping[str, float]] = []
-        others, cpu, traffic = [], 0.0, 0
+        others, cpu = [], 0.0
         assert mpirun.stdout is not None
         for line in mpirun.stdout:
             if not line.startswith('{"rank"'):
@@ -119,13 +121,11 @@ def start_world(count: int, here: int, mode: str) -> World:
             reports.append(json.loads(line))
             if len(reports) == count * here:
                 cpu = sum(psutil.Process(mpirun.pid).cpu_times()[:2])
-                dev = own.run(first, ["cat", "/proc/net/dev"], {}).stdout
-                words = next(row.split() for row in dev.splitlines() if "eth0:" in row)
-                traffic = int(words[1]) + int(words[9])
-        if mpirun.wait() or not traffic:
+        if mpirun.wait() or len(reports) < count * here:
             raise RuntimeError("".join(others))
         text = timeline.read_text() if timeline.exists() else ""
-    return World(count, count * here, cpu, traffic, reports, text)
+    reports.sort(key=lambda report: report["rank"])
+    return World(count, count * here, cpu, reports, text)
 
 
 def seconds_per_request(timeline: str) -> float:
@@ -157,12 +157,12 @@ def main() -> None:
     for ranks in SIZES:
         placed[ranks] = watch_slots(ranks, Conduct(2.0))
         hosts = ranks // PER_HOST
-        asked[ranks] = ask_for_daemons(hosts - 1)[-1] if hosts > 1 else 0.0
+        asked[ranks] = ask_for_daemons(hosts - 1) if hosts > 1 else 0.0
         print(ranks, placed[ranks]["placed"], asked[ranks], flush=True)
     worlds = []
     for hosts, here in MPI_WORLDS:
         worlds.append(start_world(hosts, here, "mpi"))
-        print(worlds[-1][:4], flush=True)
+        print(worlds[-1][:3], flush=True)
     mpirun, mpirun_start = line_through([(world.hosts, world.mpirun_cpu) for world in worlds])
     init, init_start = line_through(
         [
@@ -170,21 +170,14 @@ def main() -> None:
             for world in worlds
         ]
     )
-    spread, _ = line_through([(world.hosts * world.ranks, world.traffic) for world in worlds])
+    spread, _ = line_through(
+        [(world.hosts * world.ranks, world.reports[0]["traffic"]) for world in worlds]
+    )
     negotiations = [start_world(hosts, 1, "horovod") for hosts in HOROVOD_WORLDS]
     request = seconds_per_request(negotiations[-1].timeline)
-    ends = [
-        {k: v for r in world.reports for k, v in r.items() if r["rank"] == 0}
-        for world in negotiations
-    ]
-    new = statistics.mean(
-        end["new"] / (world.ranks - 1) for end, world in zip(ends, negotiations, strict=True)
-    )
+    new = statistics.mean(world.reports[0]["new"] / (world.ranks - 1) for world in negotiations)
     later, later_start = line_through(
-        [
-            (math.log2(world.ranks), end["later"])
-            for end, world in zip(ends, negotiations, strict=True)
-        ]
+        [(math.log2(world.ranks), world.reports[0]["later"]) for world in negotiations]
     )
     times, traffic = [], []
     for ranks in SIZES:

@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory import COLUMNS, memory_by_kind, repeated
+from memory import COLUMNS, memory_by_kind
 from report import present, shown_command, table
+
+from horovod_spark_runner.machine import repeat_in_thread
 
 # Seconds between samples, and of a session before its first quarter.
 PAUSE, WARM_UP = 30.0, 120.0
@@ -74,7 +76,7 @@ def train(folder: Path, minutes: float, rows: int) -> None:
     frame = frame.withColumn("label", F.col("features")[0])
     run, ends = folder / "run", time.monotonic() + 60 * minutes
     note = functools.partial(note_sample, folder / "samples.jsonl", run, time.time())
-    with repeated(note, PAUSE):
+    with repeat_in_thread(note, "memory", every=PAUSE):
         while time.monotonic() < ends:
             run_training(
                 frame,

@@ -19,14 +19,14 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 from report import output_of, present, shown_command, table
+
+from horovod_spark_runner.machine import repeat_in_thread
 
 WIDTH = 64
 WINDOW = 64 * 2**20
@@ -53,24 +53,6 @@ KINDS = {"java": "JVM", "horovod-rank": "both ranks", "horovod-ready": "ready pr
 OTHERS = "Spark's Python, MPI"
 DRIVER, ALL = "driver", "all"
 COLUMNS = [DRIVER, *KINDS.values(), OTHERS, ALL]
-
-
-@contextlib.contextmanager
-def repeated(action: Callable[[], object], pause: float) -> Iterator[None]:
-    """Call ``action`` in a thread, after every ``pause`` seconds."""
-    ended = threading.Event()
-
-    def repeat() -> None:
-        while not ended.wait(pause):
-            action()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def note_peaks(peaks: dict[str, list[int]]) -> None:
@@ -140,7 +122,7 @@ def be_driver(rows: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         train(spark, 10_000, folder)
         peaks: dict[str, list[int]] = {}
-        with repeated(functools.partial(note_peaks, peaks), 0.1):
+        with repeat_in_thread(functools.partial(note_peaks, peaks), "memory", every=0.1):
             train(spark, rows, folder)
     spark.stop()
     print(json.dumps(peaks))

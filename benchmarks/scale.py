@@ -368,8 +368,8 @@ def be_hosts(addresses: Sequence[str], key: bytes, tell: Any) -> None:
     tell.send(time.time())
 
 
-def ask_for_daemons(hosts: int) -> list[Any]:
-    """Return how long it takes until each of so many other hosts has the order for its daemon."""
+def ask_for_daemons(hosts: int) -> float:
+    """Return the seconds until each of so many other hosts has the order for its daemon."""
     addresses = [f"127.1.{number // 250}.{number % 250 + 1}" for number in range(hosts)]
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -387,8 +387,7 @@ def ask_for_daemons(hosts: int) -> list[Any]:
     def order(host: str, command: str) -> None:
         # Its own host is one of them: the name is not this machine's.
         if host in by_name:
-            order = StartDaemon(tuple(daemon_arguments(command)))
-            arguments = (by_name[host], KEY, order)
+            arguments = (by_name[host], KEY, StartDaemon(tuple(daemon_arguments(command))))
             threading.Thread(target=send_to_node, args=arguments, daemon=True).start()
 
     root = os.geteuid() == 0
@@ -410,7 +409,8 @@ def ask_for_daemons(hosts: int) -> list[Any]:
             agent.close()
     if not receiver.poll():
         raise RuntimeError(f"not all hosts have their orders after {ASKING_SECONDS} s")
-    return [hosts, receiver.recv() - began]
+    seconds: float = receiver.recv() - began
+    return seconds
 
 
 def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
@@ -509,8 +509,8 @@ def main() -> None:
         f"{call['times']:.2f} times, in {call['seconds']:.1f} s, driver and slots together with "
         f"{call['cpu']:.1f} s of CPU."
     )
-    hosts = [ask_for_daemons(slots // PER_HOST) for slots in arguments.slots]
-    rows = [[f"{count:,}", f"{seconds:.2f} s"] for count, seconds in hosts]
+    hosts = [slots // PER_HOST for slots in arguments.slots]
+    rows = [[f"{count:,}", f"{ask_for_daemons(count):.2f} s"] for count in hosts]
     parts += [
         "Until all other hosts have mpirun's order for a daemon:",
         table(["other hosts", "seconds"], rows),

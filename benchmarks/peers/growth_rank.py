@@ -1,8 +1,8 @@
 """A rank of benchmarks/growth.py: joins a world and prints what that took, as a line of JSON.
 
-Usage: growth_rank.py mpi|horovod. With ``mpi``: the CPU seconds of ``MPI_Init``. With ``horovod``,
-rank 0 adds the bytes over its host's cable for a sum of `TENSORS` numbers by names that are new,
-per name, and for a later step with one.
+Usage: growth_rank.py mpi|horovod. With ``mpi``: the CPU seconds of ``MPI_Init``, and the bytes that
+its host has sent and received. With ``horovod``: these bytes for a sum of `TENSORS` numbers by
+names that are new, per name, and for a later step with one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def join_mpi() -> dict[str, float]:
     MPI.Init()
     took = time.process_time() - began
     MPI.COMM_WORLD.Barrier()
-    return {"rank": MPI.COMM_WORLD.rank, "init_cpu": took}
+    return {"rank": MPI.COMM_WORLD.rank, "init_cpu": took, "traffic": cable_bytes()}
 
 
 def join_horovod() -> dict[str, float]:
