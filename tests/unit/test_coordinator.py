@@ -134,8 +134,12 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
         assert "1,200 lines" in dropped
 
 
-def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> None:
+def test_slots_whose_hosts_are_left_may_save_first(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(server, 2)
+    put = server.events.put
+    monkeypatch.setattr(server.events, "put", lambda message: (time.sleep(0.1), put(message)))
     world.say(1, Leaving("SIGTERM"))
     while not world.coordinator.watch.leaving:
         world.coordinator.step()

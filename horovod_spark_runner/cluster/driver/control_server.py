@@ -437,13 +437,15 @@ class ControlServer:
         with self._lock:
             if peer not in self._peers:
                 return
+            if peer.slot is not None and not peer.ended:
+                # Before it is gone: who waits until a slot is gone then reads its last message.
+                lost = Envelope(peer.slot, peer.rank, peer.host, Disconnected(time.time()))
+                self.events.put(lost)
             self._peers.discard(peer)
             if peer.slot is not None and self._slots.get(peer.slot) is peer:
                 del self._slots[peer.slot]
         self._selector.unregister(peer.connection)
         peer.close()
-        if peer.slot is not None and not peer.ended:
-            self.events.put(Envelope(peer.slot, peer.rank, peer.host, Disconnected(time.time())))
 
     def _take(self, peer: _Peer, envelope: Envelope) -> None:
         self._identify(peer, envelope)
