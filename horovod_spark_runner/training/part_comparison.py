@@ -1,15 +1,16 @@
 """Comparison of a training step's results for a batch with those for the batch's parts.
 
 Ranks share the rows of a batch, and what each gives is averaged by its rows. One process gives the
-same where the whole's value is the mean of the parts', as of any mean over rows. A sum over rows,
-and what compares rows with each other, are told from it by their values, before some of the steps
-(`agreement.StepTrials`). The step is called on its own weights, which may treat all rows alike (a
-last layer of zeros), only where it cannot be called on others.
+same where the whole's value is the mean of the parts', as of any mean over rows. A sum over rows, a
+mean divided by the rows again, and what compares rows with each other, are told from it by their
+values, before some of the steps (`agreement.StepTrials`). The step is called on its own weights,
+which may treat all rows alike (a last layer of zeros), only where it cannot be called on others.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,10 +43,14 @@ _COMPARED = 1 << 18
 class _Verdict(enum.Enum):
     """Relation of the value for a batch to those for its parts."""
 
-    MEAN = "mean"
     SUM = "sum"
+    DIVIDED = "divided"
     CLIPPED = "clipped"
     NEITHER = "neither"
+
+
+# By what doubling the rows multiplies a value that depends on their number, which is refused.
+_BY_DOUBLING = {_Verdict.SUM: 2.0, _Verdict.DIVIDED: 0.5}
 
 
 def compare_parts(
@@ -59,8 +64,8 @@ def compare_parts(
         tolerance: relative rounding error of the values.
 
     Returns:
-        By kind, a name of what is no mean over rows, of a sum if there is one. Nothing where values
-        are not finite, or are random beyond comparison.
+        By kind, a name of what is no mean over rows, of what depends on their number if there is
+        any. Nothing where values are not finite, or are random beyond comparison.
     """
     verdicts = _compared(compute, rows, 1, tolerance)
     draws = max(2, _RANDOM_ROWS // (_COPIES * rows))
@@ -100,23 +105,21 @@ def report_parts(
         advice: how to write what the gradients are of as a mean.
 
     Raises:
-        ModelError: something is a sum over rows.
+        ModelError: something is a sum over rows, or a mean divided by them.
     """
     titles = {
         kind: subjects.get(kind, kind).replace("{name}", name)
         for kind, (name, _) in verdicts.items()
     }
     for kind, (_, verdict) in verdicts.items():
-        if verdict is not _Verdict.SUM:
+        if verdict not in _BY_DOUBLING:
             continue
         if kind == CHANGE:
-            advice = (
-                "let it change by a mean over rows (divide by the rows of the batch), or train "
-                "with num_workers=1"
-            )
+            advice = "let it change by a mean over rows, or train with num_workers=1"
+        what = "a sum over" if verdict is _Verdict.SUM else "a mean that is divided once more by"
         raise ModelError(
-            f"{titles[kind]} is a sum over the rows of a batch, which depends on how many ranks "
-            f"share them; {advice}"
+            f"{titles[kind]} is {what} the rows of a batch, which depends on how many ranks share "
+            f"them; {advice}"
         )
     return [_warning(kind, titles[kind], verdict) for kind, (_, verdict) in verdicts.items()]
 
@@ -148,11 +151,13 @@ def _compared(
     order, cut = np.arange(rows), rows // 2
     share = cut / rows
     pieces = [(order, 1.0), (order, 1.0), (order[:cut], share), (order[cut:], 1.0 - share)]
-    if draws > 1:
-        pieces = [(np.tile(chosen, _COPIES), fraction) for chosen, fraction in pieces]
-    whole, again, first, second = (
-        _mean([_reduced(compute(*piece)) for _ in range(draws)]) for piece in pieces
-    )
+
+    def measure(chosen: np.ndarray, fraction: float) -> dict[Key, np.ndarray]:
+        chosen = np.tile(chosen, _COPIES) if draws > 1 else chosen
+        return _mean([_reduced(compute(chosen, fraction)) for _ in range(draws)])
+
+    whole, again, first, second = (measure(*piece) for piece in pieces)
+    doubled = functools.cache(lambda: measure(np.tile(order, 2), 2.0))
     verdicts: dict[str, tuple[str, _Verdict]] = {}
     for kind in dict.fromkeys(kind for kind, _ in whole):
         keys = [key for key in whole if key[0] == kind]
@@ -171,20 +176,19 @@ def _compared(
             # As one vector: of few numbers, chance makes anything.
             one, other, a, b = joined
             mean = share * a + (1 - share) * b
-            if _sums_by_chance(one, other, mean):
-                verdicts[kind] = keys[0][1], _Verdict.SUM
+            if by_chance := _verdict_by_chance(one, other, mean):
+                verdicts[kind] = keys[0][1], by_chance
             elif one.size >= _MANY and _norm((one + other) / 2 - mean) > 3 * noise:
                 verdicts[kind] = keys[0][1], _Verdict.NEITHER
             continue
-        for (_, name), one, _, a, b in zip(keys, *piece_values, strict=True):
-            limit = tolerance * max(_norm(one), _norm(a + b)) + _ROUNDING * size + 3 * noise
-            verdict = _Verdict.SUM if _norm(one - a - b) <= limit else _Verdict.NEITHER
+        slack = _ROUNDING * size + 3 * noise
+        for key, one, _, a, b in zip(keys, *piece_values, strict=True):
+            limit = tolerance * max(_norm(one), _norm(a + b)) + slack
             if _norm(one - share * a - (1 - share) * b) <= limit:
-                verdict = _Verdict.MEAN
-            elif min(_norm(a), _norm(b)) <= limit:  # as of rows that a loss leaves out
-                verdict = _Verdict.NEITHER
-            if verdict is _Verdict.SUM or (verdict is _Verdict.NEITHER and kind not in verdicts):
-                verdicts[kind] = name, verdict
+                continue
+            verdict = _verdict_by_doubling(one, doubled().get(key, 0 * one), tolerance, slack)
+            if verdict in _BY_DOUBLING or kind not in verdicts:
+                verdicts[kind] = key[1], verdict
         if verdicts.get(kind, ("", None))[1] is _Verdict.NEITHER and kind == GRADIENT:
             norms = [_norm(each) for each in joined]
             if max(norms) - min(norms) <= tolerance * size:  # whatever the rows
@@ -192,14 +196,28 @@ def _compared(
     return verdicts
 
 
-def _sums_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> bool:
-    """Return whether random values, as a whole, are the sum of the parts', not their mean."""
+def _verdict_by_doubling(
+    value: np.ndarray, doubled: np.ndarray, tolerance: float, slack: float
+) -> _Verdict:
+    """Return the verdict of what is no mean, by its value for rows of which each is there twice."""
+    limit = tolerance * max(_norm(value), _norm(doubled)) + slack
+    if _norm(value) > 4 * limit:  # so that only one factor fits
+        for verdict, factor in _BY_DOUBLING.items():
+            if _norm(doubled - factor * value) <= limit:
+                return verdict
+    return _Verdict.NEITHER
+
+
+def _verdict_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> _Verdict | None:
+    """Return the verdict of random values, as a whole; ``None`` if they depend on no number."""
     inner_product = float(whole @ again)
-    # The mean of the parts is as large for a mean, and half as large for a sum.
-    return (
-        inner_product > 0.7 * _norm(whole) * _norm(again)
-        and float(mean @ (whole + again)) < 1.4 * inner_product
-    )
+    if inner_product <= 0.7 * _norm(whole) * _norm(again):
+        return None
+    # The mean of the halves is as large for a mean, half as large for a sum.
+    ratio = float(mean @ (whole + again)) / (2 * inner_product)
+    if ratio > 1.4:
+        return _Verdict.DIVIDED
+    return _Verdict.SUM if ratio < 0.7 else None
 
 
 def _reduced(values: Values) -> dict[Key, np.ndarray]:
