@@ -499,6 +499,20 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         def result(self) -> Any:
             return self.most
 
+    class Unkept(keras.metrics.Mean):
+        """Counts its calls in an attribute."""
+
+        calls = 0.0
+
+        def update_state(self, *_: Any, **__: Any) -> None:
+            self.calls += 1
+
+        def reset_state(self) -> None:
+            self.calls = 0.0
+
+        def result(self) -> Any:
+            return self.calls
+
     def worst(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.max(keras.ops.abs(y_true - y_pred))
 
@@ -512,6 +526,7 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         "mean": [Largest],
         "largest": [worst],
         "batches": [by_batches],
+        "attribute": [Unkept],
     }
     messages = {
         "sum": "loss.*'mean_squared_error'.*reduction='sum'",
@@ -521,6 +536,7 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         "mean": "metric 'largest'.*Largest.*'most'.*sum.*aggregation 'mean'",
         "largest": "metric 'worst'.*mean.*batch",
         "batches": "metric 'by_batches'.*mean.*batch",
+        "attribute": "metric.*Unkept.*variables.*attributes",
     }
 
     def model_fn() -> Any:
@@ -530,7 +546,8 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         kinds = [
             k() if isinstance(k, type) or k is by_batches else k for k in metrics.get(name, [])
         ]
-        made.compile("sgd", losses.get(name, "mse"), metrics=kinds)
+        eager = name == "attribute"
+        made.compile("sgd", losses.get(name, "mse"), metrics=kinds, run_eagerly=eager)
         return made
 
     return model_fn, messages[name]
@@ -580,7 +597,7 @@ def test_what_gives_one_number_per_batch_counts_by_rows_or_is_refused(
     some.unpersist()
 
 
-CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "batches"]
+CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "batches", "attribute"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -268,6 +268,10 @@ def half(loss: Any) -> Any:
         keras.mixed_precision.set_global_policy("float32")
 
 
+def sparsity(a: Any) -> Any:
+    return ops.sum(ops.square(0.1 - ops.mean(ops.sigmoid(a), 0)))
+
+
 def zeros() -> Any:
     return layers.Dense(1, kernel_initializer="zeros")
 
@@ -301,7 +305,9 @@ MEANS: dict[str, Any] = {
     "added": lambda: net(Adds(ops.mean), loss="mse"),
     "moving mean": lambda: net(Gathers(lambda k, x: 0.9 * k + 0.1 * ops.mean(x)), loss="mse"),
     "count of batches": lambda: net(Gathers(lambda k, x: k + 1.0), loss="mse"),
-    "regularised": lambda: net(layers.Dense(4, kernel_regularizer="l2"), loss=squares),
+    "regularised": lambda: net(
+        layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2"), loss=squares
+    ),
 }
 SUMS: dict[str, Any] = {
     "step": (lambda: net(kind=stepping(total)), "train_step"),
@@ -316,7 +322,18 @@ SUMS: dict[str, Any] = {
     "adversaries": (lambda: rival(ops.sum), "train_step"),
     "compiled": (lambda: net(loss=total), "loss 'total'"),
     "list of one output": (lambda: listed(total), "loss 'total'"),
-    "added": (lambda: net(Adds(ops.sum), loss="mse"), r"loss 0\b.*add_loss"),
+    "added": (lambda: net(Adds(ops.sum), loss="mse"), r"loss.*'adds.*add_loss"),
+    # Keras divides it by the rows of a batch: so does every rank, by fewer.
+    "regularizer": (
+        lambda: net(layers.Dense(4, activity_regularizer=sparsity, name="sparse"), loss="mse"),
+        r"loss.*'sparse'.*activity_regularizer.*divided",
+    ),
+    "random regularizer": (
+        lambda: net(
+            layers.Lambda(noisy), layers.Dense(4, activity_regularizer=sparsity), loss="mse"
+        ),
+        r"loss.*'dense_\d+'.*activity_regularizer.*divided",
+    ),
     "count": (
         lambda: net(Gathers(lambda k, x: k + ops.cast(ops.shape(x)[0], "float32")), loss="mse"),
         "kept'",
@@ -341,7 +358,9 @@ NEITHER: dict[str, Any] = {
     # Rows that are predicted alike, or are equally wrong, hide nothing.
     "zeros": lambda: net(loss=ranked, last=zeros()),
     "crossed zeros": lambda: net(loss=lambda y, p: ops.mean((ops.reshape(y, (1, -1)) - p) ** 2)),
+    "axis": lambda: net(loss=keras.losses.CosineSimilarity(axis=0)),
     "layer": lambda: net(Spread(), loss="mse"),
+    "activation": lambda: net(layers.Dense(4, lambda a: a / ops.max(a)), loss="mse"),
     "maximum": lambda: net(Gathers(lambda k, x: ops.maximum(k, ops.max(x))), loss="mse"),
 }
 
@@ -422,6 +441,33 @@ class Largest(keras.metrics.Metric):
         return self.value
 
 
+class Middle(keras.metrics.Metric):
+    """Keeps its rows in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(name="middle")
+        self.rows: list[Any] = []
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        self.rows.append(np.abs(np.ravel(y) - np.ravel(p)))
+
+    def reset_state(self) -> None:
+        self.rows.clear()
+
+    def result(self) -> float:
+        return float(np.median(np.concatenate(self.rows)))
+
+
+class Kept(Middle):
+    """Keeps all rows, of which its result is not made."""
+
+    def reset_state(self) -> None:
+        pass
+
+    def result(self) -> float:
+        return 0.0
+
+
 def measured(metric: Any) -> list[str]:
     def made() -> Any:
         model = net()
@@ -436,12 +482,17 @@ def test_metrics_are_tried_too() -> None:
         return ops.square(ops.reshape(y, (-1,)) - p)
 
     assert measured(squares) == measured(mean) == []
-    for metric in (rooted, crossed):
+    correlation = keras.metrics.PearsonCorrelation("correlation", axis=0)
+    summed = keras.losses.MeanSquaredError("sum", name="summed")
+    metrics = {"rooted": rooted, "crossed": crossed, "correlation": correlation, "summed": summed}
+    for name, metric in metrics.items():
         (warning,) = measured(metric)
-        assert f"metric '{metric.__name__}'" in warning
+        assert f"metric '{name}'" in warning
         assert "mean" in warning
     with pytest.raises(ModelError, match="'largest'.*'value'.*sum"):
         measured(Largest())
+    with pytest.raises(ModelError, match=r"'middle'.*variables.*attributes.*add_variable"):
+        measured(Middle())
 
 
 class Anneals(keras.Model):
@@ -502,7 +553,9 @@ def test_nothing_is_left_of_it() -> None:
             return super().train_step(data)
 
     model = Tracks()
-    model.compile("sgd", squares, metrics=[squares], run_eagerly=True)
+    kept = Kept()
+    model.compile("sgd", squares, metrics=[squares, kept], run_eagerly=True)
     assert tried(model) == []
+    assert len(kept.rows) == 1  # of the test step
     assert model.steps == 0
     assert "since" not in vars(model)

@@ -39,7 +39,7 @@ from .model import (
     unchanged,
     using_keras_state,
 )
-from .probe import State, check_sums, close, loss_title, rows_of, values_of
+from .probe import State, check_merge, close, loss_title, results_of, rows_of, values_of
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
 from .state import value_of
 
@@ -344,8 +344,10 @@ class KerasEvaluator:
             (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
             states = [after()[0], after(first)[0], after(second)[0]]
             both, parts = after(first, second)
-        for metric, *values in zip(self._metrics, *states, both, strict=True):
-            check_sums(metric, values, "Keep sums, or ask for other metrics by name, metrics=[…]")
+            results = results_of(self._metrics)
+            for metric, result, *values in zip(self._metrics, results, *states, both, strict=True):
+                advice = "Keep sums, or ask for other metrics by name, metrics=[…]"
+                check_merge(metric, values, result, advice)
         for name, value in whole.items():
             # What is random shows nothing.
             if close(value, again[name]) and not close(value, parts[name]):

@@ -1,13 +1,15 @@
 """Trial of a model's training step and metrics, where several ranks compute them.
 
 Keras' own metrics keep sums, and nearly all its losses are means over rows (sums are known). What a
-``train_step``, losses, metrics and layers of the user's own compute is not known, so it is tried
-on a few rows: on all of them and in parts; see `part_comparison`.
+``train_step``, and losses, metrics and layers that are the user's own, or hold functions that are,
+compute is not known, so it is tried on a few rows: on all of them and in parts; see
+`part_comparison`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from ...training.part_comparison import (
     GRADIENT,
     LOW_PRECISION,
     TOLERANCE,
+    Key,
     Values,
     compare_parts,
     measure_change,
@@ -63,12 +66,11 @@ def try_model(
         Warnings of what is no mean over rows.
 
     Raises:
-        ModelError: a step, loss or layer sums over rows, or a metric keeps what is no sum.
+        ModelError: a step, loss or layer sums over rows, or a metric keeps what is no sum, or
+            keeps it elsewhere than in variables.
     """
     rows = len(keras.tree.flatten(data)[0])
-    custom_metrics = [
-        m for m in getattr(model._compile_metrics, "metrics", ()) if _is_custom_metric(m)
-    ]
+    custom_metrics = [m for m in getattr(model._compile_metrics, "metrics", ()) if _is_custom(m)]
 
     def step(vary: bool) -> list[str]:
         with _preserve_state(model, exchange, vary=vary):
@@ -95,10 +97,8 @@ def _preserve_state(model: keras.Model, exchange: DistributedStep, *, vary: bool
     # Slots of optimizers change where gradients are applied only.
     slots = {id(v) for o in leaf_optimizers(exchange.optimizers) for v in o.variables if v.shape}
     saved = [(v, np.array(v)) for key, v in variables.items() if key not in slots]
-    numbers = [
-        (vars(layer), {k: v for k, v in vars(layer).items() if _may_count(k, v)})
-        for layer in all_layers(model)
-    ]
+    owners = [*all_layers(model), *getattr(model._compile_metrics, "metrics", ())]
+    attributes = [(owner, _user_attributes(owner)) for owner in owners]
     trained = {id(v) for v in model.trainable_weights}
     with nothing_drawn():
         try:
@@ -114,22 +114,27 @@ def _preserve_state(model: keras.Model, exchange: DistributedStep, *, vary: bool
                 model.reset_metrics()  # those that were made here
             for variable, value in saved:
                 variable.assign(value)
-            for held, values in numbers:
-                for name in [name for name, value in held.items() if _may_count(name, value)]:
-                    del held[name]
-                held.update(values)
+            for owner, values in attributes:
+                for name in _user_attributes(owner):
+                    del vars(owner)[name]
+                vars(owner).update(values)
 
 
-def _may_count(name: str, value: object) -> bool:
-    """Return whether an attribute is a user's number, such as a count of steps in eager mode."""
-    return isinstance(value, int | float) and name not in _of_keras()
+def _user_attributes(owner: keras.Layer | keras.metrics.Metric) -> dict[str, object]:
+    """Return a layer's numbers (a count of steps in eager mode, say), or all of a metric."""
+    kinds = object if isinstance(owner, keras.metrics.Metric) else int | float
+    return {
+        name: copy.copy(value) if isinstance(value, list | dict | set) else value
+        for name, value in vars(owner).items()
+        if isinstance(value, kinds) and name not in _of_keras()
+    }
 
 
 @functools.cache
 def _of_keras() -> frozenset[str]:
-    """Return the attributes that Keras itself gives layers and models."""
-    fresh = keras.layers.Layer(name="fresh"), keras.Sequential(name="fresh")
-    return frozenset().union(*map(vars, fresh))
+    """Return the attributes that Keras itself gives layers, models and metrics."""
+    kinds = keras.layers.Layer, keras.Sequential, keras.metrics.Metric
+    return frozenset().union(*(vars(kind(name="fresh")) for kind in kinds))
 
 
 # -- the training step -----------------------------------------------------------------------------
@@ -146,7 +151,11 @@ def _try_step(model: keras.Model, exchange: DistributedStep, data: Nest, rows: i
         batch = keras.tree.map_structure(lambda value: tf.gather(value, chosen), data)
         with _treat_rows_alone():
             gradients = exchange.try_step(batch, fraction, sums)
-        values = {(_ADDED, str(n)): np.array(loss) for n, loss in enumerate(model.losses)}
+        values: dict[Key, ArrayLike] = {
+            (_ADDED, layer.name): np.array(layer._losses)
+            for layer in all_layers(model)
+            if layer._losses
+        }
         values |= {(GRADIENT, name): np.array(one) for name, one in gradients.items()}
         for variable, before in initial_statistics:
             values[CHANGE, variable.path] = measure_change(np.array(variable), before)
@@ -157,7 +166,8 @@ def _try_step(model: keras.Model, exchange: DistributedStep, data: Nest, rows: i
     low = low or any(tf.as_dtype(layer.compute_dtype).size < 4 for layer in all_layers(model)[1:])
     differences = compare_parts(compute, rows, LOW_PRECISION if low else TOLERANCE)
     subjects = {
-        _ADDED: f"loss {{name}} that a layer adds (add_loss) of model {model.name!r}",
+        _ADDED: f"the loss of layer '{{name}}' (add_loss or activity_regularizer) of model "
+        f"{model.name!r}",
         GRADIENT: f"{_what_is_trained(model)} of model {model.name!r}",
         CHANGE: f"what variable '{{name}}' of model {model.name!r} changes by",
     }
@@ -165,7 +175,8 @@ def _try_step(model: keras.Model, exchange: DistributedStep, data: Nest, rows: i
         differences,
         subjects,
         "let it be the mean over rows, or of a function the values of all rows "
-        "(keras.losses.Loss with reduction='sum' is a sum that is known)",
+        "(keras.losses.Loss with reduction='sum' is a sum that is known); let an "
+        "activity_regularizer be the sum over rows, which Keras divides by their number",
     )
 
 
@@ -178,23 +189,31 @@ def _what_is_trained(model: keras.Model) -> str:
 
 def loss_title(model: keras.Model) -> str:
     """Return the names of a model's custom losses, for messages."""
-    custom_losses = [repr(loss.name) for loss in _losses_of(model) if _is_custom_loss(loss)]
+    custom_losses = [repr(loss.name) for loss in _losses_of(model) if _is_custom(loss)]
     return f"loss {', '.join(custom_losses)}" if custom_losses else "the loss"
 
 
 def _is_to_be_tried(model: keras.Model) -> bool:
     """Return whether a training step runs custom code, or compares rows."""
     operations = [*all_layers(model)[1:], *getattr(model, "operations", ())]
+    return not _is_of_keras(type(model)) or any(map(_is_custom, [*operations, *_losses_of(model)]))
+
+
+def _is_custom(thing: keras.Operation | keras.losses.Loss | keras.metrics.Metric) -> bool:
+    """Return whether it is, or holds, code that is not Keras' own, or works across rows."""
+    is_layer = isinstance(thing, keras.Layer) and not isinstance(thing, keras.layers.Lambda)
+    if (isinstance(thing, keras.Operation) and not is_layer) or not _is_of_keras(type(thing)):
+        return True
+    settings = {**vars(thing), **vars(thing).get("_fn_kwargs", {})}
+    functions = [value for value in settings.values() if callable(value)]
+    # From the end, or without a number, an axis may be that of the rows.
+    axes = keras.tree.flatten(settings.get("axis", -1))
     return (
-        not _is_of_keras(type(model))
-        or any(_is_custom(each) for each in operations)
-        or any(map(_is_custom_loss, _losses_of(model)))
+        not all(map(_is_of_keras, functions))
+        # A loss that a metric calls gives one number for a batch.
+        or any(isinstance(f, keras.losses.Loss) or f in _OF_WHOLE_BATCHES for f in functions)
+        or any(axis is None or axis == 0 or axis < -1 for axis in axes)
     )
-
-
-def _is_custom(operation: object) -> bool:
-    is_layer = isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.Lambda)
-    return not is_layer or not _is_of_keras(type(operation))
 
 
 def _losses_of(model: keras.Model) -> list[keras.losses.Loss]:
@@ -234,24 +253,24 @@ def _try_metrics(
     if not all(np.shape(value)[:1] == (rows,) for value in keras.tree.flatten(outputs)):
         return []
 
-    def after(*parts: slice) -> list[tuple[State, Nest]]:
+    def after(*parts: slice) -> list[State]:
         compiled.reset_state()
         for part in parts:
             compiled.update_state(rows_of(y, part), rows_of(outputs, part))
-        return [(values_of(m.variables), m.result()) for m in custom_metrics]
+        return [values_of(m.variables) for m in custom_metrics]
 
     # Halves that are equally large are how ranks share a batch.
     cut = rows // 2
     first, second = slice(0, cut), slice(cut, cut * 2)
-    states = [[state for state, _ in after(*parts)] for parts in ((first,), (second,))]
-    in_turn, at_once = after(first, second), after(slice(0, cut * 2))
-    zero = [[np.zeros_like(value) for value in state] for state in states[0]]
-    for metric, a, b, (both, _), initial in zip(
-        custom_metrics, *states, in_turn, zero, strict=True
-    ):
-        check_sums(
+    after(slice(0, cut * 2))
+    at_once = results_of(custom_metrics)
+    states = [after(first), after(second), after(first, second)]
+    in_turn = results_of(custom_metrics)
+    for metric, result, *values in zip(custom_metrics, in_turn, *states, strict=True):
+        check_merge(
             metric,
-            (initial, a, b, both),
+            ([np.zeros_like(value) for value in values[0]], *values),
+            result,
             "Keep sums, give the variable another aggregation ('mean', 'only_first_replica'), or "
             "train with num_workers=1",
         )
@@ -259,22 +278,25 @@ def _try_metrics(
         f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
         "every rank computes it from its own rows, and their mean, which is reported, is another "
         "number than that of the global batch"
-        for metric, (_, one), (_, other) in zip(custom_metrics, in_turn, at_once, strict=True)
+        for metric, one, other in zip(custom_metrics, in_turn, at_once, strict=True)
         if not _are_close_results(one, other)
     ]
 
 
-def check_sums(metric: keras.metrics.Metric, states: Sequence[State], advice: str) -> None:
-    """Check that a metric's variables are sums over rows.
+def check_merge(
+    metric: keras.metrics.Metric, states: Sequence[State], result: Nest, advice: str
+) -> None:
+    """Check that a metric's variables are sums over rows, and all that its result is made of.
 
     Args:
-        metric: the metric.
+        metric: the metric; it is reset.
         states: its variables' values to begin with, after one part of a batch, after another, and
             after both.
+        result: of `results_of`, after both.
         advice: what to do about it.
 
     Raises:
-        ModelError: one is none.
+        ModelError: one is none, or the result is made of something else, such as attributes.
     """
     for variable, initial, one, other, both in zip(metric.variables, *states, strict=True):
         if merge_of(variable) == SUM and not close(one + other - initial, both):
@@ -283,6 +305,26 @@ def check_sums(metric: keras.metrics.Metric, states: Sequence[State], advice: st
                 f"processes: its variable {variable.name!r} is not a sum over rows (a maximum or a "
                 f"running value, say). {advice}"
             )
+    metric.reset_state()
+    for variable, value in zip(metric.variables, states[-1], strict=True):
+        variable.assign(value)
+    if not _are_close_results(results_of([metric])[0], result):
+        raise ModelError(
+            f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over several "
+            "processes: its result does not follow from its variables, so that it has state "
+            f"elsewhere (in attributes, say). Keep all state in variables (add_variable). {advice}"
+        )
+
+
+def results_of(metrics: Sequence[keras.metrics.Metric]) -> list[Nest]:
+    """Return copies of metrics' results; of one that fails, as without rows, the error's text."""
+    results: list[Nest] = []
+    for metric in metrics:
+        try:
+            results.append(keras.tree.map_structure(np.array, metric.result()))
+        except Exception as raised:  # the user's own code may fail in any way
+            results.append(repr(raised))
+    return results
 
 
 def values_of(variables: Sequence[Any]) -> State:
@@ -292,25 +334,14 @@ def values_of(variables: Sequence[Any]) -> State:
 
 def _are_close_results(one: Nest, other: Nest) -> bool:
     """Return whether two results of a metric differ by no more than rounding."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(close(a, b) for a, b in pairs)
 
 
 def _is_of_keras(thing: object) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("keras.")
-
-
-def _is_custom_metric(metric: keras.metrics.Metric) -> bool:
-    function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
-    custom_update = not _is_of_keras(type(metric).update_state)
-    return custom_update or (function is not None and not _is_of_keras(function))
-
-
-def _is_custom_loss(loss: keras.losses.Loss) -> bool:
-    function = getattr(loss, "fn", None)
-    if function is None:
-        return not _is_of_keras(type(loss).call)
-    return not _is_of_keras(function) or function in _OF_WHOLE_BATCHES
 
 
 def rows_of(values: Nest, part: slice) -> Nest:
