@@ -342,9 +342,10 @@ class KerasEvaluator:
 
         with unchanged(self._model, self._variables):
             (_, whole), (_, again) = after(slice(0, rows)), after(slice(0, rows))
-            states = [after()[0], after(first)[0], after(second)[0]]
-            both, parts = after(first, second)
+            states = [after()[0], after(first)[0]]
             results = results_of(self._metrics)
+            states.append(after(second)[0])
+            both, parts = after(first, second)
             for metric, result, *values in zip(self._metrics, results, *states, both, strict=True):
                 advice = "Keep sums, or ask for other metrics by name, metrics=[…]"
                 check_merge(metric, values, result, advice)

@@ -264,9 +264,11 @@ def _try_metrics(
     first, second = slice(0, cut), slice(cut, cut * 2)
     after(slice(0, cut * 2))
     at_once = results_of(custom_metrics)
-    states = [after(first), after(second), after(first, second)]
+    states = [after(first)]
+    results = results_of(custom_metrics)
+    states += [after(second), after(first, second)]
     in_turn = results_of(custom_metrics)
-    for metric, result, *values in zip(custom_metrics, in_turn, *states, strict=True):
+    for metric, result, *values in zip(custom_metrics, results, *states, strict=True):
         check_merge(
             metric,
             ([np.zeros_like(value) for value in values[0]], *values),
@@ -292,7 +294,7 @@ def check_merge(
         metric: the metric; it is reset.
         states: its variables' values to begin with, after one part of a batch, after another, and
             after both.
-        result: of `results_of`, after both.
+        result: of `results_of`, after the one part.
         advice: what to do about it.
 
     Raises:
@@ -306,7 +308,7 @@ def check_merge(
                 f"running value, say). {advice}"
             )
     metric.reset_state()
-    for variable, value in zip(metric.variables, states[-1], strict=True):
+    for variable, value in zip(metric.variables, states[1], strict=True):
         variable.assign(value)
     if not _are_close_results(results_of([metric])[0], result):
         raise ModelError(
