@@ -59,13 +59,19 @@ def stepping(loss: Any, *, clip: bool = False) -> Any:
     return Stepping
 
 
-def net(*middle: Any, kind: Any = keras.Model, loss: Any = None, last: Any = None) -> Any:
+def net(
+    *middle: Any,
+    kind: Any = keras.Model,
+    loss: Any = None,
+    last: Any = None,
+    eager: bool = False,
+) -> Any:
     inputs = keras.Input((6,))
     hidden = layers.Dense(8, "relu")(inputs)
     for layer in middle:
         hidden = layer(hidden)
     model = kind(inputs, (last or layers.Dense(1))(hidden))
-    model.compile(keras.optimizers.Adam(0.01), loss)
+    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=eager)
     return model
 
 
@@ -79,7 +85,7 @@ def tried(model: Any, *data: Any) -> list[str]:
     for optimizer in exchange.optimizers:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-    if getattr(model, "_compile_loss", None) or model._compile_metrics:
+    if not model.run_eagerly and (getattr(model, "_compile_loss", None) or model._compile_metrics):
         model.test_step(given)
         model.reset_metrics()
     kept = [v for o in exchange.optimizers for v in o.variables]
@@ -322,6 +328,7 @@ SUMS: dict[str, Any] = {
     "adversaries": (lambda: rival(ops.sum), "train_step"),
     "compiled": (lambda: net(loss=total), "loss 'total'"),
     "list of one output": (lambda: listed(total), "loss 'total'"),
+    "eager": (lambda: net(loss=total, eager=True), "loss 'total'"),
     "added": (lambda: net(Adds(ops.sum), loss="mse"), r"loss.*'adds.*add_loss"),
     # Keras divides it by the rows of a batch: so does every rank, by fewer.
     "regularizer": (
@@ -556,6 +563,6 @@ def test_nothing_is_left_of_it() -> None:
     kept = Kept()
     model.compile("sgd", squares, metrics=[squares, kept], run_eagerly=True)
     assert tried(model) == []
-    assert len(kept.rows) == 1  # of the test step
+    assert len(kept.rows) == 1  # of the step that made its model's loss
     assert model.steps == 0
     assert "since" not in vars(model)

@@ -57,7 +57,7 @@ def try_model(
     """Try a model's training step and metrics on some rows; leave no trace in it.
 
     Args:
-        model: the model, all its metrics and losses built.
+        model: the model.
         exchange: that of the model.
         training_data: rows as ``train_step`` takes them.
         data: the same rows as ``test_step`` takes them.
@@ -70,6 +70,15 @@ def try_model(
             keeps it elsewhere than in variables.
     """
     rows = len(keras.tree.flatten(data)[0])
+
+    def build(vary: bool) -> list[str]:
+        with _preserve_state(model, exchange, vary=vary):
+            model.test_step(data)
+        return []
+
+    compiled = (getattr(model, "_compile_loss", None), model._compile_metrics)
+    if not all(each is None or each.built for each in compiled):
+        try_varied(build)  # in eager mode, Keras makes losses and metrics at their first use
     custom_metrics = [m for m in getattr(model._compile_metrics, "metrics", ()) if _is_custom(m)]
 
     def step(vary: bool) -> list[str]:
