@@ -191,7 +191,11 @@ class _Training:
         # The window may take as much, so a dataset that fits into it can just as well be kept.
         options = spec.config.data
         reader = DatasetReader(
-            data, self._trainee.columns, options.transforms, options.window_bytes
+            data,
+            self._trainee.columns,
+            options.transforms,
+            options.window_bytes,
+            augment=training,
         )
         self._readers.append(reader)
         sizes = spec.global_batch, options.window_bytes, self._rank, self._size

@@ -197,8 +197,8 @@ class Slot:
         self._folders = [self._workspace.folder(f"rank-{index}") for index in range(count)]
         self._payload = self._workspace.path / "payload"
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
+        self._closing.callback(self._close_logs)
         for index in range(count):
-            self._closing.callback(self._close_log, self._logs[index])
             door = ShimDoor(self._folders[index] / "shim", self._on_shim(index))
             self._doors.append(door)
             self._closing.callback(door.close)
@@ -477,7 +477,11 @@ class Slot:
         """End all processes and remove all files of the slot; safe to call at any time."""
         self._closing.close()
 
-    def _close_log(self, log: RankLog) -> None:
-        log.close()
-        if log.problem:
-            self._link.report(Notice(log.problem, warn=True))
+    def _close_logs(self) -> None:
+        for log in self._logs:
+            log.end()  # all at once: storage may be slow, and silence is a failure
+        for log in self._logs:
+            log.close()
+            self._link.beat()
+            if log.problem:
+                self._link.report(Notice(log.problem, warn=True))
