@@ -6,6 +6,7 @@ import os
 import queue
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Started,
     Stop,
 )
+from horovod_spark_runner.cluster.protocol.processes import ChildOutput
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot import slot_link
@@ -714,6 +716,7 @@ def test_what_a_process_left_behind_writes_is_not_read_to_the_end() -> None:
     assert process.stdout is not None
     try:
         process.wait()
+        select.select([process.stdout], [], [])
         output = ChildOutput(process.stdout, 5, None)
         output.drain()
         assert output.tail

@@ -62,7 +62,7 @@ class _Incoming:
         self.problem: OSError | None = None
         self.stream: IO[bytes] = io.BytesIO()
         with self._noting_problem():
-            self.stream = tempfile.TemporaryFile()
+            self.stream = tempfile.TemporaryFile()  # noqa: SIM115 - see `close`
 
     def take(self, data: bytes) -> None:
         if len(data) > self.left:
