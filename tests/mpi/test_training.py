@@ -414,7 +414,7 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
         data=DataOptions(
             shapes={"png": (8, 8, 1)}, dtypes={"png": "float32"}, transforms=transforms
         ),
-        validation=Path(folder),
+        validation=spark.read.parquet(folder),
         epochs=4,
     )
     assert trained.summary.history[-1]["accuracy"] > 0.85
