@@ -140,6 +140,7 @@ class Slot:
         self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
         self._end_signal: signal.Signals | None = None
+        self._reported_signal: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
         self._doors: list[ShimDoor] = []
         self._filters = [AbortNoticeFilter() for _ in range(plan.ranks_per_slot)]
@@ -335,8 +336,9 @@ class Slot:
 
     def _report_leaving(self) -> None:
         """Make the driver wait while the ranks save, even if Spark loses the executor first."""
-        number, self._end_signal = self._end_signal, None
-        if number is not None:
+        number = self._end_signal
+        if number is not None and number is not self._reported_signal:
+            self._reported_signal = number
             self._link.report(Leaving(number.name))
 
     def _check_executor(self, now: float) -> None:
