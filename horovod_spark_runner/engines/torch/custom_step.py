@@ -106,7 +106,7 @@ class CustomSteps(Steps):
         self._agree_to_step(None)
         self._add_logs(logs, step.batch.rows)
 
-    def functions(self) -> list[object]:
+    def step_functions(self) -> list[object]:
         return [self._model.train_step]
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:

@@ -130,7 +130,7 @@ class Steps:
                 batch = self._batches.of(step.batch.arrays, training=False)
                 self._add_results(batch, *self._forward(batch), self._counts_batches)
 
-    def functions(self) -> list[object]:
+    def step_functions(self) -> list[object]:
         """Return the user's own functions that a training step calls besides the module."""
         return [function for _, function in self._results.loss_functions()]
 

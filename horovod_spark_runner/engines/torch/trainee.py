@@ -163,7 +163,7 @@ class TorchTrainee(Trainee):
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
-        self._unsaved = unsaved_values(self.module, self._steps.functions())
+        self._unsaved = unsaved_values(self.module, self._steps.step_functions())
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -261,7 +261,7 @@ class TorchTrainee(Trainee):
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that checkpoints do not hold, each once, if training has changed them."""
-        now = unsaved_values(self.module, self._steps.functions())
+        now = unsaved_values(self.module, self._steps.step_functions())
         changed = changed_values(self._unsaved, now)
         if changed and self._world.Get_rank() == 0:
             notify(
@@ -343,7 +343,7 @@ class TorchTrainee(Trainee):
 
     def _try_step(self, step: Step, vary: bool) -> list[str]:
         """Return warnings of results of a step and of metrics that are no means over rows."""
-        every, functions = list(self._optimizers.values()), self._steps.functions()
+        every, functions = list(self._optimizers.values()), self._steps.step_functions()
         before = _float_buffers(self.module, functions)
         ends: list[dict[str, np.ndarray]] = []
 

@@ -100,7 +100,7 @@ class _LightningSteps(Steps):
         super().__init__(*args)
         self._adapter = adapter
 
-    def functions(self) -> list[object]:
+    def step_functions(self) -> list[object]:
         return [self._adapter.module.training_step]
 
     def _train_batch(self, step: Step) -> None:
