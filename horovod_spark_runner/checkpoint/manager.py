@@ -167,7 +167,7 @@ class CheckpointManager:
         Some results are unknown after the first step: those of a model's own steps, and those that
         callbacks add, perhaps not in every epoch.
         """
-        validates = self._spec.validation is None or self._spec.fit.validates(progress.epoch - 1)
+        validates = self._spec.has_all_results(progress.epoch - 1)
         if self._metric_known or progress.epoch_step or not progress.history or not validates:
             return
         self._metric_known = True
