@@ -110,15 +110,20 @@ def save_checkpoint(
     folder = directory.checkpoint(info.step)
     if folder.has_atomic_rename:
         # The same step is saved twice when the end of its epoch follows: the later one counts.
-        write_aside(folder, lambda aside: _write(aside, info, files))
+        write_aside(folder, lambda aside: _write(aside, info, files, directory.check_held))
     else:
         if folder.exists():
             folder.delete_folder()  # its manifest goes first or with it: never a mixture
-        _write(folder, info, files)
+        _write(folder, info, files, directory.check_held)
     return folder
 
 
-def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+def _write(
+    folder: Location,
+    info: CheckpointInfo,
+    files: Mapping[str, Arrays],
+    check_held: Callable[[], None],
+) -> None:
     folder.make_folder()
     sums = {}
     for name, arrays in files.items():
@@ -126,6 +131,7 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
         sums[name] = write_with_checksum(folder.join(name).write_stream_in_place, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
     text = json.dumps({"format": _FORMAT, "sums": sums, **facts})
+    check_held()  # last: the arrays of a large model may have taken minutes
     folder.join(MANIFEST_FILE).write_in_place(seal(text).encode())
 
 

@@ -70,10 +70,8 @@ class CheckpointManager:
         self._metric_known = spec.config.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
-        self._directory = RunDirectory(spec.run_dir)
-        self._writer = CheckpointWriter(
-            self._directory, spec.config.checkpoints, spec.attempt.lease_token
-        )
+        self._directory = RunDirectory(spec.run_dir, spec.attempt.lease_token)
+        self._writer = CheckpointWriter(self._directory, spec.config.checkpoints)
 
     # -- taking one ----------------------------------------------------------------------------
 
@@ -169,7 +167,7 @@ class CheckpointManager:
         Some results are unknown after the first step: those of a model's own steps, and those that
         callbacks add, perhaps not in every epoch.
         """
-        validates = self._spec.validation is None or self._spec.fit.validates(progress.epoch - 1)
+        validates = self._spec.has_all_results(progress.epoch - 1)
         if self._metric_known or progress.epoch_step or not progress.history or not validates:
             return
         self._metric_known = True
@@ -209,9 +207,8 @@ class CheckpointWriter:
     """Writes checkpoints of one run.
 
     Args:
-        directory: the run directory.
+        directory: the run directory, with the token of its lease.
         options: which to keep, and what happens after an error.
-        token: the lease token that the run must hold.
         pause: how to wait; for tests.
     """
 
@@ -219,12 +216,10 @@ class CheckpointWriter:
         self,
         directory: RunDirectory,
         options: CheckpointOptions,
-        token: str,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._options = options
-        self._token = token
         self._pause = pause
         # Of other storage, the clients begin threads that read rows as well.
         give_way = _give_way if directory.location.is_local else None
@@ -318,7 +313,7 @@ class CheckpointWriter:
     def _write_once(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]
     ) -> None:
-        self._directory.check_held(self._token)
+        self._directory.check_held()
         save_checkpoint(self._directory, info, files)
         self._directory.write_metrics(info.history, accounts)
         prune_checkpoints(self._directory, info.step, self._options)

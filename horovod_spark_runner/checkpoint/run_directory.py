@@ -66,10 +66,13 @@ class RunDirectory:
 
     Args:
         place: path or URL.
+        token: of the attempt that writes here: checkpoints and models appear only while it holds
+            the lease. ``None`` for no such check.
     """
 
-    def __init__(self, place: str | os.PathLike[str] | Location) -> None:
+    def __init__(self, place: str | os.PathLike[str] | Location, token: str | None = None) -> None:
         self.location = place if isinstance(place, Location) else Location(place)
+        self._token = token
 
     @property
     def config(self) -> Location:
@@ -91,9 +94,10 @@ class RunDirectory:
         """
         return Lease(self.lock, self.location.join(".lock"), self._terms)
 
-    def check_held(self, token: str) -> None:
-        """_Check that a token still holds the lease; see `horovod_spark_runner.storage.lease`."""
-        check_held(self.lock, token, self._terms)
+    def check_held(self) -> None:
+        """Check that the writer holds the lease; see `horovod_spark_runner.storage.lease`."""
+        if self._token is not None:
+            check_held(self.lock, self._token, self._terms)
 
     @property
     def _terms(self) -> Terms:

@@ -50,12 +50,12 @@ def _describe_run(run: RunSummary) -> list[str]:
 def _resume_lines(run: RunSummary) -> list[str]:
     if run.state == RUNNING or (run.state == FINISHED and run.model == WHOLE):
         return []
-    program = f"python {shlex.quote(run.program)}" if run.program else "your program"
+    program = shlex.quote(run.program) if run.program else "your program"
     newest = run.newest
-    start = "begins anew" if newest is None else f"goes on from {newest.name}"
+    start = "starts anew" if newest is None else f"resumes from {newest.name}"
     return [
-        f"resume      run {program} again, with run_dir={run.place!r} and the arguments it had: it "
-        + start
+        f"resume      run {program} again, as before, with run_dir={run.place!r} and the arguments "
+        f"it had: it {start}"
     ]
 
 

@@ -320,7 +320,10 @@ def check_min_workers(workers: int, restarts: RestartOptions) -> None:
 @from_table
 @dataclass(frozen=True, kw_only=True)
 class MlflowOptions(Settings):
-    """Options of logging a training to MLflow, by the driver, while it runs."""
+    """Options of logging a training to MLflow, by the driver, while it runs.
+
+    A metric's step is its epoch, counted from 0, as MLflow's own autologging of Keras does.
+    """
 
     tracking_uri: str | None = setting(
         None,

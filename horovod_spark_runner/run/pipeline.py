@@ -79,7 +79,7 @@ def prepare_data(
     config, console = run.config, console or run.console
     passes = count_passes(config.validation)
     if passes > 1:
-        console.print(f"{passes} passes over the rows, which Spark caches meanwhile")
+        console.print(f"{passes} passes over the rows, to split them (Spark caches them meanwhile)")
     with prepare_datasets(
         run.df,
         run.columns.roles,

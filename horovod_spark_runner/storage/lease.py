@@ -226,7 +226,7 @@ class Lease:
                     # Never over another's: a holder taken for dead must not take the lease back.
                     if not self._is_held():
                         logger.warning(
-                            "%s was taken over by another %s", self._file, self._terms.holder
+                            "%s is gone, or of another %s", self._file, self._terms.holder
                         )
                         return
                     self._write(self.token)

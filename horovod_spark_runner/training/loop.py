@@ -191,7 +191,11 @@ class _Training:
         # The window may take as much, so a dataset that fits into it can just as well be kept.
         options = spec.config.data
         reader = DatasetReader(
-            data, self._trainee.columns, options.transforms, options.window_bytes
+            data,
+            self._trainee.columns,
+            options.transforms,
+            options.window_bytes,
+            augment=training,
         )
         self._readers.append(reader)
         sizes = spec.global_batch, options.window_bytes, self._rank, self._size
@@ -273,7 +277,8 @@ class _Training:
         self._checkpoints.finish()
         changed = changed_since(before, self._variables, weights, self._world)
         final = plain(self._evaluate()) if changed and self._spec.config.is_trial else None
-        saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
+        directory = RunDirectory(self._spec.run_dir, self._spec.attempt.lease_token)
+        saved = self._trainee.save(directory) if self._rank == 0 else None
         return {"saved": saved, "final": final, "weights": self._describe_weights(changed)}
 
     def _describe_weights(self, changed: bool) -> str:

@@ -275,6 +275,10 @@ class TrainingSpec:
         """Batch size, epochs and the other options of fitting the model."""
         return self.config.fit
 
+    def has_all_results(self, epoch: int) -> bool:
+        """Return whether the epoch of this number, from 0, gives the results of a validation."""
+        return self.validation is None or self.fit.validates(epoch)
+
     @property
     def weight_col(self) -> str | None:
         """Column of the rows' weights."""

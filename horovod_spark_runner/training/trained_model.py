@@ -200,6 +200,7 @@ class ModelWriter:
         run_id = self._directory.run_id()
         facts = {"run_id": run_id, "sums": self._sums, "signature": signature.to_fields()}
         text = json.dumps(facts, indent=1)
+        self._directory.check_held()
         self._directory.signature.write_text(seal(text))
         for name in set(names) - self._sums.keys():
             place = self._directory.model.join(name)

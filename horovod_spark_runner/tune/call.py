@@ -72,9 +72,9 @@ def tune(
     and does not end the search; if it was cut short by something else than its own code, it is
     started once more, from its newest checkpoint.
 
-    A search that was ended, by Ctrl-C, by cancelling its Spark jobs or with its driver, goes on
-    with the same call: finished trials are kept, and those that were running go on from their
-    checkpoints.
+    A search that was ended, by Ctrl-C, by cancelling its Spark jobs or with its driver, is
+    resumed by the same call: finished trials are kept, and those that were running resume from
+    their checkpoints.
 
     Args:
         df: the rows to train on; see `run_training`.
@@ -102,7 +102,7 @@ def tune(
             the same trials, also if the search was ended and goes on.
         study_dir: folder of the study, reached by the driver and all executors; not a URL. On a
             ``local`` master ``studies/<time>`` by default; required elsewhere.
-        resume: ``"auto"`` (default) goes on with the study in ``study_dir`` if there is one;
+        resume: ``"auto"`` (default) resumes the study in ``study_dir`` if there is one;
             ``"never"`` refuses it; ``"required"`` refuses a folder without one. What is searched,
             the rows and the settings of the trainings must be as they were.
         stream_logs: show a line for each trial on the driver (default). What the ranks print is in

@@ -135,9 +135,9 @@ def test_a_rank_that_lacks_the_drivers_credentials_says_so(
             rank.delenv(name)
         rank.setenv("https_proxy", PROXY)
         # As the ranks make it: with a client of their own.
-        run_directory = RunDirectory("s3://bucket/lacking")
+        run_directory = RunDirectory("s3://bucket/lacking", lease.token)
         with pytest.raises(InvalidInputError, match="AWS_"):
-            run_directory.check_held(lease.token)
+            run_directory.check_held()
 
 
 @pytest.mark.thorough

@@ -414,11 +414,15 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
         data=DataOptions(
             shapes={"png": (8, 8, 1)}, dtypes={"png": "float32"}, transforms=transforms
         ),
+        validation=spark.read.parquet(folder),
         epochs=4,
     )
     assert trained.summary.history[-1]["accuracy"] > 0.85
     assert not list(tmp_path.glob("run/data/data-*"))  # the files were read as they are
     frame = spark.read.parquet(folder)
+    # Rows of validation are not varied.
+    validated = trained.summary.history[-1]["val_loss"]
+    assert trained.evaluate(frame)["loss"] == pytest.approx(validated, rel=1e-4)
     predicted = trained.transform(frame).collect()
     assert np.mean([np.argmax(row.prediction) == row.digit for row in predicted]) > 0.85
     loaded = TFTransformer.from_run(str(tmp_path / "run"), transforms=transforms)

@@ -120,6 +120,10 @@ def test_accuracy_is_told_by_the_loss() -> None:
     assert metric_of("accuracy", torch.full((4, 1), 0.3), truth, "BCELoss") == 0.25
     with pytest.raises(ModelError, match="row.*loss"):
         metric_of("accuracy", logits, truth, "MSELoss")
+    assert metric_of("accuracy", scores, scores.roll(1, 0), "CrossEntropyLoss") == 0.0
+    for loss in ("MultiLabelSoftMarginLoss", "MSELoss"):
+        with pytest.raises(ModelError, match=f"'accuracy'.*{loss}"):
+            metric_of("accuracy", scores, scores, loss)
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,8 @@ def test_modules_say_what_trains_them() -> None:
         assert model_source(given).engine == TORCH
     with pytest.raises(ModelError, match="LightningModule.*loss"):
         TorchModel(Digits(), loss="MSELoss")
+    with pytest.raises(ModelError, match="LightningModule.*schedule"):
+        TorchModel(Digits(), schedule="step")
 
 
 class Careless(Digits):

@@ -734,10 +734,12 @@ class Seen(nn.Module):
 
     kept: Tensor
 
-    def __init__(self, change: Any, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, change: Any, dtype: torch.dtype = torch.float32, *, persistent: bool = True
+    ) -> None:
         super().__init__()
         self.change = change
-        self.register_buffer("kept", torch.zeros((), dtype=dtype))
+        self.register_buffer("kept", torch.zeros((), dtype=dtype), persistent=persistent)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -883,6 +885,142 @@ def test_a_step_and_metrics_are_tried_on_parts_of_rows(
     assert not told or re.search(message, told[0])
     if not refused:
         train(one, 0, 1)
+
+
+class Centred(nn.Module):
+    """A loss with a running mean of its own."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.centre += 0.1 * (target.mean() - self.centre)
+        return squares(output, target - self.centre.clone()).mean()
+
+
+def test_statistics_of_rows_that_ranks_do_not_share_are_refused() -> None:
+    moving = Seen(lambda k, x: 0.9 * k + 0.1 * x.mean(), persistent=False)
+    for made in (lambda: usual("MSELoss", moving), lambda: own(mean, moving)):
+        with pytest.raises(ModelError, match=r"kept'.*persistent=False"):
+            trainee(made).probe(step(0, 10))
+    with pytest.raises(ModelError, match=r"'centre' of Centred.*persistent"):
+        trainee(lambda: usual(Centred())).probe(step(0, 10))
+    # The same on all ranks.
+    cached = Seen(lambda k, x: k * 0 + x[0].numel(), persistent=False)
+    assert list(trainee(lambda: usual("MSELoss", cached)).probe(step(0, 10))) == []
+
+
+class Annealed(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.tau, self.steps, self.mean = 1.0, {"all": 0}, torch.zeros(3)
+        self.last: Tensor | None = None
+        self.scale, self.derived = 2.0, 2 * self.weight
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tau *= 0.99
+        self.steps["all"] += 1
+        self.mean = 0.9 * self.mean + x.mean(0)
+        self.last, self.derived = x, 2 * self.weight
+        self.calls += 1
+        return super().forward(x) * self.tau * self.scale
+
+
+def test_changed_values_that_no_checkpoint_holds_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from horovod_spark_runner.engines.torch import trainee as module
+
+    notices: list[str] = []
+    monkeypatch.setattr(module, "notify", notices.append)
+
+    def made() -> TorchModel:
+        count, unchanged = 0, 1
+
+        def train_step(step: Any) -> None:
+            nonlocal count
+            count += unchanged
+            stepping(mean)(step)
+
+        return TorchModel(Annealed(), train_step=train_step, optimizer="SGD")
+
+    one = trainee(made)
+    hooks = one.hooks(steps=1, resumed=False)
+    hooks.capture()
+    assert notices == []
+    for number in range(2):
+        train(one, number)
+        hooks.capture()
+    (text,) = notices
+    names = {"tau", "steps", "all", "mean", "calls", "count"}
+    assert set(re.findall(r"'(\w+)'", text)) == names
+
+
+def test_a_scheduler_that_watches_a_validation_steps_where_there_was_one() -> None:
+    watching = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
+
+    def made() -> TorchModel:
+        return TorchModel(nn.Linear(3, 1), "MSELoss", "SGD", watching)
+
+    fit = FitOptions(batch_size=4, epochs=6, validation_freq=2)
+    one, other = (trainee(made, fit=fit, validation=spec_of([X]).train) for _ in range(2))
+    alone = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    plain = watching(alone)
+    for number, value in enumerate((0.1, 3.0, 0.1, 2.0, 0.1, 2.5)):
+        hooks = one.hooks(steps=1, resumed=False)
+        validated = {"val_loss": value} if number % 2 else {}
+        hooks.epoch_end(number, {"loss": 0.1, **validated})
+        if validated:
+            plain.step(value)
+        other.hooks(steps=1, resumed=True).restore(*hooks.capture())
+        one, other = other, one
+    assert one._rates.read() == [group["lr"] for group in alone.param_groups]
+    assert one._schedulers.capture()[""]["best"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "fits"),
+    [
+        ((), [0, 1, 2, 1], True),
+        ((3,), np.eye(3)[[0, 1, 2, 1]], True),
+        ((3,), [[0, 1, 1]] * 4, False),
+        ((4,), [[0, 1, 0, 0]] * 4, False),
+    ],
+    ids=["classes", "one-hot", "several", "sequences"],
+)
+def test_class_weights_need_one_class_per_row(
+    shape: tuple[int, ...], labels: Any, fits: bool
+) -> None:
+    def loss(output: Tensor, label: Tensor) -> Tensor:
+        return output.square().mean(1)
+
+    one = trainee(
+        lambda: TorchModel(nn.Linear(3, 3), loss, "SGD"),
+        fit=FitOptions(batch_size=4, class_weight={0: 1.0, 1: 5.0}),
+        labels=[Column("y", "float32", shape)],
+    )
+    given = step(0)
+    given.batch.arrays["y"] = np.array(labels, np.float32)
+    if fits:
+        assert one._batches.of(given.batch.arrays, training=True).weights.tolist() == [1, 5, 1, 5]
+    refused = pytest.raises(ModelError, match=r"class_weight.*'y'.*weight=")
+    with contextlib.nullcontext() if fits else refused:
+        one.train_step(given, (False,) * 3, last=False)
+
+
+@pytest.mark.parametrize("name", ["loss", "one_loss"])
+def test_a_metric_called_as_a_loss_is_refused(name: str) -> None:
+    losses, metrics = {"one": "NLLLoss", "two": "NLLLoss"}, {name: lambda o, y: 0.0}
+    with pytest.raises(ModelError, match=f"'{name}'"):
+        trainee(
+            lambda: TorchModel(Doubled(True), losses, "SGD", metrics=metrics),
+            outputs=Binding(("y", "y"), ("one", "two")),
+        )
 
 
 def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts() -> None:

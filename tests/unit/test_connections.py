@@ -6,6 +6,7 @@ import os
 import queue
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from horovod_spark_runner.cluster.protocol.messages import (
     Started,
     Stop,
 )
+from horovod_spark_runner.cluster.protocol.processes import ChildOutput
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot import slot_link
@@ -544,6 +546,19 @@ def test_a_nodes_door_believes_slot_0_only() -> None:
     assert door.handlers() == {}
 
 
+def test_a_daemon_that_cannot_be_started_is_no_lost_connection() -> None:
+    def fail(order: StartDaemon) -> None:
+        raise BlockingIOError(11, "no more processes")
+
+    door = NodeDoor("127.0.0.1", KEY, fail)
+    order = threading.Thread(target=send_to_node, args=(node_of(door), KEY, StartDaemon(())))
+    order.start()
+    with pytest.raises(BlockingIOError):
+        serve(door, lambda: False)
+    order.join(5)
+    door.close()
+
+
 def test_an_order_that_is_none_is_named() -> None:
     door = NodeDoor("127.0.0.1", KEY, print)
     connecting = threading.Thread(target=lambda: ended.append(order_of_nothing(door)))
@@ -692,3 +707,19 @@ def test_a_program_that_brings_something_else_is_named(tmp_path: Path) -> None:
         with pytest.raises(MessageError, match="MpiIdentity.*environment"):
             serve(door, lambda: False)
     door.close()
+
+
+def test_what_a_process_left_behind_writes_is_not_read_to_the_end() -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "yes & exit"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        process.wait()
+        select.select([process.stdout], [], [])
+        output = ChildOutput(process.stdout, 5, None)
+        output.drain()
+        assert output.tail
+        assert not output.handlers()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)

@@ -19,6 +19,8 @@ from horovod_spark_runner.cluster.protocol import rendezvous
 from horovod_spark_runner.cluster.protocol.messages import (
     Assigned,
     Dropped,
+    Envelope,
+    Failed,
     Gather,
     Hello,
     Instruction,
@@ -28,12 +30,14 @@ from horovod_spark_runner.cluster.protocol.messages import (
     RankReport,
     SlotReport,
 )
-from horovod_spark_runner.cluster.protocol.outcome import RankOutcome
+from horovod_spark_runner.cluster.protocol.outcome import DIED, Failure, RankOutcome
 from horovod_spark_runner.cluster.protocol.rendezvous import SlotPlan
 from horovod_spark_runner.cluster.protocol.topology import SlotInfo
 from horovod_spark_runner.cluster.slot.slot_link import SlotLink
 from horovod_spark_runner.config.launch import LaunchSettings
+from horovod_spark_runner.errors import EnvironmentProblem, RankFailedError
 from horovod_spark_runner.observe.console import Console
+from tests.connections import cut
 
 KEY = b"k" * 32
 
@@ -208,11 +212,29 @@ def test_a_result_on_its_way_is_progress(
     (tmp_path / "result").write_bytes(bytes(8 << 20))
     heard: list[float] = []
     monkeypatch.setattr(world.coordinator.watch, "note_activity", heard.append)
+    world.say(0, Hello())
+    while world.coordinator.watch.missing_slots:
+        world.coordinator.step()
+    cut(server)  # a lost connection is restored for it
     assert world.links[0].send_result(0, tmp_path / "result", 8 << 20)
     deadline = time.monotonic() + 60
     while not heard and time.monotonic() < deadline:
         world.coordinator.step()
     assert heard
+    received = server.result(0)
+    assert received is not None
+    assert len(received.read()) == 8 << 20
+
+
+def test_a_result_that_the_driver_cannot_keep(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(server, 1)
+    (tmp_path / "result").write_bytes(b"12345678")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert world.links[0].send_result(0, tmp_path / "result", 8)
+    with pytest.raises(EnvironmentProblem, match="rank 0, 8 bytes.*TMPDIR.*none"):
+        server.result(0)
 
 
 class InterruptedJob:
@@ -238,6 +260,51 @@ class InterruptedJob:
 
     def outcomes(self) -> list[RankOutcome]:
         return []
+
+
+class FailedJob(InterruptedJob):
+    """A job that Spark has ended by itself, before the slots' last messages are there."""
+
+    error = RuntimeError("barrier ResultStage")
+    failed_by_itself = True
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_the_last_messages_of_a_failed_job_name_the_slot_that_failed_first(
+    server: ControlServer,
+) -> None:
+    world = World(server, 2)
+    for slot in (0, 1):
+        world.say(slot, Hello())
+    while world.coordinator.watch.missing_slots:
+        world.coordinator.step()
+    died = Failed.of(Failure(DIED, 0.0, "its process exited with code 1"))
+
+    def end() -> None:
+        world.links[1].close()
+        time.sleep(0.2)
+        world.links[0].report(died, 0)  # because of that
+
+    threading.Timer(0.3, end).start()
+    with pytest.raises(RankFailedError, match=r"(?s)^slot 1 .*rank 0 .*code 1"):
+        run_job(FailedJob(), world.coordinator)
+
+
+def test_an_interrupt_of_the_end_cancels_the_job(server: ControlServer) -> None:
+    class Impatient(InterruptedJob):
+        def join(self, timeout: float | None = None) -> None:
+            super().join()
+            if self.told == ["join"]:
+                raise KeyboardInterrupt
+
+    world, job = World(server, 1), Impatient()
+    world.coordinator.watch.take(Envelope(0, -1, "h", Hello()), 0.0)
+    world.coordinator.watch.take(Envelope(0, -1, "h", Hello()), 0.0)  # given up
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, world.coordinator)
+    assert job.told == ["join", "cancel", "join"]
 
 
 @pytest.mark.parametrize("times", [1, 2])

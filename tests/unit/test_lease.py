@@ -134,7 +134,7 @@ def test_a_damaged_lock_is_not_taken_for_another_runs(directory: RunDirectory) -
     with directory.lease() as lease:
         directory.lock.write_text("{")
         with pytest.raises(RunDirectoryError, match=r"lock\.json.*damaged"):
-            directory.check_held(lease.token)
+            RunDirectory(directory.location, lease.token).check_held()
 
 
 def held(**changed: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -291,6 +292,13 @@ def test_transforms_vary_by_epoch_and_sample_only(tmp_path: Path) -> None:
     assert len({round(mean - tag, 5) for tag, mean in first.items()}) == 40
     plain = [b["image"].mean() for b in data.share(rank=0, size=1, batch_size=1)]
     assert plain == list(range(40))
+    validating = reader.DatasetReader(manifest, transforms={"image": vary}, augment=False)
+    with contextlib.closing(validating):
+        plan = plan_epoch(
+            [(40, 40)], global_batch=12, seed=0, epoch=0, window_bytes=2**20, shuffle=False
+        )
+        batches = validating.epoch(plan, 0, 1)
+        assert [i.mean() for batch in batches for i in batch.arrays["image"]] == plain
     shrinking = Dataset(manifest, {"image": lambda image, generator: image[:1]})
     with pytest.raises(DataError, match=r"transform.*\(1, 2, 1\)"):
         list(shrinking.share(rank=0, size=1, batch_size=1))

@@ -7,11 +7,13 @@ import os
 import threading
 import time
 import weakref
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError
+from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.retries import (
     TIMEOUT_SECONDS,
@@ -74,7 +76,15 @@ def test_a_place_that_does_not_answer_is_left(
     os.mkfifo(pipe)
     with pytest.raises(OSError, match=r"pipe.*\b0\.3 s"):
         Location(str(pipe)).write_in_place(b"x")
+    # Timeouts do not add up: another call to that file system fails at once, while it hangs.
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "600")
+    other = Location(str(tmp_path / "other"))
+    with pytest.raises(HungError, match="other"):
+        other.write_in_place(b"x")
     pipe.open("rb").close()  # lets the writer go
+    (hanging, _) = retries._abandoned.pop(retries._file_system(str(pipe)))
+    wait([hanging])
+    other.write_in_place(b"x")
 
 
 def test_a_second_try_is_left_out_where_the_first_hung() -> None:

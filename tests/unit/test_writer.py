@@ -26,6 +26,8 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.storage.arrays import write_arrays
+from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.trained_model import ModelWriter, Signature
 
 
 def info(step: int) -> CheckpointInfo:
@@ -48,7 +50,7 @@ def make_writer(directory: RunDirectory) -> Iterator[WriterMaker]:
             directory.lock.write_text(json.dumps({"token": "ours"}))
             pauses: list[float] = []
             chosen = CheckpointOptions(**options)
-            writer = CheckpointWriter(directory, chosen, "ours", pauses.append)
+            writer = CheckpointWriter(directory, chosen, pauses.append)
             writers.callback(writer.close)
             return writer, pauses
 
@@ -57,7 +59,7 @@ def make_writer(directory: RunDirectory) -> Iterator[WriterMaker]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(str(tmp_path / "run"))
+    return RunDirectory(str(tmp_path / "run"), "ours")
 
 
 def newest_step(directory: RunDirectory) -> int | None:
@@ -141,10 +143,10 @@ from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpo
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.checkpoint.manager import CheckpointWriter
 place, ballast = sys.argv[1], Path(sys.argv[1], "ballast")
-directory = RunDirectory(place)
+directory = RunDirectory(place, "ours")
 directory.lock.write_text(json.dumps({"token": "ours"}))
 options = CheckpointOptions(keep=3, on_error="warn")
-writer = CheckpointWriter(directory, options, "ours", lambda seconds: None)
+writer = CheckpointWriter(directory, options, lambda seconds: None)
 happens = {
     3: lambda: ballast.write_bytes(bytes(1_000_000)),
     7: ballast.unlink,
@@ -276,6 +278,26 @@ def test_a_run_that_lost_its_lock_writes_no_more(
     with pytest.raises(RunDirectoryError, match="another run"):
         writer.wait()
     assert directory.checkpoint_steps() == []
+
+
+def test_a_lock_that_is_lost_while_arrays_are_written(
+    directory: RunDirectory, make_writer: WriterMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.location.make_folder()
+    writer, _ = make_writer()
+
+    def slow(*arguments: Any) -> None:
+        directory.lock.write_text(json.dumps({"token": "theirs"}))
+        write_arrays(*arguments)
+
+    monkeypatch.setattr("horovod_spark_runner.checkpoint.files.write_arrays", slow)
+    writer.submit(info(1), files())
+    with pytest.raises(RunDirectoryError, match="another run"):
+        writer.wait()
+    assert directory.checkpoint_steps() == []
+    with pytest.raises(RunDirectoryError, match="another run"):
+        ModelWriter(directory).finish(Signature(Binding(["x"]), (), None))
+    assert not directory.signature.exists()
 
 
 def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import queue
 import resource
@@ -49,20 +50,41 @@ _OTHER_DESCRIPTORS = 256 + MAX_UNPROVEN
 
 
 class _Incoming:
-    """Large result that is arriving: its stream, and the number of missing bytes."""
+    """Large result that is arriving: its stream, and the number of missing bytes.
 
-    def __init__(self, stream: IO[bytes], size: int) -> None:
-        self.stream = stream
+    On disk until it is unpickled: several large ones would fill the memory. What this machine
+    cannot keep is no failure of the connection, so the slot is heard to the end.
+    """
+
+    def __init__(self, size: int) -> None:
         self.size = self.left = size
         self.ended = threading.Event()
+        self.problem: OSError | None = None
+        self.stream: IO[bytes] = io.BytesIO()
+        with self._noting_problem():
+            self.stream = tempfile.TemporaryFile()  # noqa: SIM115 - see `close`
 
     def take(self, data: bytes) -> None:
         if len(data) > self.left:
             raise MessageError("more data than were announced")
-        self.stream.write(data)
         self.left -= len(data)
+        with self._noting_problem():
+            if self.problem is None:
+                self.stream.write(data)
+                self.stream.flush()
         if not self.left:
             self.ended.set()
+
+    def close(self) -> None:
+        with self._noting_problem():
+            self.stream.close()
+
+    @contextlib.contextmanager
+    def _noting_problem(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.problem = self.problem or error
 
 
 class _Peer:
@@ -291,7 +313,7 @@ class ControlServer:
         self._wake_thread()
         self._thread.join()
         for result in self._results.values():
-            result.stream.close()
+            result.close()
 
     def broadcast(self, message: Instruction) -> None:
         """Send ``message`` to every slot that is connected; does not wait for them."""
@@ -326,6 +348,9 @@ class ControlServer:
         """Return the large pickled result that ``rank`` sent here, if it did.
 
         Waits for it: the outcome, which came through Spark, may have been faster.
+
+        Raises:
+            EnvironmentProblem: this machine could not keep it.
         """
         deadline = time.monotonic() + _RESULT_TIMEOUT
         while rank not in self._results and self._peers and time.monotonic() < deadline:
@@ -333,6 +358,11 @@ class ControlServer:
         result = self._results.get(rank)
         if result is None or not result.ended.wait(_RESULT_TIMEOUT) or result.left:
             return None
+        if result.problem is not None:
+            raise EnvironmentProblem(
+                f"the driver cannot keep the result of rank {rank}, {result.size:,} bytes, in its "
+                f"temporary folder (TMPDIR): {result.problem}"
+            ) from result.problem
         result.stream.seek(0)
         return result.stream
 
@@ -453,9 +483,7 @@ class ControlServer:
             case CallWanted():
                 peer.queue_data(self._payload)
             case ResultFollows(size):
-                # On disk until it is unpickled: several large ones would fill the memory.
-                stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
-                self._results[envelope.rank] = peer.incoming = _Incoming(stream, size)
+                self._results[envelope.rank] = peer.incoming = _Incoming(size)
             case Ended():
                 peer.ended = True
             case _:

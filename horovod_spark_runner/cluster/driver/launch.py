@@ -167,10 +167,13 @@ def run_job(job: _Job, coordinator: Coordinator) -> list[RankOutcome]:
         KeyboardInterrupt: Ctrl-C; at the first one the ranks save and end, at a second one at once.
         RankFailedError: a rank failed; and other errors, see `launch`.
     """
-    # Start the Spark job. Each task is a slot: it starts its workers, which import the frameworks
-    # at once, and reports its host and GPUs (`Slot.run` in ``cluster/slot/slot.py``).
-    job.start(coordinator.wake)
-    with SignalWatch(signal.SIGINT, once=True) as interrupt:
+    with (
+        contextlib.closing(coordinator),
+        SignalWatch(signal.SIGINT, once=True) as interrupt,
+    ):
+        # Start the Spark job. Each task is a slot: it starts its workers, which import the
+        # frameworks at once, and reports its host and GPUs (`Slot.run` in ``cluster/slot/slot.py``)
+        job.start(coordinator.wake)
         try:
             # Gather the reports; the last one makes the world, and each slot is sent its ranks.
             # Slot 0 starts mpirun, which makes an MPI world of the workers: they call the function.
@@ -189,7 +192,6 @@ def run_job(job: _Job, coordinator: Coordinator) -> list[RankOutcome]:
         finally:
             # Clean up, however the wait ended: slots end their processes and remove their files.
             _end_job(job, coordinator)
-            coordinator.close()
         if interrupt.requested:
             raise KeyboardInterrupt
     return _collect_outcomes(job, coordinator.watch)
@@ -283,17 +285,18 @@ def _end_job(job: _Job, coordinator: Coordinator) -> None:
     """End the Spark job, the gentlest way first."""
     if not job.is_alive():
         job.join(_STOP_GRACE)
+        coordinator.await_disconnects(_LAST_MESSAGES_SECONDS)
         if job.failed_by_itself:
             # Slots that are shutting down may still be saving: their connections show who was lost.
             coordinator.await_leaving_slots(ORPHAN_GRACE)
-        else:
-            coordinator.await_disconnects(_LAST_MESSAGES_SECONDS)
         return
     coordinator.stop_slots()
-    job.join(_STOP_GRACE)
-    if job.is_alive():
-        job.cancel()
+    try:
         job.join(_STOP_GRACE)
+    finally:  # also after Ctrl-C: a job that Spark has not begun would hold slots later
+        if job.is_alive():
+            job.cancel()
+            job.join(_STOP_GRACE)
 
 
 def _collect_outcomes(job: _Job, watch: RunWatch) -> list[RankOutcome]:
@@ -330,7 +333,7 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
             return explained
         if watch.missing_slots:
             return watch.not_started()
-    cause = root_cause(evidence, watch.arrived)
+    cause = root_cause(evidence, [(failure.slot, failure.rank) for failure in watch.failures])
     if cause is None or cause.failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
     return failure_error(cause, evidence, unpickle_exception(cause.failure))

@@ -58,7 +58,7 @@ class RunWatch:
         self._began = self._active = now
         self._seen: set[int] = set()
         self._absent: dict[int, tuple[float, RankOutcome]] = {}
-        self._failed: dict[tuple[int, int], RankOutcome] = {}
+        self._failed: dict[tuple[int, int], tuple[float, RankOutcome]] = {}
         self._failed_since: float | None = None
         self._running = False  # a rank has called the function
         self._asked_for_stacks: float | None = None
@@ -68,15 +68,11 @@ class RunWatch:
 
     @property
     def failures(self) -> list[RankOutcome]:
-        """Failures that the slots reported, or that follow from their silence."""
+        """Failures that slots reported, or that follow from their silence, in order of arrival."""
         reported = {slot for slot, _ in self._failed}
-        absent = [outcome for slot, (_, outcome) in self._absent.items() if slot not in reported]
-        return [*self._failed.values(), *absent]
-
-    @property
-    def arrived(self) -> list[tuple[int, int]]:
-        """Slots and ranks in the order in which they reported failures."""
-        return [*self._failed]
+        absent = [each for slot, each in self._absent.items() if slot not in reported]
+        dated = sorted([*self._failed.values(), *absent], key=lambda each: each[0])
+        return [outcome for _, outcome in dated]
 
     @property
     def missing_slots(self) -> int:
@@ -153,7 +149,7 @@ class RunWatch:
 
     def _fail(self, outcome: RankOutcome, rank: int, now: float) -> None:
         """Record a failure of ``rank``, or of the whole slot (-1); the first one counts."""
-        self._failed.setdefault((outcome.slot, rank), outcome)
+        self._failed.setdefault((outcome.slot, rank), (now, outcome))
         self._failed_since = self._failed_since or now
 
     def _lost(self, envelope: Envelope, moment: float, why: str) -> RankOutcome:

@@ -21,6 +21,8 @@ from .channel import LineSplitter
 
 # How long a process that was killed may take to end.
 _KILL_SECONDS = 10.0
+# Of a child's output, read at once; and reads of what it has left: a pipe holds no more.
+_READ_BYTES, _MOST_READS = 64 * 1024, 16
 # Names of processes in ``ps`` and ``top``: a rank's worker, the prefork process that may fork it,
 # and the guard that wakes the prefork process in the end.
 RANK_NAME, READY_NAME, GUARD_NAME = "horovod-rank", "horovod-ready", "horovod-guard"
@@ -138,11 +140,12 @@ class ChildOutput:
         """Read the remaining output of an ended child, without waiting."""
         if self._stream.closed:
             return
-        # A process that the child started may hold the pipe open: no end would ever come.
+        # A process that the child started may hold the pipe open, and write on: no end would come.
         os.set_blocking(self._stream.fileno(), False)
         with contextlib.suppress(BlockingIOError):
-            while not self._stream.closed:
-                self._read()
+            for _ in range(_MOST_READS):
+                if not self._stream.closed:
+                    self._read()
         self.close()
 
     def close(self) -> None:
@@ -151,7 +154,7 @@ class ChildOutput:
             self._pass_on(self._splitter.finish())
 
     def _read(self) -> None:
-        data = os.read(self._stream.fileno(), 65536)
+        data = os.read(self._stream.fileno(), _READ_BYTES)
         if data:
             self._pass_on(self._splitter.feed(data))
         else:

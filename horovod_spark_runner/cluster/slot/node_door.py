@@ -65,13 +65,14 @@ class NodeDoor:
         self._listener.close()
 
     def _on_peer(self, connection: socket.socket, handshake: Handshake) -> None:
-        channel = handshake.channel(StartDaemon)
+        channel, messages = handshake.channel(StartDaemon), []
         connection.settimeout(_ORDER_TIMEOUT)
         with connection, contextlib.suppress(OSError):
             while data := connection.recv(65536):
-                for order in channel.feed(data):
-                    if isinstance(order, StartDaemon):
-                        self._on_order(order)
+                messages += channel.feed(data)
+        for order in messages:  # not above: the daemon may fail to start with an OSError, too
+            if isinstance(order, StartDaemon):
+                self._on_order(order)
 
 
 def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:

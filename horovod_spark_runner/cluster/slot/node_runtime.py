@@ -184,6 +184,7 @@ class Daemon:
     ) -> None:
         self._name = Path(command[0]).name
         self._workspace = workspace
+        self._killed = False
         self._process = start_tethered(command, environment, directory=str(workspace.path))
         assert self._process.stdout is not None
         self._output = ChildOutput(self._process.stdout, LOG_TAIL_LINES, None)
@@ -229,6 +230,9 @@ class Daemon:
 
     def end(self) -> None:
         """End it and with it all shims of its host; safe to call again."""
+        if self._killed:  # its number may be another process's by now
+            return
+        self._killed = True
         end_group(self._process, grace=_END_GRACE)
         self._workspace.forget(self._process.pid)
 

@@ -87,14 +87,18 @@ class RankLog:
         except queue.Full:
             self._dropped += len(lines)
 
+    def end(self) -> None:
+        """Write the lines that wait, and no more; does not wait."""
+        self._closed = True
+        with contextlib.suppress(queue.Full):  # the thread ends once it has written them
+            self._waiting.put_nowait(None)
+
     def close(self) -> None:
-        """Write the lines that wait, if storage takes them in time."""
+        """Wait until the lines are written, if storage takes them in time."""
         if self._thread is None:
             return
-        self._closed = True
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=self._close_seconds)
-            self._thread.join(self._close_seconds)
+        self.end()
+        self._thread.join(self._close_seconds)
         if self._thread.is_alive():
             self._give_up(TimeoutError("the storage does not answer"))
 

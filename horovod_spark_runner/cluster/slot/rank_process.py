@@ -340,7 +340,7 @@ class RankProcess:
         self._workspace = workspace
         self._begin: Begin | None = None
         self._end_signal: signal.Signals | None = None
-        self.ended = False
+        self.ended = self._killed = False
         self._take(self._fork(idle_timeout) or self._start())
 
     def _fork(self, idle_timeout: float) -> _Worker | None:
@@ -418,6 +418,9 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the worker and its children; safe to call again."""
+        if self._killed:  # its numbers may be others' processes by now
+            return
+        self._killed = True
         self._worker.end()
         if self._worker.pid is not None:
             self._workspace.forget(self._worker.pid)

@@ -140,6 +140,7 @@ class Slot:
         self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
         self._end_signal: signal.Signals | None = None
+        self._reported_signal: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
         self._doors: list[ShimDoor] = []
         self._filters = [AbortNoticeFilter() for _ in range(plan.ranks_per_slot)]
@@ -197,8 +198,8 @@ class Slot:
         self._folders = [self._workspace.folder(f"rank-{index}") for index in range(count)]
         self._payload = self._workspace.path / "payload"
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
+        self._closing.callback(self._close_logs)
         for index in range(count):
-            self._closing.callback(self._close_log, self._logs[index])
             door = ShimDoor(self._folders[index] / "shim", self._on_shim(index))
             self._doors.append(door)
             self._closing.callback(door.close)
@@ -335,8 +336,9 @@ class Slot:
 
     def _report_leaving(self) -> None:
         """Make the driver wait while the ranks save, even if Spark loses the executor first."""
-        number, self._end_signal = self._end_signal, None
-        if number is not None:
+        number = self._end_signal
+        if number is not None and number is not self._reported_signal:
+            self._reported_signal = number
             self._link.report(Leaving(number.name))
 
     def _check_executor(self, now: float) -> None:
@@ -477,7 +479,11 @@ class Slot:
         """End all processes and remove all files of the slot; safe to call at any time."""
         self._closing.close()
 
-    def _close_log(self, log: RankLog) -> None:
-        log.close()
-        if log.problem:
-            self._link.report(Notice(log.problem, warn=True))
+    def _close_logs(self) -> None:
+        for log in self._logs:
+            log.end()  # all at once: storage may be slow, and silence is a failure
+        for log in self._logs:
+            log.close()
+            self._link.beat()
+            if log.problem:
+                self._link.report(Notice(log.problem, warn=True))

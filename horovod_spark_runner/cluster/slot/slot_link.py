@@ -288,8 +288,17 @@ class SlotLink(DriverLink):
             self._dropped_lines += len(lines)
 
     def send_result(self, rank: int, path: Path, size: int) -> bool:
-        """Send a rank's pickled result, ``size`` bytes in a file; return whether it was sent."""
-        return self.send_file(self._envelope(ResultFollows(size), rank), path)
+        """Send a rank's pickled result, ``size`` bytes in a file; return whether it was sent.
+
+        It is the run's last message: a lost connection is restored at once, and a part sent again.
+        """
+        for pause in (0.0, *RETRY_PAUSES):
+            time.sleep(pause)
+            if self.reconnect():
+                self.report(Back())
+            if self.send_file(self._envelope(ResultFollows(size), rank), path):
+                return True
+        return False
 
     def _envelope(self, message: SlotReport | RankReport, rank: int = -1) -> Envelope:
         return Envelope(self._slot, rank, self.host, message)

@@ -107,10 +107,12 @@ class TaggedJob(Generic[T]):
     def _wait_for_tasks(self) -> None:
         context = classic_context(self._spark)
         end = time.monotonic() + CANCEL_GRACE
-        self.join(CANCEL_GRACE)
-        if context is None:
-            return
         with contextlib.suppress(Exception):  # Spark may be stopped, which ends all tasks
+            while self.is_alive() and time.monotonic() < end:
+                self.join(0.5)
+                self.cancel()  # again: while Spark plans, there is no job to cancel yet
+            if context is None:
+                return
             tracker = context._jsc.sc().statusTracker()
             while time.monotonic() < end and _is_active(tracker, self._tag):
                 time.sleep(0.1)

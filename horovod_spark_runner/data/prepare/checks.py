@@ -342,7 +342,7 @@ class _Fault:
     """A fault that values of a column may have.
 
     Attributes:
-        title: the values' description, after "has 3 …".
+        title: the values' description, after "has".
         advice: what to do.
         condition: true for faulty rows.
     """
@@ -488,6 +488,6 @@ def _refuse_fault(frame: DataFrame | None, source: Source, fault: _Fault) -> Non
     faulty = _locate(frame, fault.condition(source))
     if faulty.count:
         raise DataError(
-            f"column {source.name!r} has {faulty.count} {fault.title} in {faulty.rows} rows, first "
-            f"in {faulty.describe()}; {fault.advice}"
+            f"column {source.name!r} has {fault.title} in {faulty.count} of {faulty.rows} rows, "
+            f"first in {faulty.describe()}; {fault.advice}"
         )

@@ -171,6 +171,10 @@ def _advice(column: Column, dtype: str) -> str:
     return f"keep them with dtypes={{{column.name!r}: {dtype!r}}}"
 
 
+def no_generator(row: int) -> None:
+    """Return no random generator, for a row that is not to be varied."""
+
+
 class RowDecoder:
     """Makes each row's values what they are trained on: decoded and transformed, on threads.
 
@@ -191,7 +195,7 @@ class RowDecoder:
     def __call__(
         self,
         arrays: dict[str, np.ndarray],
-        random: Callable[[int], np.random.Generator | None] = lambda row: None,
+        random: Callable[[int], np.random.Generator | None] = no_generator,
     ) -> dict[str, np.ndarray]:
         """Return ``arrays`` decoded and transformed.
 

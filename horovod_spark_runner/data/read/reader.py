@@ -23,7 +23,7 @@ from ...errors import DataError
 from ...storage.arrays import Arrays
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
-from .decode import RowDecoder, UndecodableRow
+from .decode import RowDecoder, UndecodableRow, no_generator
 from .row_groups import RowGroupReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
@@ -82,6 +82,7 @@ class DatasetReader:
         transforms: functions of each row's value, by column.
         keep_bytes: a dataset that takes no more memory than this, undecoded, is read from storage
             only once.
+        augment: whether transforms get a random generator in epochs; not those of validation.
     """
 
     def __init__(
@@ -90,8 +91,11 @@ class DatasetReader:
         columns: Sequence[str] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         keep_bytes: int = 0,
+        *,
+        augment: bool = True,
     ) -> None:
         self._manifest = manifest
+        self._augment = augment
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
         self._pieces = RowGroupReader(manifest, self._columns, keep_bytes)
@@ -172,7 +176,7 @@ class DatasetReader:
         samples = np.concatenate([_sample_numbers(plan, s, rank, world) for s in steps])
         random = functools.partial(_generator, plan.seed, plan.epoch, samples)
         try:
-            chunk = self._decode(chunk, random)
+            chunk = self._decode(chunk, random if self._augment else no_generator)
         except UndecodableRow as error:
             slices = plan.rank_slices(steps[error.row // counts[0]], rank, world)
             raise self._name_row(error, plan, slices, error.row % counts[0]) from error

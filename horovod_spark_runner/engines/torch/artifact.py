@@ -80,7 +80,7 @@ def save_model(
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
-            f"{error}. Once the storage takes files again, the same call goes on from the newest "
+            f"{error}. Once the storage takes files again, the same call resumes from the newest "
             "checkpoint, and writes it"
         ) from error
 

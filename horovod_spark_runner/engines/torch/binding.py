@@ -17,7 +17,7 @@ from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import Binding, TrainingSpec
-from .model import dtype_name, forward_signature
+from .model import dtype_name, forward_signature, output_leaves
 
 # Batches are gathered for one step, so a tensor may share their memory, writable or not.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -192,11 +192,19 @@ class BatchBinding:
     def call(self, module: nn.Module, batch: TorchBatch) -> Any:
         """Call ``module`` on a batch."""
         try:
-            return self.feed.call(module, batch.inputs)
+            outputs = self.feed.call(module, batch.inputs)
         except RuntimeError as error:
             if not any(phrase in str(error) for phrase in (*_TYPES, *_SHAPES)):
                 raise
             raise self._do_not_fit(module, batch, error) from error
+        if self._spec.fit.class_weight is not None and not _are_classes(outputs, batch.labels[0]):
+            raise ModelError(
+                f"class_weight weighs rows by their class, but column "
+                f"{self._spec.outputs.columns[0]!r} gives labels of shape "
+                f"{tuple(batch.labels[0].shape)}, which are neither one class per row nor one-hot "
+                "rows of an output's shape; give weights to the loss, CrossEntropyLoss(weight=…)"
+            )
+        return outputs
 
     def _do_not_fit(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
         fed = ", ".join(
@@ -245,6 +253,14 @@ class BatchBinding:
         by_class = np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)
         weights: np.ndarray = by_class[indices.reshape(-1)]
         return weights
+
+
+def _are_classes(outputs: Any, label: Tensor) -> bool:
+    """Return whether labels are one class per row, or one-hot rows; zeros are no rows' labels."""
+    if label.dim() == 1 or label.shape[1:] == (1,):
+        return True
+    fit = label.dim() == 2 and any(label.shape == one.shape for _, one in output_leaves(outputs))
+    return fit and bool(((label == 0) | (label == 1)).all() and (label.sum(1) <= 1).all())
 
 
 def target_of(binding: Binding, labels: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:

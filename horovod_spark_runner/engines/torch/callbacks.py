@@ -35,7 +35,7 @@ class Callbacks(Hooks):
         modes: its modes.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
-        after_epoch: receives the results of an epoch.
+        after_epoch: receives the number and the results of an epoch.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Callbacks(Hooks):
         modes: Modes,
         capture: Callable[[], dict[str, Any]],
         restore: Callable[[Mapping[str, Any]], None],
-        after_epoch: Callable[[Mapping[str, object]], None],
+        after_epoch: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
         self._module, self._modes = module, modes
@@ -95,7 +95,7 @@ class Callbacks(Hooks):
         results = plain(logs)
         for callback in self._callbacks:
             callback.on_epoch_end(epoch, results)
-        self._after_epoch(results)
+        self._after_epoch(epoch, results)
         return dict(logs)
 
     def test_begin(self) -> None:

@@ -15,7 +15,7 @@ from ...training.part_comparison import Values
 from .binding import TorchBatch, plain_label
 from .model import one_number
 from .optimizers import parameters_of
-from .probe import Recorder, forgetting
+from .probe import Recorder
 from .step import Steps
 
 # Where a gradient's values lie, and how often it was changed in place.
@@ -106,10 +106,12 @@ class CustomSteps(Steps):
         self._agree_to_step(None)
         self._add_logs(logs, step.batch.rows)
 
+    def step_functions(self) -> list[object]:
+        return [self._model.train_step]
+
     def try_step(self, step: Step, recorder: Recorder) -> Values:
         batch = self._batches.of(step.batch.arrays, training=True)
-        with forgetting(self._model.train_step):
-            self._call(batch, lambda optimizer: recorder.record(*self._chosen(optimizer)))
+        self._call(batch, lambda optimizer: recorder.record(*self._chosen(optimizer)))
         return {}
 
     def _call(self, batch: TorchBatch, synchronize: Callable[[Optimizer | None], None]) -> object:

@@ -65,13 +65,6 @@ class TorchEvaluator:
             loss = None if model is None else model.loss  # which tells classes
             metrics.append(_requested_metrics(question.metrics, self._called.device, loss))
         self._results = Results(losses, metrics, torch.device("cpu"))
-        every = self._results.declared
-        twice = sorted({name for name in every if every.count(name) > 1})
-        if twice:
-            raise InvalidInputError(
-                f"several metrics are called {', '.join(map(repr, twice))}; give them other names, "
-                "metrics={name: function}"
-            )
         self._untried = True
         self._try(recipe, question)
 

@@ -57,12 +57,14 @@ class Results:
         self._metrics = metrics
         self._loss_names = [] if losses is None else losses.names
         self._means = [*self._loss_names, *(name for one in metrics for name in one.names)]
+        every = [*{LOSS, *self._loss_names}, *(n for one in metrics for n in one.names)]
+        every += self._of_objects
+        if twice := sorted({name for name in every if every.count(name) > 1}):
+            raise ModelError(
+                f"several losses and metrics are called {', '.join(map(repr, twice))}; give the "
+                "metrics other names, metrics={name: function}"
+            )
         self.sums.declare(self._means)
-
-    @property
-    def declared(self) -> list[str]:
-        """Names of all losses and metrics, of which some may be equal."""
-        return [*self._means, *self._of_objects]
 
     @property
     def names(self) -> list[str]:
@@ -252,9 +254,6 @@ class Metrics:
             self._functions[name] = _function(name, metric, loss)
             if not isinstance(metric, str):
                 self._pairings[name] = Pairing(f"metric {name!r}", metric)
-        twice = self._objects.keys() & self._functions.keys()
-        if twice:
-            raise ModelError(f"two metrics have the same name, {min(twice)!r}; give them others")
         self.states = MetricStates(list(self._objects.values()))
         self.states.reset()
 
@@ -337,8 +336,6 @@ def _by_name(metrics: Any) -> Mapping[str, Any]:
     named = metrics if isinstance(metrics, Mapping) else {_name(one): one for one in metrics or ()}
     if len(named) != len(metrics or ()):
         raise ModelError("two metrics have the same name; give metrics as a dictionary")
-    if LOSS in named:
-        raise ModelError("a metric cannot be called 'loss', which is the loss")
     return named
 
 
@@ -427,6 +424,8 @@ class _Accuracy:
     def __init__(self, loss: Any) -> None:
         made = getattr(nn, loss, None) if isinstance(loss, str) else loss
         kind = made if isinstance(made, type) else type(made)
+        self._loss = loss
+        self._of_probabilities = issubclass(kind, (nn.CrossEntropyLoss, nn.KLDivLoss))
         self._ignored = getattr(made, "ignore_index", _IGNORED)
         self._least: float | None = None
         if issubclass(kind, (nn.BCEWithLogitsLoss, nn.BCELoss)):
@@ -441,6 +440,13 @@ class _Accuracy:
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
             predicted = output.argmax(1)
             if label.shape == output.shape:
+                if not self._of_probabilities:
+                    raise ModelError(
+                        "metric 'accuracy' takes labels of the output's shape, "
+                        f"{tuple(output.shape)}, as probabilities of classes with CrossEntropyLoss "
+                        f"only, not with loss={brief(self._loss)}; give a function of outputs and "
+                        "labels"
+                    )
                 return (predicted == label.argmax(1)).sum(), float(predicted.numel())
             label = label.reshape(predicted.shape)
             counted = label != self._ignored

@@ -339,10 +339,17 @@ class Schedulers:
             if one.every == "step":
                 one.scheduler.step()
 
-    def after_epoch(self, results: Mapping[str, object]) -> None:
-        """Step after an epoch, with its results over the rows of all ranks."""
+    def after_epoch(self, results: Mapping[str, object], *, complete: bool = True) -> None:
+        """Step after an epoch.
+
+        Args:
+            results: its results over the rows of all ranks.
+            complete: whether they are all that an epoch gives: some lack those of a validation, by
+                which a scheduler that watches them does not step.
+        """
         for one in self._schedules.values():
-            if one.every == "epoch":
+            waits = one.watches and not complete and one.monitor not in results
+            if one.every == "epoch" and not waits:
                 one.scheduler.step(*([_watched(one, results)] if one.watches else []))
 
     def describe(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,20 +181,93 @@ def _overwrite(value: Any, saved: Any) -> None:
             value.copy_(saved)
 
 
+def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str, Tensor]:
+    """Return the buffers that no checkpoint holds, those of losses too, by what to call them."""
+    saved = {id(holder[key]) for holder, key in saved_buffers(module).values()}
+    holders = [("", module)]
+    holders += [(f" of {type(o).__name__}", o) for o in functions if isinstance(o, nn.Module)]
+    return {
+        f"buffer {name!r}{owner}": buffer
+        for owner, each in holders
+        for name, buffer in each.named_buffers()
+        if id(buffer) not in saved
+    }
+
+
+def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, np.ndarray]:
+    """Return copies of the numbers and tensors that no checkpoint holds, by what to call them.
+
+    They are the attributes of the user's modules, the variables of functions, and dictionaries in
+    these. What a library keeps is its own, and what any other object keeps is not searched for.
+    """
+    values: dict[str, Any] = dict(unsaved_buffers(module, functions))
+    for prefix, part in module.named_modules():
+        if not is_torchmetrics(part) and _package(type(part).__module__) not in _LIBRARIES:
+            space = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
+            path = f"{prefix}." if prefix else ""
+            values.update((f"attribute {path + key!r}", held) for key, held in space.items())
+    for each in functions:
+        values.update(_variables_of(each))
+    for name, held in list(values.items()):
+        if isinstance(held, dict):
+            values.update((f"{name}[{key!r}]", item) for key, item in held.items())
+    return {name: array for name, held in values.items() if (array := _copied(held)) is not None}
+
+
+def _variables_of(function: Any) -> dict[str, object]:
+    """Return the variables in a function's closure, or the attributes of its object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = function.__self__ if isinstance(function, types.MethodType) else function
+    if owner is not function and isinstance(owner, nn.Module):  # the one that is trained
+        return {}
+    space = {k: v for k, v in getattr(owner, "__dict__", {}).items() if k not in _OF_TORCH}
+    if isinstance(owner, types.FunctionType):
+        for key, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a variable that is assigned later
+                space[key] = cell.cell_contents
+    name = getattr(function, "__name__", type(function).__name__)
+    return {f"variable {key!r} of {name}": held for key, held in space.items()}
+
+
+def _copied(value: object) -> np.ndarray | None:
+    """Return a copy of a number, or of a tensor or an array that is not data."""
+    if isinstance(value, Tensor | np.ndarray):
+        derived = isinstance(value, Tensor) and value.requires_grad  # from weights
+        if value.nbytes <= _MOST_BYTES and not derived:
+            with contextlib.suppress(Exception):  # NumPy has no such tensors
+                return np.array(as_array(value) if isinstance(value, Tensor) else value)
+    elif isinstance(value, (bool, int, float, np.number)):
+        return np.array(value)
+    return None
+
+
+def changed_values(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the names of values that have others of the same shape."""
+    return [
+        name
+        for name, value in before.items()
+        if name in after
+        and after[name].shape == value.shape
+        and after[name].tobytes() != value.tobytes()
+    ]
+
+
 _seeds = itertools.count()
 
 
 @contextlib.contextmanager
 def _preserve_state(
-    module: nn.Module, optimizers: Sequence[Optimizer], *, vary: bool
+    module: nn.Module, optimizers: Sequence[Optimizer], functions: Sequence[object], *, vary: bool
 ) -> Iterator[None]:
-    """Restore the state of a module and its optimizers afterwards.
+    """Restore the state of a module, its optimizers and functions afterwards.
 
     Meanwhile PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
 
     Args:
         module: the module.
         optimizers: its optimizers, which do not step meanwhile.
+        functions: the user's own that a step calls.
         vary: whether the module has other weights meanwhile, by which rows differ.
     """
     weights = [(p, p.detach().clone(), p.grad) for p in module.parameters()]
@@ -202,7 +275,7 @@ def _preserve_state(
     held = [(vars(optimizer), dict(vars(optimizer))) for optimizer in optimizers]
     groups = [(group, dict(group)) for optimizer in optimizers for group in optimizer.param_groups]
     seed = next(_seeds)  # what is random is to differ
-    with preserve_random(), forgetting(module):
+    with preserve_random(), forgetting(module, *functions):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
@@ -255,6 +328,7 @@ class Recorder:
 def values_of_step(
     module: nn.Module,
     optimizers: Sequence[Optimizer],
+    functions: Sequence[object],
     compute: Callable[[Recorder], Values],
     *,
     vary: bool,
@@ -264,11 +338,13 @@ def values_of_step(
     Args:
         module: the module, whose state is what it was afterwards.
         optimizers: its optimizers.
+        functions: the user's own that a step calls.
         compute: a step, which records what optimizers do not step with; it may return more values.
         vary: see `_preserve_state`.
     """
     recorder = Recorder()
-    with _preserve_state(module, optimizers, vary=vary), warnings.catch_warnings():
+    preserved = _preserve_state(module, optimizers, functions, vary=vary)
+    with preserved, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedulers miss the steps
         places = saved_buffers(module)
         before = {

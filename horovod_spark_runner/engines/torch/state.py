@@ -359,8 +359,8 @@ class Statistics:
                 raise ModelError(
                     f"buffer {name!r} was {_form(buffer)} when the training began, and a step has "
                     f"set it to {_form(current)}: checkpoints and other ranks could not keep it. "
-                    "Register it with the shape and type that it will have, or with "
-                    "persistent=False if it need not be kept"
+                    "Register it with the shape and type that it will have, or keep it as a plain "
+                    "attribute if training does not depend on it"
                 )
             replaced[name] = current.detach().clone()  # it may be the tensor of another buffer
         with torch.no_grad():

@@ -30,7 +30,7 @@ from .losses import LABELS, Term
 from .metrics import Results
 from .model import Modes, one_number, output_leaves
 from .optimizers import parameters_of
-from .probe import Recorder, forgetting
+from .probe import Recorder
 from .state import Statistics
 from .torch_model import TorchModel
 
@@ -130,6 +130,10 @@ class Steps:
                 batch = self._batches.of(step.batch.arrays, training=False)
                 self._add_results(batch, *self._forward(batch), self._counts_batches)
 
+    def step_functions(self) -> list[object]:
+        """Return the user's own functions that a training step calls besides the module."""
+        return [function for _, function in self._results.loss_functions()]
+
     def try_step(self, step: Step, recorder: Recorder) -> Values:
         """Compute the gradients of some rows, on this rank alone, without an optimizer step.
 
@@ -141,8 +145,7 @@ class Steps:
             What metrics give that are functions of a batch.
         """
         batch = self._batches.of(step.batch.arrays, training=True)
-        with forgetting(*(function for _, function in self._results.loss_functions())):
-            outputs, terms = self._forward(batch)
+        outputs, terms = self._forward(batch)
         # Divisors are exchanged, so any known loss becomes a mean over rows.
         loss = torch.stack([(term.summed / batch.rows).reshape(()) for term in terms]).sum()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -58,7 +58,8 @@ class TorchModel:
             of it; of several optimizers a dictionary by their names. ``None`` (default) for none.
             ``training_steps()`` gives it the number of steps.
         schedule: when the scheduler steps: after every ``"epoch"`` (default) or every ``"step"``.
-            ``ReduceLROnPlateau`` gets the validation's loss, or without one the training's.
+            ``ReduceLROnPlateau`` gets the validation's loss, in epochs that have one; in a run
+            without validation the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that
             return one value per row, the mean over the rows, or a pair of a sum and what it is
             divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or metrics of ``torchmetrics``
@@ -134,6 +135,7 @@ class TorchModel:
     def _check_lightning(self) -> None:
         named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
         arguments = [name for name in named if getattr(self, name) is not None]
+        arguments += ["schedule"] * (self.schedule != "epoch")
         if arguments:
             raise ModelError(
                 f"a TorchModel of a LightningModule takes no {arguments[0]}: its training_step and "

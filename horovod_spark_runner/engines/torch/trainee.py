@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import socket
@@ -64,9 +63,10 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
-from .probe import values_of_step
+from .probe import Recorder, changed_values, unsaved_buffers, unsaved_values, values_of_step
 from .state import (
     TorchVariables,
+    as_array,
     compare_models,
     describe_model,
     generators,
@@ -163,6 +163,7 @@ class TorchTrainee(Trainee):
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
+        self._unsaved = unsaved_values(self.module, self._steps.step_functions())
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -248,14 +249,32 @@ class TorchTrainee(Trainee):
             self._steps.modes,
             self._capture,
             self._restore,
-            self._schedulers.after_epoch,
+            self._after_epoch,
         )
 
     def _make_hooks(self, *args: Any) -> Callbacks:
         """Return the `Callbacks`, from its arguments."""
         return Callbacks(*args)
 
+    def _after_epoch(self, epoch: int, results: Mapping[str, object]) -> None:
+        self._schedulers.after_epoch(results, complete=self._spec.has_all_results(epoch))
+
+    def _warn_of_unsaved(self) -> None:
+        """Warn of values that checkpoints do not hold, each once, if training has changed them."""
+        now = unsaved_values(self.module, self._steps.step_functions())
+        changed = changed_values(self._unsaved, now)
+        if changed and self._world.Get_rank() == 0:
+            notify(
+                f"training has changed values that are not in checkpoints: "
+                f"{', '.join(changed[:5])}{' …' if changed[5:] else ''}. A resumed run starts with "
+                "their first values, and each rank has its own; register as a persistent buffer of "
+                "the module what the training depends on"
+            )
+        for name in changed:
+            del self._unsaved[name]
+
     def _capture(self) -> dict[str, Any]:
+        self._warn_of_unsaved()
         return {
             "begun": self._initial_settings,
             "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
@@ -324,17 +343,33 @@ class TorchTrainee(Trainee):
 
     def _try_step(self, step: Step, vary: bool) -> list[str]:
         """Return warnings of results of a step and of metrics that are no means over rows."""
-        every = list(self._optimizers.values())
+        every, functions = list(self._optimizers.values()), self._steps.step_functions()
+        before = _float_buffers(self.module, functions)
+        ends: list[dict[str, np.ndarray]] = []
 
         def compute(chosen: np.ndarray, fraction: float) -> Values:
             arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
             part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
-            tried = functools.partial(self._steps.try_step, part)
-            return values_of_step(self.module, every, tried, vary=vary)
+
+            def tried(recorder: Recorder) -> Values:
+                values = self._steps.try_step(part, recorder)
+                ends.append(_float_buffers(self.module, functions))
+                return values
+
+            return values_of_step(self.module, every, functions, tried, vary=vary)
 
         low = self._model.autocast or self._device.type != "cpu"
         low = low or any(p.element_size() < 4 for p in self.module.parameters())
         differences = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
+        for name in changed_values(before, ends[0]):
+            # A value that follows from shapes alone, as that of a cache, is the same on all ranks.
+            if any(name in changed_values(ends[0], end) for end in ends[1:]):
+                raise ModelError(
+                    f"{name} changes by the rows of a batch, but ranks share and checkpoints hold "
+                    "persistent buffers of the module only; register it as one (leave out "
+                    "persistent=False), or keep it as a plain attribute if the training does not "
+                    "depend on it"
+                )
         subjects = {GRADIENT: self._trained_by, CHANGE: "what buffer '{name}' changes by"}
         return report_parts(
             differences, subjects, "take the mean, or let it give one value per row"
@@ -347,6 +382,12 @@ class TorchTrainee(Trainee):
             return "the loss in train_step"
         losses = self._results.loss_functions()
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
+
+
+def _float_buffers(module: nn.Module, functions: Sequence[object]) -> dict[str, np.ndarray]:
+    """Return copies of the float buffers that ranks do not share."""
+    buffers = unsaved_buffers(module, functions)
+    return {name: as_array(b).copy() for name, b in buffers.items() if b.dtype.is_floating_point}
 
 
 class _LazyLogs(Mapping[str, object]):

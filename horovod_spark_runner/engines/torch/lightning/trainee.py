@@ -21,7 +21,7 @@ from ..losses import LOSS
 from ..metrics import Results
 from ..model import check_module
 from ..optimizers import Schedule
-from ..probe import Recorder, forgetting
+from ..probe import Recorder
 from ..step import Steps
 from ..trainee import TorchTrainee
 from .adapter import TRAINING, VALIDATION, LightningAdapter, configure_optimizers
@@ -100,6 +100,9 @@ class _LightningSteps(Steps):
         super().__init__(*args)
         self._adapter = adapter
 
+    def step_functions(self) -> list[object]:
+        return [self._adapter.module.training_step]
+
     def _train_batch(self, step: Step) -> None:
         rows, (optimizer,) = step.batch.rows, self._optimizers.values()
         arranged = self._arranged(step)
@@ -123,8 +126,7 @@ class _LightningSteps(Steps):
 
     def try_step(self, step: Step, recorder: Recorder) -> Values:
         arranged = self._arranged(step)
-        called = forgetting(self._adapter.module.training_step)
-        with self._adapter.unnoticed(), called, self._autocast():
+        with self._adapter.unnoticed(), self._autocast():
             loss = self._adapter.loss(arranged, step.number, step.batch.rows)
         loss.backward()  # type: ignore[no-untyped-call]
         recorder.record(*self._optimizers.values())
@@ -174,7 +176,7 @@ class _LightningCallbacks(Callbacks):
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         results = {**logs, **self._adapter.end(TRAINING)}
         best = self._spec.config.checkpoints.best_metric
-        complete = self._spec.validation is None or self._spec.fit.validates(epoch)
+        complete = self._spec.has_all_results(epoch)
         if best is not None and complete and best not in results:
             raise InvalidInputError(
                 f"best_metric={best!r} is no metric of this training; it has "
