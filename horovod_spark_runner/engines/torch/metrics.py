@@ -425,7 +425,10 @@ class _Accuracy:
         made = getattr(nn, loss, None) if isinstance(loss, str) else loss
         kind = made if isinstance(made, type) else type(made)
         self._loss = loss
-        self._of_probabilities = issubclass(kind, (nn.CrossEntropyLoss, nn.KLDivLoss))
+        # What a loss of the user's own takes is unknown.
+        self._of_probabilities = not kind.__module__.startswith("torch.nn.") or issubclass(
+            kind, (nn.CrossEntropyLoss, nn.KLDivLoss)
+        )
         self._ignored = getattr(made, "ignore_index", _IGNORED)
         self._least: float | None = None
         if issubclass(kind, (nn.BCEWithLogitsLoss, nn.BCELoss)):
