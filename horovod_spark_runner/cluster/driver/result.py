@@ -119,10 +119,11 @@ def load_result(outcome: RankOutcome, server: ControlServer) -> Any:
 
     Raises:
         LaunchError: it did not arrive, or cannot be unpickled here.
+        EnvironmentProblem: this machine could not keep it.
     """
     try:
         return _unpickle_result(outcome, server)
-    except LaunchError:
+    except (LaunchError, EnvironmentProblem):
         raise
     except Exception as error:
         raise LaunchError(
