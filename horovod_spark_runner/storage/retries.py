@@ -21,8 +21,10 @@ PAUSES = (1.0, 4.0)
 TIMEOUT_SECONDS = 300.0
 TIMEOUT_VARIABLE = "HSR_STORAGE_TIMEOUT"
 _LONGEST_WAIT = 1e8  # three years; Python cannot wait for any number of seconds
-# The call to each file system that was abandoned last, and when.
-_abandoned: dict[str, tuple[Future[Any], float]] = {}
+# Seconds for another call meanwhile: the timeouts of a failing run's last calls must not add up.
+_HANGING_SECONDS = 10.0
+# The call that was abandoned last, and when.
+_abandoned: tuple[Future[Any], float] | None = None
 
 
 class HungError(TimeoutError):
@@ -48,24 +50,25 @@ def call_with_timeout(act: Callable[[Watchdog], T], what: str) -> T:
 
     Args:
         act: reads or writes; resets the watchdog after each step if it takes several.
-        what: the place, also for the message.
+        what: the place, for the message.
 
     Raises:
-        HungError: it made no progress for `timeout_seconds`; at once if another call to this file
-            system was abandoned no longer ago than that, and still hangs.
+        HungError: it made no progress for `timeout_seconds`; for 10 s, if another call was
+            abandoned within that time and still hangs.
     """
+    global _abandoned
     limit, watchdog, done = timeout_seconds(), Watchdog(), Future[T]()
-    if _abandoned:  # timeouts of a failing run's last calls must not add up
-        hanging, since = _abandoned.get(_file_system(what), (None, 0.0))
-        if hanging is not None and not hanging.done() and time.monotonic() - since < limit:
-            raise _hung(what, limit)
+    if _abandoned is not None:
+        hanging, since = _abandoned
+        if not hanging.done() and time.monotonic() - since < limit:
+            limit = min(limit, _HANGING_SECONDS)
     threading.Thread(
         target=_answer, args=(act, watchdog, done), name="hsr-storage", daemon=True
     ).start()
     while not done.done():
         left = watchdog.last + limit - time.monotonic()
         if left <= 0:
-            _abandoned[_file_system(what)] = done, time.monotonic()
+            _abandoned = done, time.monotonic()
             raise _hung(what, limit)
         wait([done], timeout=left)
     try:
@@ -89,16 +92,6 @@ def await_with_timeout(future: Future[T], what: str) -> T:
     if not future.done():
         raise _hung(what, limit)
     return future.result()
-
-
-def _file_system(place: str) -> str:
-    """Return the bucket or the mount point that a place is in."""
-    if "://" in place:
-        return "/".join(place.split("/")[:3])
-    with open("/proc/self/mounts") as file:
-        points = [line.split()[1].replace(r"\040", " ") for line in file]
-    above = [point for point in points if f"{place}/".startswith(point.rstrip("/") + "/")]
-    return max(above, key=len, default="")
 
 
 def _hung(what: str, limit: float) -> HungError:

@@ -176,8 +176,12 @@ def _compared(
             # As one vector: of few numbers, chance makes anything.
             one, other, a, b = joined
             mean = share * a + (1 - share) * b
-            if by_chance := _verdict_by_chance(one, other, mean):
-                verdicts[kind] = keys[0][1], by_chance
+            factor = _factor_by_chance(one, other, mean)
+            if not 0.7 < factor < 1.4:
+                twice = [doubled().get(key, np.zeros_like(whole[key])) for key in keys]
+                factor = _factor_by_chance(one, other, np.concatenate(twice))
+            if not 0.7 < factor < 1.4:
+                verdicts[kind] = keys[0][1], _Verdict.SUM if factor > 1 else _Verdict.DIVIDED
             elif one.size >= _MANY and _norm((one + other) / 2 - mean) > 3 * noise:
                 verdicts[kind] = keys[0][1], _Verdict.NEITHER
             continue
@@ -208,16 +212,12 @@ def _verdict_by_doubling(
     return _Verdict.NEITHER
 
 
-def _verdict_by_chance(whole: np.ndarray, again: np.ndarray, mean: np.ndarray) -> _Verdict | None:
-    """Return the verdict of random values, as a whole; ``None`` if they depend on no number."""
+def _factor_by_chance(whole: np.ndarray, again: np.ndarray, other: np.ndarray) -> float:
+    """Return by what random values differ from others, as a whole; 1 where chance decides."""
     inner_product = float(whole @ again)
     if inner_product <= 0.7 * _norm(whole) * _norm(again):
-        return None
-    # The mean of the halves is as large for a mean, half as large for a sum.
-    ratio = float(mean @ (whole + again)) / (2 * inner_product)
-    if ratio > 1.4:
-        return _Verdict.DIVIDED
-    return _Verdict.SUM if ratio < 0.7 else None
+        return 1.0
+    return float(other @ (whole + again)) / (2 * inner_product)
 
 
 def _reduced(values: Values) -> dict[Key, np.ndarray]:

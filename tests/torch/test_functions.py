@@ -121,9 +121,10 @@ def test_accuracy_is_told_by_the_loss() -> None:
     with pytest.raises(ModelError, match="row.*loss"):
         metric_of("accuracy", logits, truth, "MSELoss")
     assert metric_of("accuracy", scores, scores.roll(1, 0), "CrossEntropyLoss") == 0.0
+    assert metric_of("accuracy", scores, scores, "MSELoss") == 1.0
     for loss in ("MultiLabelSoftMarginLoss", "MSELoss"):
         with pytest.raises(ModelError, match=f"'accuracy'.*{loss}"):
-            metric_of("accuracy", scores, scores, loss)
+            metric_of("accuracy", scores, torch.ones(4, 4), loss)
 
 
 @pytest.mark.parametrize(

@@ -474,6 +474,8 @@ class ControlServer:
             self._peers.discard(peer)
             if peer.slot is not None and self._slots.get(peer.slot) is peer:
                 del self._slots[peer.slot]
+        if peer.incoming is not None and peer.incoming.left:  # it may be sent again
+            self._results = {r: i for r, i in self._results.items() if i is not peer.incoming}
         self._selector.unregister(peer.connection)
         peer.close()
 

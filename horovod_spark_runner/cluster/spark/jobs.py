@@ -107,12 +107,13 @@ class TaggedJob(Generic[T]):
     def _wait_for_tasks(self) -> None:
         context = classic_context(self._spark)
         end = time.monotonic() + CANCEL_GRACE
-        with contextlib.suppress(Exception):  # Spark may be stopped, which ends all tasks
-            while self.is_alive() and time.monotonic() < end:
-                self.join(0.5)
+        while self.is_alive() and time.monotonic() < end:
+            self.join(0.5)
+            with contextlib.suppress(Exception):
                 self.cancel()  # again: while Spark plans, there is no job to cancel yet
-            if context is None:
-                return
+        if context is None:
+            return
+        with contextlib.suppress(Exception):  # Spark may be stopped, which ends all tasks
             tracker = context._jsc.sc().statusTracker()
             while time.monotonic() < end and _is_active(tracker, self._tag):
                 time.sleep(0.1)

@@ -160,11 +160,10 @@ def _try_step(model: keras.Model, exchange: DistributedStep, data: Nest, rows: i
         batch = keras.tree.map_structure(lambda value: tf.gather(value, chosen), data)
         with _treat_rows_alone():
             gradients = exchange.try_step(batch, fraction, sums)
-        values: dict[Key, ArrayLike] = {
-            (_ADDED, layer.name): np.array(layer._losses)
-            for layer in all_layers(model)
-            if layer._losses
-        }
+        added: dict[str, list[Any]] = {}
+        for layer in all_layers(model):  # some may have equal names
+            added.setdefault(layer.name, []).extend(layer._losses)
+        values: dict[Key, ArrayLike] = {(_ADDED, n): np.array(v) for n, v in added.items() if v}
         values |= {(GRADIENT, name): np.array(one) for name, one in gradients.items()}
         for variable, before in initial_statistics:
             values[CHANGE, variable.path] = measure_change(np.array(variable), before)

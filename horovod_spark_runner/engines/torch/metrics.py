@@ -443,12 +443,13 @@ class _Accuracy:
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
             predicted = output.argmax(1)
             if label.shape == output.shape:
-                if not self._of_probabilities:
+                ones = ((label == 0) | (label == 1)).all() and (label.sum(1) == 1).all()
+                if not self._of_probabilities and not ones:
                     raise ModelError(
-                        "metric 'accuracy' takes labels of the output's shape, "
-                        f"{tuple(output.shape)}, as probabilities of classes with CrossEntropyLoss "
-                        f"only, not with loss={brief(self._loss)}; give a function of outputs and "
-                        "labels"
+                        f"metric 'accuracy' takes labels of the output's shape, "
+                        f"{tuple(output.shape)}, as classes only if they are one-hot, or "
+                        "probabilities with CrossEntropyLoss or KLDivLoss; with "
+                        f"loss={brief(self._loss)}, give a function of outputs and labels"
                     )
                 return (predicted == label.argmax(1)).sum(), float(predicted.numel())
             label = label.reshape(predicted.shape)

@@ -195,10 +195,10 @@ def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str,
 
 
 def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, np.ndarray]:
-    """Return copies of the numbers and tensors that no checkpoint holds, by what to call them.
+    """Return copies of the numbers and small tensors that no checkpoint holds, by name.
 
-    They are the attributes of the user's modules, the variables of functions, and dictionaries in
-    these. What a library keeps is its own, and what any other object keeps is not searched for.
+    They are the attributes of the user's modules and the variables of functions. What a library
+    keeps is its own, and what any other object keeps is not searched for.
     """
     values: dict[str, Any] = dict(unsaved_buffers(module, functions))
     for prefix, part in module.named_modules():
@@ -208,9 +208,6 @@ def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, 
             values.update((f"attribute {path + key!r}", held) for key, held in space.items())
     for each in functions:
         values.update(_variables_of(each))
-    for name, held in list(values.items()):
-        if isinstance(held, dict):
-            values.update((f"{name}[{key!r}]", item) for key, item in held.items())
     return {name: array for name, held in values.items() if (array := _copied(held)) is not None}
 
 
@@ -231,12 +228,12 @@ def _variables_of(function: Any) -> dict[str, object]:
 
 
 def _copied(value: object) -> np.ndarray | None:
-    """Return a copy of a number, or of a tensor or an array that is not data."""
-    if isinstance(value, Tensor | np.ndarray):
-        derived = isinstance(value, Tensor) and value.requires_grad  # from weights
-        if value.nbytes <= _MOST_BYTES and not derived:
+    """Return a copy of a number, or of a tensor that is neither data nor derived from weights."""
+    if isinstance(value, Tensor):
+        small = value.layout is torch.strided and value.numel() <= _MOST_VALUES
+        if small and not value.requires_grad:
             with contextlib.suppress(Exception):  # NumPy has no such tensors
-                return np.array(as_array(value) if isinstance(value, Tensor) else value)
+                return np.array(as_array(value))
     elif isinstance(value, (bool, int, float, np.number)):
         return np.array(value)
     return None
