@@ -433,7 +433,7 @@ def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
         messages.clear()
         fit = FitOptions(epochs=9, validation_freq=2)
         one = object.__new__(manager.CheckpointManager)
-        one._spec = cast(Any, SimpleNamespace(fit=fit, validation=object()))
+        one._spec = cast(Any, SimpleNamespace(has_all_results=fit.validates))
         one._options = CheckpointOptions(best_metric="val_f1")
         one._metric_known = False
         for number, results in enumerate(epochs, start=1):
