@@ -265,7 +265,7 @@ class InterruptedJob:
 class FailedJob(InterruptedJob):
     """A job that Spark has ended by itself, before the slots' last messages are there."""
 
-    error = RuntimeError("barrier ResultStage")
+    error: BaseException | None = RuntimeError("barrier ResultStage")
     failed_by_itself = True
 
     def is_alive(self) -> bool:
