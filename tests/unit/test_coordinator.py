@@ -143,7 +143,12 @@ def test_slots_whose_hosts_are_left_may_save_first(
 ) -> None:
     world = World(server, 2)
     put = server.events.put
-    monkeypatch.setattr(server.events, "put", lambda message: (time.sleep(0.1), put(message)))
+
+    def put_late(message: Envelope) -> None:
+        time.sleep(0.1)
+        put(message)
+
+    monkeypatch.setattr(server.events, "put", put_late)
     world.say(1, Leaving("SIGTERM"))
     while not world.coordinator.watch.leaving:
         world.coordinator.step()
