@@ -70,7 +70,7 @@ class CheckpointManager:
         self._metric_known = spec.config.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
-        self._directory = RunDirectory(spec.run_dir, spec.attempt.lease_token)
+        self._directory = spec.directory
         self._writer = CheckpointWriter(self._directory, spec.config.checkpoints)
 
     # -- taking one ----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from typing import Any, TypeAlias
 
 from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
-from ..storage.lease import Lease, Terms, check_held
+from ..storage.lease import Lease, Terms, check_held, holds
 from ..typed_json import load_json, read_fields
 from .retry_policy import Attempt
 
@@ -66,8 +66,8 @@ class RunDirectory:
 
     Args:
         place: path or URL.
-        token: of the attempt that writes here: checkpoints and models appear only while it holds
-            the lease. ``None`` for no such check.
+        token: of the attempt that writes here: what ranks write appears only while it holds the
+            lease. ``None`` for no such check.
     """
 
     def __init__(self, place: str | os.PathLike[str] | Location, token: str | None = None) -> None:
@@ -98,6 +98,10 @@ class RunDirectory:
         """Check that the writer holds the lease; see `horovod_spark_runner.storage.lease`."""
         if self._token is not None:
             check_held(self.lock, self._token, self._terms)
+
+    def is_held(self) -> bool:
+        """Return whether the writer holds the lease, for files that are no reason to fail."""
+        return self._token is None or holds(self.lock, self._token)
 
     @property
     def _terms(self) -> Terms:

@@ -18,7 +18,6 @@ from ..checkpoint.files import LogValue, PlainLogs
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.worker.reporting import notify
 from ..storage.filesystem import Location
-from ..storage.lease import holds
 from ..storage.retries import HungError
 
 if TYPE_CHECKING:
@@ -36,16 +35,12 @@ class EventFiles:
     A failure to write is reported once, and the training continues.
 
     Args:
-        directory: the run directory.
-        token: the lock that must be held by the run.
+        directory: the run directory, with the token of its lease.
         say: tells whoever called what went wrong.
     """
 
-    def __init__(
-        self, directory: RunDirectory, token: str, say: Callable[[str], None] = notify
-    ) -> None:
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None] = notify) -> None:
         self._directory = directory
-        self._token = token
         self._say = say
         self._parts: dict[str, _EventFile] = {}
         self._opened = False
@@ -78,7 +73,7 @@ class EventFiles:
         if self._hangs:
             return
         try:
-            if holds(self._directory.lock, self._token):
+            if self._directory.is_held():
                 act()
         except Exception as error:  # curves are no reason to lose a training
             self._hangs = isinstance(error, HungError)

@@ -19,7 +19,6 @@ from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.model_state import broadcast, preserve_shared
 from ..checkpoint.rank_state import restore_rank
 from ..checkpoint.resume import restore_checkpoint
-from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.processes import SignalWatch
 from ..cluster.worker.reporting import report_progress
 from ..config.prediction import added_columns
@@ -178,8 +177,7 @@ class _Training:
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
         events = self._rank == 0 and spec.config.checkpoints.event_files
-        directory = RunDirectory(spec.run_dir)
-        self._events = EventFiles(directory, spec.attempt.lease_token) if events else None
+        self._events = EventFiles(spec.directory) if events else None
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
@@ -219,7 +217,7 @@ class _Training:
             state = info.state
             self._progress = Progress.of(info)
             if self._rank == 0:
-                directory = RunDirectory(self._spec.run_dir)
+                directory = self._spec.directory
                 self._accounts.epochs = directory.read_accounts(len(info.history))
                 if self._progress.is_finished(self._spec.fit.epochs):
                     # Storage may have been full after the last checkpoint.
@@ -277,8 +275,7 @@ class _Training:
         self._checkpoints.finish()
         changed = changed_since(before, self._variables, weights, self._world)
         final = plain(self._evaluate()) if changed and self._spec.config.is_trial else None
-        directory = RunDirectory(self._spec.run_dir, self._spec.attempt.lease_token)
-        saved = self._trainee.save(directory) if self._rank == 0 else None
+        saved = self._trainee.save(self._spec.directory) if self._rank == 0 else None
         return {"saved": saved, "final": final, "weights": self._describe_weights(changed)}
 
     def _describe_weights(self, changed: bool) -> str:

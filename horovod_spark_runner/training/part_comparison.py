@@ -213,7 +213,7 @@ def _verdict_by_doubling(
 
 
 def _factor_by_chance(whole: np.ndarray, again: np.ndarray, other: np.ndarray) -> float:
-    """Return by what random values differ from others, as a whole; 1 where chance decides."""
+    """Return the factor from random values to others, as vectors; 1 where chance decides."""
     inner_product = float(whole @ again)
     if inner_product <= 0.7 * _norm(whole) * _norm(again):
         return 1.0

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..checkpoint.attachments import Attachable
 from ..checkpoint.files import LogValue
+from ..checkpoint.run_directory import RunDirectory
 from ..config.importable import explain_misfit
 from ..config.training import FitOptions, TrainingConfig
 from ..config.validators import ColumnNames, check_columns
@@ -274,6 +275,11 @@ class TrainingSpec:
     def fit(self) -> FitOptions:
         """Batch size, epochs and the other options of fitting the model."""
         return self.config.fit
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory, as this attempt writes it."""
+        return RunDirectory(self.run_dir, self.attempt.lease_token)
 
     def has_all_results(self, epoch: int) -> bool:
         """Return whether the epoch of this number, from 0, gives the results of a validation."""

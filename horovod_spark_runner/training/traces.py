@@ -13,11 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ..checkpoint.run_directory import RunDirectory
 from ..cluster.worker.reporting import notify
 from ..errors import ModelError
 from ..storage.contents import Contents, FilePart
-from ..storage.lease import holds
 from .spec import TrainingSpec
 
 _PROFILE = "profile"
@@ -77,7 +75,7 @@ class Traces:
         self._tracer = tracer if rank == 0 else None
         self._timeline = options.timeline
         self._first, self._last = options.profile_steps or (0, -1)
-        self._directory, self._token = RunDirectory(spec.run_dir), spec.attempt.lease_token
+        self._directory = spec.directory
         self._say = say
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._tried = self._recording = False
@@ -151,7 +149,7 @@ class Traces:
 
     def _put(self, folder: Path) -> None:
         """Put the files of a folder into the run directory, beside the event files."""
-        if not holds(self._directory.lock, self._token):
+        if not self._directory.is_held():
             return
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             place = self._directory.events

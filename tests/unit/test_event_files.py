@@ -17,7 +17,7 @@ def attempt(place: Path, epochs: range, by: float = 1.0, **arguments: Any) -> No
     """Write the points of an attempt that ends without closing anything."""
     directory = RunDirectory(str(place))
     with directory.lease() as lease:
-        files = EventFiles(directory, lease.token, **arguments)
+        files = EventFiles(RunDirectory(directory.location, lease.token), **arguments)
         for epoch in epochs:
             logs: PlainLogs = {
                 "loss": by / (epoch + 1),
@@ -51,7 +51,7 @@ def test_a_later_attempt_goes_on_in_the_same_curves(tmp_path: Path) -> None:
 def test_logs_called_like_what_the_run_tells_have_curves_of_their_own(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path))
     with directory.lease() as lease:
-        files = EventFiles(directory, lease.token)
+        files = EventFiles(RunDirectory(directory.location, lease.token))
         files.epoch(0, {"samples_per_second": 7.0, "loss": 1.0}, {"samples_per_second": 90.0})
     curves = curves_in(tmp_path / "events" / "train")
     assert curves["samples_per_second"] == loss(7)
@@ -69,7 +69,7 @@ def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
 
 def test_a_run_that_lost_its_directory_writes_nothing(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path))
-    files = EventFiles(directory, "another run's")
+    files = EventFiles(RunDirectory(directory.location, "another run's"))
     files.epoch(0, {"loss": 1.0}, {})
     files.close()
     assert not directory.events.exists()

@@ -11,7 +11,6 @@ import pytest
 
 from horovod_spark_runner import CheckpointOptions
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.training.spec import AttemptSpec
 from horovod_spark_runner.training.traces import Timeline, Traces
 
 
@@ -53,8 +52,7 @@ def recorded(place: Path, recorder: Recorder, steps: int) -> list[str]:
         spec: Any = SimpleNamespace(
             config=SimpleNamespace(checkpoints=options),
             engine="own",
-            run_dir=str(place),
-            attempt=AttemptSpec(lease_token=lease.token),
+            directory=RunDirectory(directory.location, lease.token),
         )
         traces = Traces(spec, 0, recorder, said.append)
         for step in range(steps):

@@ -163,7 +163,9 @@ class TorchTrainee(Trainee):
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
-        self._unsaved = unsaved_values(self.module, self._steps.step_functions())
+        # Rank 0 reports them for all.
+        functions = self._steps.step_functions()
+        self._unsaved = {} if self._world.Get_rank() else unsaved_values(self.module, functions)
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -261,9 +263,11 @@ class TorchTrainee(Trainee):
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that checkpoints do not hold, each once, if training has changed them."""
+        if not self._unsaved:
+            return
         now = unsaved_values(self.module, self._steps.step_functions())
         changed = changed_values(self._unsaved, now)
-        if changed and self._world.Get_rank() == 0:
+        if changed:
             notify(
                 f"training has changed values that are not in checkpoints: "
                 f"{', '.join(changed[:5])}{' …' if changed[5:] else ''}. A resumed run starts with "
