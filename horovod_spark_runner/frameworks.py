@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
+import importlib.util
 import os
 import sys
 import tempfile
@@ -89,6 +92,19 @@ def frameworks_of(modules: Collection[str]) -> list[str]:
     ]
 
 
+@functools.cache
+def load_triton() -> None:
+    """Load Triton's library, if it is installed; call it before TensorFlow is imported.
+
+    PyTorch for CUDA imports it late, in an optimizer's first step, say. Both libraries contain
+    LLVM, and the process crashes where TensorFlow's was loaded first.
+    """
+    found = importlib.util.find_spec("triton")
+    for folder in (found and found.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):  # another release may have none
+            ctypes.CDLL(os.path.join(folder, "_C", "libtriton.so"))
+
+
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
     """Suppress output of native code to standard error, unless the imports fail.
@@ -96,6 +112,7 @@ def quiet_imports() -> Iterator[None]:
     TensorFlow's C++ libraries print some notices before any of their settings can stop them.
     Garbage collection is paused: it is a quarter of TensorFlow's import, and frees nothing.
     """
+    load_triton()
     collects = gc.isenabled()
     gc.disable()
     sys.stderr.flush()

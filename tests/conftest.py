@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from horovod_spark_runner.frameworks import load_triton
+
 from . import java, required, tiers
 from .digits import load as load_digits
 from .leftovers import MARK, await_nothing_left, forget_shared_memory, inventory
@@ -23,6 +25,8 @@ from .preload import PATIENT, build
 
 # A proxy of the machine's is not the way to the tests' own servers.
 LOCAL = "localhost,127.0.0.1,::1"
+
+load_triton()  # tests import TensorFlow, and then PyTorch
 
 # A machine that is busy with other things is no failure.
 settings.register_profile("patient", deadline=None)

@@ -513,6 +513,8 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     if arguments.gpu:
         cuda = Cuda(arguments.python, arguments.cache, arguments.cuda_from_pypi)
         versions["cuda"] = f"{cuda.version}, recipe {GPU_RECIPE}"
+    else:
+        versions["nccl"] = None
     folder = arguments.cache / "wheels"
     backend = "Gloo" if gloo else "MPI"
     if cuda is not None:
