@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
-from .captured import Holders, reduce_keras_object
+from .captured import reduce_keras_object
 from .errors import InvalidInputError
 from .frameworks import modules_to_preload
 
@@ -39,15 +39,10 @@ _THIS_PACKAGE = __name__.partition(".")[0]
 _lock = threading.Lock()
 
 
-def dumps(value: Any, holders: Holders | None = None) -> bytes:
-    """Return ``value`` pickled for the workers.
-
-    Args:
-        value: what to pickle.
-        holders: holders of the Keras objects in other pickles of the same call.
-    """
+def dumps(value: Any) -> bytes:
+    """Return ``value`` pickled for the workers."""
     with _lock, _caller_modules_by_value():
-        return pickle_value(value, sources=True, holders=holders)
+        return pickle_value(value, sources=True)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
@@ -135,10 +130,9 @@ def check_picklable(named: dict[str, Any]) -> None:
     Raises:
         InvalidInputError: one cannot; the message names it and the part to blame.
     """
-    holders = Holders()
     for name, value in named.items():
         try:
-            dumps(value, holders)
+            dumps(value)
         except Exception as error:
             raise InvalidInputError(_unpicklable_message({name: value}, error)) from error
 
@@ -243,14 +237,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Args:
         file: the file to write.
         sources: send code with its source.
-        holders: holders of the Keras objects in other pickles of the same call.
     """
 
-    def __init__(
-        self, file: IO[bytes], *, sources: bool = False, holders: Holders | None = None
-    ) -> None:
+    def __init__(self, file: IO[bytes], *, sources: bool = False) -> None:
         super().__init__(file, protocol=5)
-        self._holders = holders or Holders()
         # One object per file, so that it is pickled once.
         self._sources: dict[str, _Source] | None = {} if sources else None
 
@@ -261,7 +251,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which may hold a lock
             return functools.cached_property, (value.func,), {"attrname": value.attrname}
-        for reduced in (_reduce_shared(value), reduce_keras_object(value, self._holders)):
+        for reduced in (_reduce_shared(value), reduce_keras_object(value)):
             if reduced is not NotImplemented:
                 return reduced
         return super().reducer_override(value)
@@ -274,10 +264,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _code_in_file, (make, arguments, file)
 
 
-def pickle_value(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
+def pickle_value(value: Any, *, sources: bool = False) -> bytes:
     """Return ``value`` as `Pickler` pickles it."""
     stream = io.BytesIO()
-    Pickler(stream, sources=sources, holders=holders).dump(value)
+    Pickler(stream, sources=sources).dump(value)
     return stream.getvalue()
 
 

@@ -78,28 +78,8 @@ def test_settings_of_the_drivers_process_hold_for_the_model() -> None:
     assert keras_state() == before
 
 
-class Inner(keras.Model):
-    """Makes a layer when it is made, as what is captured is where it comes to."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x: Any) -> Any:
-        return self.dense(x)
-
-
-def test_captured_models_are_made_under_the_drivers_settings() -> None:
+def test_an_unnamed_policy_is_refused() -> None:
     before = keras_state()
-    with using_keras_state({**before, "dtype_policy": "mixed_bfloat16"}):
-        model = Inner()
-        model(np.ones((2, 3), "float32"))
-        model.compile("sgd", "mse")
-        sent = dumps(model_source(lambda: model))
-    source = pickle.loads(sent)
-    assert keras_state() == before
-    with using_keras_state(before):
-        assert build_model(source).dense.compute_dtype == "bfloat16"
     policy = keras.dtype_policies.DTypePolicyMap()
     with using_keras_state(before):
         keras.config.set_dtype_policy(policy)

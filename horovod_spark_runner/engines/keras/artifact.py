@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...captured import code_of
 from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import TEXT, Column, Manifest
 from ...errors import CheckpointError, ModelError, on_one_line
@@ -58,6 +57,7 @@ from .model import (
     unchanged,
     using_keras_state,
 )
+from .own_code import code_of
 from .saved import (
     ARCHIVE_FILE,
     FILES,
