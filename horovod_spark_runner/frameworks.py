@@ -94,12 +94,12 @@ def frameworks_of(modules: Collection[str]) -> list[str]:
 
 @functools.cache
 def load_triton() -> None:
-    """Load Triton's library, if it is installed; call it before TensorFlow is imported.
+    """Load Triton's library, if it is installed and TensorFlow has not been imported yet.
 
     PyTorch for CUDA imports it late, in an optimizer's first step, say. Both libraries contain
     LLVM, and the process crashes where TensorFlow's was loaded first.
     """
-    found = importlib.util.find_spec("triton")
+    found = None if "tensorflow" in sys.modules else importlib.util.find_spec("triton")
     for folder in (found and found.submodule_search_locations) or ():
         with contextlib.suppress(OSError):  # another release may have none
             ctypes.CDLL(os.path.join(folder, "_C", "libtriton.so"))
