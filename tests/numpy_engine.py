@@ -202,6 +202,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndar
 
 
 class NumpyEngine:
+    tries_apart = False
     modules = ("numpy",)
     weights_formats = ()
     export_formats = ()

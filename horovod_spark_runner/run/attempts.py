@@ -33,8 +33,8 @@ from ..errors import (
 )
 from ..observe.console import Console
 from ..storage.lease import Lease
-from ..training.engine import modules_for
-from ..training.spec import AttemptSpec, TrainingSpec, train_rank
+from ..training.engine import engine_named, modules_for
+from ..training.spec import AttemptSpec, TrainingSpec, train_rank, try_and_train_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,10 +167,11 @@ class Attempts:
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
             spec = replace(spec, attempt=AttemptSpec(newest, self.lease.begin_attempt()))
+            tries_apart = engine_named(spec.engine).tries_apart
             result = self.launcher.launch(
                 self.spark,
                 self.launch,
-                train_rank,
+                try_and_train_rank if tries_apart else train_rank,
                 (spec,),
                 {},
                 observer,

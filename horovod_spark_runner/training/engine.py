@@ -57,6 +57,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def tries_apart(self) -> bool:
+        """Whether rank 0 needs a side process, in which `Trainee.probe` tries the first step."""
+        ...
+
+    @property
     def weights_formats(self) -> Sequence[WeightsFormat]:
         """Formats of initial weights besides runs, for `Trainee.load_initial_weights`."""
         ...

@@ -379,3 +379,15 @@ def train_rank(spec: TrainingSpec) -> TrainingReport:
     from .loop import train
 
     return train(spec, began=began)
+
+
+def try_and_train_rank(spec: TrainingSpec) -> TrainingReport:
+    """Train on this rank, as `train_rank`; rank 0 has a side process, which tries the step.
+
+    Raises:
+        HorovodSparkError: see `train_rank`.
+    """
+    return train_rank(spec)
+
+
+try_and_train_rank.needs_side_process = True  # type: ignore[attr-defined]

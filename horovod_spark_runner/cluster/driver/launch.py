@@ -133,6 +133,7 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
                 torch_variables=modules is None,
+                side_process=getattr(function, "needs_side_process", False),
             )
             _show(observer, Notice(f"starting {format_ranks(plan.workers)}", warn=False))
             listening = time.monotonic()

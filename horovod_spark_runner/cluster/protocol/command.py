@@ -31,6 +31,8 @@ TORCH_VARIABLES = (
 # Set for functions that are to get them. Not for trainings: libraries such as torchmetrics and
 # Accelerate would take a model that this package synchronises for one of torch.distributed.
 SET_TORCH_VARIABLES = "HSR_TORCH_VARIABLES"
+# Set for rank 0 of a function that has it tried in a side process.
+SIDE_PROCESS = "HSR_SIDE_PROCESS"
 # Command that mpirun starts for every rank. Its paths differ from host to host (in an unpacked
 # archive, say), so each host's daemon has them in its environment.
 SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')

@@ -123,6 +123,7 @@ class SlotPlan:
         payload_bytes: its size.
         modules: modules the workers import while the ranks find each other.
         torch_variables: set the variables of torch.distributed for the function.
+        side_process: give rank 0 a side process.
         rank_timeout: seconds mpirun may take to start the ranks.
     """
 
@@ -136,6 +137,7 @@ class SlotPlan:
     payload_bytes: int
     modules: tuple[str, ...] = ()
     torch_variables: bool = False
+    side_process: bool = False
     rank_timeout: float = 120.0
 
     @property

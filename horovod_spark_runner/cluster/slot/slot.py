@@ -25,7 +25,7 @@ from ...errors import HorovodSparkError, LaunchError
 from ...machine import environment_at_start
 from ...typed_json import parse, to_json
 from ..protocol.channel import AbortNoticeFilter
-from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, worker_environment
+from ..protocol.command import SET_TORCH_VARIABLES, SIDE_PROCESS, SPARK_FILES, worker_environment
 from ..protocol.messages import (
     JOIN_REPORTS,
     CannotJoin,
@@ -402,6 +402,8 @@ class Slot:
         environment = {**defaults, **overrides, **identity.environment}
         if self._plan.torch_variables:
             environment[SET_TORCH_VARIABLES] = "1"
+        if self._plan.side_process:
+            environment[SIDE_PROCESS] = "1"
         self._ranks[index].begin(shim, environment, self._plan.workers)
 
     def _on_report(self, index: int, report: RankReport) -> None:

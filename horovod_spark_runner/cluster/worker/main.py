@@ -30,7 +30,7 @@ from ...frameworks import FRAMEWORKS, quiet_imports
 from ...machine import bind_to_cores
 from ...serialize import Pickler, pickle_value
 from ...typed_json import parse
-from ..protocol.command import SET_TORCH_VARIABLES, SPARK_FILES, TORCH_VARIABLES
+from ..protocol.command import SET_TORCH_VARIABLES, SIDE_PROCESS, SPARK_FILES, TORCH_VARIABLES
 from ..protocol.messages import Begin, Finished, Started
 from ..protocol.network import ADDRESS, LOOPBACK
 from ..protocol.outcome import (
@@ -44,7 +44,7 @@ from ..protocol.outcome import (
     describe_exception,
 )
 from ..protocol.processes import RANK_NAME, name_process
-from . import reporting
+from . import reporting, side_process
 
 _MODULE = "pyspark.core.files"
 
@@ -213,6 +213,8 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
         began = time.monotonic()
         # Without Python's handler during MPI_Init, Open MPI shows C's stack of a crash as well.
         faulthandler.disable()
+        if os.environ.pop(SIDE_PROCESS, None) and rank == 0:
+            side_process.start(payload)
         _join_world(rank, size)
         _show_crashes(directory)
         # A program of the user's, not a training.

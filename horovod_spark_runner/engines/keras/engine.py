@@ -70,6 +70,7 @@ _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 class _KerasEngine:
     """Keras implementation of `horovod_spark_runner.training.engine.Engine`."""
 
+    tries_apart = False
     modules = (
         "tensorflow",
         "keras",

@@ -15,8 +15,8 @@ from ...training.part_comparison import Values
 from .binding import TorchBatch, plain_label
 from .model import one_number
 from .optimizers import parameters_of
-from .probe import Recorder
 from .step import Steps
+from .trial import Recorder
 
 # Where a gradient's values lie, and how often it was changed in place.
 _State = tuple[int, int]

@@ -41,6 +41,7 @@ FILES = (WEIGHTS_FILE, SAMPLE_FILE, PROGRAM_FILE, SCRIPT_FILE)
 class _TorchEngine:
     """PyTorch implementation of `horovod_spark_runner.training.engine.Engine`."""
 
+    tries_apart = True
     modules = (
         "torch",
         # What the first optimizer imports.

@@ -30,9 +30,9 @@ from .losses import LABELS, Term
 from .metrics import Results
 from .model import Modes, one_number, output_leaves
 from .optimizers import parameters_of
-from .probe import Recorder
 from .state import Statistics
 from .torch_model import TorchModel
+from .trial import Recorder
 
 if TYPE_CHECKING:
     from mpi4py import MPI

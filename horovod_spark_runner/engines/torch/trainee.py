@@ -6,7 +6,6 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,13 @@ from ...checkpoint.config_diff import ModelChanges
 from ...checkpoint.model_state import Variable
 from ...checkpoint.rank_state import JOIN
 from ...checkpoint.run_directory import RunDirectory
+from ...cluster.worker import side_process
 from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
-from ...data.read.reader import Batch
 from ...errors import EnvironmentProblem, ModelError
 from ...sync.synchroniser import Synchroniser
 from ...training.epochs import Step
-from ...training.part_comparison import (
-    CHANGE,
-    GRADIENT,
-    LOW_PRECISION,
-    TOLERANCE,
-    Values,
-    compare_parts,
-    report_parts,
-    try_varied,
-)
+from ...training.part_comparison import Values
 from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
 from ...training.traces import Timeline
@@ -50,7 +40,7 @@ from .custom_step import CustomSteps
 from .engine import SavedModel
 from .loading import load_initial_weights
 from .metrics import Results, training_results
-from .model import preserve_random
+from .model import Modes, preserve_random
 from .optimizers import (
     LearningRates,
     Schedule,
@@ -63,7 +53,6 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
-from .probe import Recorder, changed_values, unsaved_buffers, unsaved_values, values_of_step
 from .state import (
     TorchVariables,
     as_array,
@@ -75,6 +64,8 @@ from .state import (
 )
 from .step import Steps
 from .torch_model import TorchModel, is_lightning
+from .trial import Recorder, Verdict, try_apart
+from .unsaved import changed_values, unsaved_values
 
 
 def begin(seed: int) -> None:
@@ -163,6 +154,7 @@ class TorchTrainee(Trainee):
         self._initial_settings = [settings_of(optimizer) for optimizer in every]
         self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
+        self._tried = False
         # Rank 0 reports them for all.
         functions = self._steps.step_functions()
         self._unsaved = {} if self._world.Get_rank() else unsaved_values(self.module, functions)
@@ -337,67 +329,49 @@ class TorchTrainee(Trainee):
         return self._results.names
 
     def probe(self, step: Step) -> Sequence[str]:
-        if step.batch.rows < 2:
+        if self._tried or step.batch.rows < 2:
             return ()
-        schedulers = self._schedulers.capture()
-        self._steps.modes.train()
-        warned = try_varied(lambda vary: self._try_step(step, vary))
-        self._schedulers.restore(schedulers)
-        return warned
+        self._tried = True
+        process = side_process.take()
+        verdict = Verdict() if process is None else try_apart(process, self._spec, step)
+        verdict = self._world.bcast(verdict)
+        if verdict.error is not None:
+            raise verdict.error
+        return verdict.notices
 
-    def _try_step(self, step: Step, vary: bool) -> list[str]:
-        """Return warnings of results of a step and of metrics that are no means over rows."""
-        every, functions = list(self._optimizers.values()), self._steps.step_functions()
-        before = _float_buffers(self.module, functions)
-        ends: list[dict[str, np.ndarray]] = []
-
-        def compute(chosen: np.ndarray, fraction: float) -> Values:
-            arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
-            part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
-
-            def tried(recorder: Recorder) -> Values:
-                values = self._steps.try_step(part, recorder)
-                ends.append(_float_buffers(self.module, functions))
-                return values
-
-            return values_of_step(self.module, every, functions, tried, vary=vary)
-
-        low = self._model.autocast or self._device.type != "cpu"
-        low = low or any(p.element_size() < 4 for p in self.module.parameters())
-        differences = compare_parts(compute, step.batch.rows, LOW_PRECISION if low else TOLERANCE)
-        for name in changed_values(before, ends[0]):
-            # A value that follows from shapes alone, as that of a cache, is the same on all ranks;
-            # one that the same rows change, as noise, does not follow from them.
-            by_rows = any(name in changed_values(ends[0], end) for end in ends[2:])
-            if by_rows and name not in changed_values(ends[0], ends[1]):
-                raise ModelError(
-                    f"{name} changes by the rows of a batch, but ranks share and checkpoints hold "
-                    "persistent buffers of the module only; register it as one (leave out "
-                    "persistent=False), or keep it as a plain attribute if the training does not "
-                    "depend on it"
-                )
-        subjects = {GRADIENT: self._trained_by, CHANGE: "what buffer '{name}' changes by"}
-        return report_parts(
-            differences, subjects, "take the mean, or let it give one value per row"
-        )
+    # -- for trials ----------------------------------------------------------------------------
 
     @property
-    def _trained_by(self) -> str:
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers."""
+        return list(self._optimizers.values())
+
+    @property
+    def has_low_precision(self) -> bool:
+        """Whether anything is computed in fewer than 32 bits."""
+        narrow = any(p.element_size() < 4 for p in self.module.parameters())
+        return self._model.autocast is not None or narrow
+
+    @property
+    def trained_by(self) -> str:
         """Source of the gradients, for messages."""
         if self._model.train_step is not None:
             return "the loss in train_step"
         losses = self._results.loss_functions()
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
 
+    def step_functions(self) -> list[object]:
+        """Return the user's own functions that a training step calls besides the module."""
+        return self._steps.step_functions()
 
-def _float_buffers(module: nn.Module, functions: Sequence[object]) -> dict[str, np.ndarray]:
-    """Return copies of the float buffers that ranks do not share."""
-    buffers = unsaved_buffers(module, functions)
-    return {
-        name: as_array(buffer).copy()
-        for name, buffer in buffers.items()
-        if buffer.dtype.is_floating_point and buffer.layout is torch.strided
-    }
+    @property
+    def modes(self) -> Modes:
+        """The module's training and evaluation mode."""
+        return self._steps.modes
+
+    def try_step(self, step: Step, recorder: Recorder) -> Values:
+        """Compute the gradients of some rows; see `Steps.try_step`."""
+        return self._steps.try_step(step, recorder)
 
 
 class _LazyLogs(Mapping[str, object]):

@@ -21,9 +21,9 @@ from ..losses import LOSS
 from ..metrics import Results
 from ..model import check_module
 from ..optimizers import Schedule
-from ..probe import Recorder
 from ..step import Steps
 from ..trainee import TorchTrainee
+from ..trial import Recorder
 from .adapter import TRAINING, VALIDATION, LightningAdapter, configure_optimizers
 
 # Among the sums, where a module may log a "loss" of its own.
@@ -72,7 +72,7 @@ class LightningTrainee(TorchTrainee):
         return [*super().metric_variables(), self._adapter.states]
 
     @property
-    def _trained_by(self) -> str:
+    def trained_by(self) -> str:
         return "the loss of training_step"
 
     def save(self, directory: RunDirectory) -> SavedModel:

@@ -1,0 +1,244 @@
+"""Trial of a module's training step and metrics on some rows; see `part_comparison`.
+
+Rank 0 has it made by its side process, which builds a module of its own. Each attempt is made in a
+fork of that, so none changes what the next one finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...cluster.worker.side_process import SideProcess, call_in_fork
+from ...data.read.reader import Batch
+from ...errors import ModelError, on_one_line
+from ...storage.arrays import Arrays
+from ...sync.allreduce import AllreduceSynchroniser
+from ...training.epochs import Step
+from ...training.part_comparison import (
+    CHANGE,
+    GRADIENT,
+    LOW_PRECISION,
+    TOLERANCE,
+    Key,
+    Values,
+    compare_parts,
+    measure_change,
+    report_parts,
+    vary_weights,
+)
+from ...training.spec import TrainingSpec, provide_steps
+from .engine import ENGINE
+from .exchange import TensorCollectives
+from .optimizers import parameters_of
+from .state import as_array, saved_buffers, set_tensor
+from .unsaved import changed_values, unsaved_buffers
+
+if TYPE_CHECKING:
+    from .trainee import TorchTrainee
+
+# Seconds for one attempt, and for all with the building of the module.
+_ATTEMPT_SECONDS, _TRIAL_SECONDS = 120.0, 300.0
+
+_seeds = itertools.count()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a trial.
+
+    Attributes:
+        notices: warnings.
+        error: why the step cannot be trained.
+    """
+
+    notices: Sequence[str] = ()
+    error: ModelError | None = None
+
+
+def try_apart(process: SideProcess, spec: TrainingSpec, step: Step) -> Verdict:
+    """Have a side process of this rank try a step.
+
+    Args:
+        process: started with the rank's call, of `train_rank`.
+        spec: the training, as this rank has it.
+        step: a few rows.
+    """
+    try:
+        return process.call(_try_training, spec.sample, step, seconds=_TRIAL_SECONDS)
+    except ModelError as error:
+        return Verdict(error=error)
+    except (ChildProcessError, RuntimeError) as error:
+        return Verdict(
+            [f"the training step was not tried on parts of a batch ({on_one_line(error)})"]
+        )
+
+
+def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step) -> Verdict:
+    """Build the module of a training and try a step; called in the side process."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
+    seed = spec.fit.seed
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    # Callbacks may have effects outside, and are not tried.
+    spec = replace(spec, sample=sample, config=replace(spec.config, callbacks=()))
+    with provide_steps(spec.steps), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks warn
+        synchroniser = AllreduceSynchroniser("none", TensorCollectives())
+        trainee = ENGINE.trainee(spec, LoneWorld(), synchroniser)  # type: ignore[arg-type]
+        hooks = trainee.hooks(steps=spec.steps.per_epoch, resumed=False)
+        hooks.train_begin()
+        hooks.epoch_begin(0)
+        return Verdict(try_trainee(trainee, step))
+
+
+class LoneWorld:
+    """Communicator of one process, which does not need MPI."""
+
+    def Get_rank(self) -> int:
+        return 0
+
+    def Get_size(self) -> int:
+        return 1
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return value
+
+    allreduce = bcast
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def Barrier(self) -> None:
+        """Nobody else is there."""
+
+
+def try_trainee(trainee: TorchTrainee, step: Step) -> list[str]:
+    """Return warnings of results of a step and of metrics that are no means over rows.
+
+    This process must not have gone through a backward pass: it could not be forked then.
+
+    Raises:
+        ModelError: something is a sum over rows.
+    """
+    reason = ""
+    # Equal weights may treat all rows alike, so others are tried first.
+    for vary in (True, False):
+        try:
+            return _compare(trainee, step, vary)
+        except ModelError:
+            raise
+        except Exception as raised:
+            reason = on_one_line(raised)
+    return [f"the training step was not tried on parts of a batch ({reason})"]
+
+
+def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
+    module, functions = trainee.module, trainee.step_functions()
+    trainee.modes.train()
+    before = _float_buffers(module, functions)
+    ends: list[dict[str, np.ndarray]] = []
+
+    def compute(chosen: np.ndarray, fraction: float) -> Values:
+        arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
+        part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
+        attempt = functools.partial(_attempt, trainee, part, vary, next(_seeds))
+        values, end = call_in_fork(attempt, _ATTEMPT_SECONDS)
+        ends.append(end)
+        return values
+
+    tolerance = LOW_PRECISION if trainee.has_low_precision else TOLERANCE
+    differences = compare_parts(compute, step.batch.rows, tolerance)
+    for name in changed_values(before, ends[0]):
+        # A value that follows from shapes alone, as that of a cache, is the same on all ranks;
+        # one that the same rows change, as noise, does not follow from them.
+        by_rows = any(name in changed_values(ends[0], end) for end in ends[2:])
+        if by_rows and name not in changed_values(ends[0], ends[1]):
+            raise ModelError(
+                f"{name} changes by the rows of a batch, but ranks share and checkpoints hold "
+                "persistent buffers of the module only; register it as one (leave out "
+                "persistent=False), or keep it as a plain attribute if the training does not "
+                "depend on it"
+            )
+    subjects = {GRADIENT: trainee.trained_by, CHANGE: "what buffer '{name}' changes by"}
+    return report_parts(differences, subjects, "take the mean, or let it give one value per row")
+
+
+def _attempt(
+    trainee: TorchTrainee, step: Step, vary: bool, seed: int
+) -> tuple[Values, dict[str, np.ndarray]]:
+    """Return a step's gradients and changes of buffers, and the buffers that are not saved.
+
+    PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
+    """
+    module, recorder = trainee.module, Recorder()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    for each in module.modules():
+        each.training &= not type(each).__module__.startswith("torch.nn.")
+    for parameter in module.parameters():
+        if vary and parameter.requires_grad and parameter.is_floating_point():
+            set_tensor(parameter, vary_weights(as_array(parameter)))
+    places = saved_buffers(module)
+    before = {
+        name: as_array(holder[key].clone())
+        for name, (holder, key) in places.items()
+        if holder[key] is not None
+    }
+    for optimizer in trainee.optimizers:
+        vars(optimizer)["step"] = functools.partial(recorder.step, optimizer)
+    values: dict[Key, Any] = dict(trainee.try_step(step, recorder))
+    for name, value in before.items():
+        holder, key = places[name]
+        if holder.get(key) is not None and as_array(holder[key]).shape == value.shape:
+            values[CHANGE, name] = measure_change(as_array(holder[key]), value)
+    return {**recorder.gradients, **values}, _float_buffers(module, trainee.step_functions())
+
+
+class Recorder:
+    """Gradients passed to optimizers in a step, none of which is applied."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[Key, np.ndarray] = {}
+        self._early: list[Optimizer] = []
+        self._times = 0
+
+    def record(self, *optimizers: Optimizer) -> None:
+        """Record the gradients of optimizers, before they are to step."""
+        for optimizer in optimizers:
+            self._times += 1
+            self._early.append(optimizer)
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                if parameter.grad is not None:
+                    gradient = parameter.grad.detach().double().cpu().numpy()
+                    self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
+
+    def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
+        """Replace an optimizer's ``step``."""
+        if not any(optimizer is each for each in self._early):
+            self.record(optimizer)
+        self._early = [each for each in self._early if each is not optimizer]
+
+
+def _float_buffers(module: nn.Module, functions: Sequence[object]) -> dict[str, np.ndarray]:
+    """Return copies of the float buffers that ranks do not share."""
+    buffers = unsaved_buffers(module, functions)
+    return {
+        name: as_array(buffer).copy()
+        for name, buffer in buffers.items()
+        if buffer.dtype.is_floating_point and buffer.layout is torch.strided
+    }
