@@ -391,3 +391,48 @@ def test_moments_of_the_global_batch(digits_df: Any, tmp_path: Path) -> None:
         recorded(one_more, tmp_path / "lone", lambda: normalised(True), 3)
     with pytest.raises(ModelError, match=r"98 rows.*\b24\b.*rank"):
         recorded(frame, tmp_path / "alone", lambda: normalised(False), 3)
+
+
+def beside_the_module() -> TorchModel:
+    """A step that changes a scheduler, an average, a metric's count and a generator of its own."""
+    torch.manual_seed(0)
+    module = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 8))
+    average: Any = torch.optim.swa_utils.AveragedModel(module)
+    generator, calls = np.random.default_rng(0), []
+
+    def train_step(step: Any) -> dict[str, Any]:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(step.outputs(), step.labels[0])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        average.update_parameters(module)
+        calls.append(generator.random())
+        return {
+            "loss": loss,
+            "rate": optimizer.param_groups[0]["lr"],
+            "averaged": average.n_averaged,
+            "average": average.module.weight.abs().sum().detach(),
+            "calls": float(len(calls)),
+            "drawn": calls[-1],
+        }
+
+    return TorchModel(module, optimizer=optimizer, train_step=train_step)
+
+
+def test_what_is_beside_the_module_changes_by_the_training_alone(
+    frame: Any, tmp_path: Path
+) -> None:
+    histories = []
+    for world in (1, 2):
+        place = tmp_path / str(world)
+        _, transformer = recorded(frame, place, beside_the_module, world)
+        histories.append(transformer.summary.history)
+    for one, other in zip(*histories, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    steps = -(-ROWS // GLOBAL_BATCH)
+    expected = np.mean([min(1.0, (n + 2) / 8) * 0.1 for n in range(steps)])
+    assert histories[0][0]["calls"] == pytest.approx((steps + 1) / 2, rel=0.1)
+    assert histories[0][0]["rate"] == pytest.approx(expected, rel=0.1)

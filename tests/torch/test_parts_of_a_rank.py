@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -434,18 +433,6 @@ def test_metrics_of_ranks_that_are_gone_are_of_their_epoch_only() -> None:
         assert told["own"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_module_forgets_what_it_was_tried_on() -> None:
-    one = trainee(Module)
-    buffer = one.module.part.seen
-    one.probe(step(0))
-    part = one.module.part
-    assert (part.calls, part.kinds, part.last, float(part.seen)) == (0, {}, None, 0.0)
-    assert part.seen is buffer
-    assert one.module.own._update_count == 0
-    train(one, 0)
-    assert (part.calls, part.kinds, float(part.seen)) == (1, {"x": 1}, 1.0)
-
-
 def test_a_rank_without_rows_calls_the_step_and_reports_nothing() -> None:
     one = trainee(Module)
     train(one, 0)
@@ -597,100 +584,7 @@ def test_weights_of_steps_are_for_keras() -> None:
         )
 
 
-class Counter:
-    """Counts calls by an attribute, a list and a tensor."""
-
-    def __init__(self) -> None:
-        self.calls, self.list, self.tensor = 0, list[int](), torch.zeros(())
-
-    def __call__(self) -> float:
-        self.calls += 1
-        self.list.append(self.calls)
-        self.tensor += 1
-        return (self.calls - 1) * 0.1
-
-
-CALLS = {"all": 0}
-CALLED = 0
-
-
-def annealing(counter: Counter, inside: dict[str, Any]) -> Any:
-    """Return a step of which a sum's factor rises, counted wherever users may count."""
-    nonlocal_calls = 0
-
-    def noted() -> None:
-        nonlocal nonlocal_calls
-        global CALLED
-        nonlocal_calls += 1
-        CALLED += 1
-        CALLS["all"] += 1
-        inside["calls"] = nonlocal_calls
-
-    def train_step(own: Any) -> None:
-        noted()
-        (x,), (y,) = own.inputs, own.labels
-        own.optimizer.zero_grad()
-        apart = own.module[1](x).square().sum()
-        (mean(own.module[0](x), y) + counter() * apart).backward()
-        own.optimizer.step()
-
-    return train_step
-
-
-def test_a_sum_is_found_once_its_factor_is_above_zero() -> None:
-    counter, inside = Counter(), dict[str, Any]()
-
-    def made() -> TorchModel:
-        module = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
-        return TorchModel(module, optimizer="Adam", train_step=annealing(counter, inside))
-
-    begun = CALLED, CALLS["all"]
-    one = trainee(made)
-    assert list(one.probe(step(0, 10))) == []
-    assert (counter.calls, counter.list, float(counter.tensor), inside) == (0, [], 0.0, {})
-    train(one, 0)
-    state = one._optimizers[""].state_dict()["state"]
-    before = {key: {k: v.clone() for k, v in of.items()} for key, of in state.items()}
-    with pytest.raises(ModelError, match=r"train_step.*\bsum.*rows"):
-        one.probe(step(1, 10))
-    assert (counter.calls, counter.list, float(counter.tensor)) == (1, [1], 1.0)
-    assert inside == {"calls": 1}
-    assert (CALLED, CALLS["all"]) == (begun[0] + 1, begun[1] + 1)
-    for key, of in one._optimizers[""].state_dict()["state"].items():
-        assert all(torch.equal(value, before[key][name]) for name, value in of.items())
-    assert all(p.grad is not None for p in one.module[0].parameters()), "those of the last step"
-
-
-def test_a_lightning_step_is_tried_again() -> None:
-    calls = []
-
-    class Annealed(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.apart = nn.Linear(3, 1), nn.Linear(3, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            calls.append(batch_idx)
-            apart: Tensor = self.apart(batch[0]).square().sum() * self.trainer.global_step
-            return mean(self.net(batch[0]), batch[1]) + apart
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.01)
-
-    one = trainee(Annealed)
-    assert list(one.probe(step(0, 10))) == []
-    train(one, 0)
-    assert calls == [0]
-    with pytest.raises(ModelError, match=r"training_step.*\bsum.*rows"):
-        one.probe(step(1, 10))
-    assert calls == [0]
-
-
-def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> None:
-    def summed(output: Tensor, target: Tensor) -> Tensor:
-        return (output[:, 0] - target).square().sum()
-
-    one = trainee(lambda: TorchModel(nn.Linear(3, 1), summed, "SGD"))
+def test_rows_of_several_ranks_are_tried_where_each_has_one() -> None:
     others = [None, step(1, 1).batch.arrays, None]
     world: Any = SimpleNamespace(
         Get_rank=lambda: 0, bcast=lambda rows: rows, allgather=lambda own: [own, *others]
@@ -698,8 +592,6 @@ def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> Non
     tried = rows_to_try(world, step(0, 1).batch)
     assert tried.rows == 2
     np.testing.assert_array_equal(tried.arrays["y"][1:], step(1, 1).batch.arrays["y"])
-    with pytest.raises(ModelError, match=r"'loss'.*\bsum"):
-        one.probe(replace(step(0, 1), batch=tried))
     world.allgather = lambda own: [own, None, None]
     assert rows_to_try(world, step(0, 40).batch).rows == 16
 
@@ -714,19 +606,6 @@ def mean(output: Tensor, target: Tensor) -> Tensor:
 
 def total(output: Tensor, target: Tensor) -> Tensor:
     return squares(output, target).sum()
-
-
-def contrastive(output: Tensor, target: Tensor) -> Tensor:
-    unit = nn.functional.normalize(output, dim=1)
-    alike, itself = unit @ unit.T / 0.1, torch.eye(len(output), dtype=torch.bool)
-    same = (target[:, None] > 0) == (target[None] > 0)
-    chances = alike.masked_fill(itself, -1e9).log_softmax(1)
-    return -chances.masked_fill(itself | ~same, 0.0).mean()
-
-
-def ranked(output: Tensor, target: Tensor) -> Tensor:
-    order = -(target[:, None] - target[None]).sign()
-    return nn.functional.softplus(order * (output - output.T)).mean()
 
 
 class Seen(nn.Module):
@@ -747,27 +626,9 @@ class Seen(nn.Module):
         return x
 
 
-class Spread(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.std(0).mean()
-
-
-class Dropped(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, 0.5)
-
-
 def network(*middle: nn.Module, outputs: int = 1) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), *middle, nn.Linear(8, outputs))
-
-
-def flat(*middle: nn.Module) -> nn.Sequential:
-    """Return a network whose outputs begin as zeros."""
-    made = network(*middle)
-    nn.init.zeros_(made[-1].weight)  # type: ignore[arg-type]
-    nn.init.zeros_(made[-1].bias)  # type: ignore[arg-type]
-    return made
 
 
 def stepping(loss: Any, *, clip: bool = False) -> Any:
@@ -783,136 +644,8 @@ def stepping(loss: Any, *, clip: bool = False) -> Any:
     return train_step
 
 
-def own(loss: Any, *middle: nn.Module, outputs: int = 1, clip: bool = False) -> TorchModel:
-    step_of = stepping(loss, clip=clip)
-    return TorchModel(network(*middle, outputs=outputs), train_step=step_of, optimizer="Adam")
-
-
 def usual(loss: Any, *middle: nn.Module, **more: Any) -> TorchModel:
     return TorchModel(network(*middle), loss, "SGD", **more)
-
-
-def rivals(reduction: str) -> TorchModel:
-    module = nn.ModuleDict({"maker": nn.Linear(3, 3), "judge": network()})
-
-    def score(given: Tensor) -> Tensor:
-        ones = torch.ones_like(given)
-        return nn.functional.binary_cross_entropy_with_logits(given, ones, reduction=reduction)
-
-    def train_step(own: Any) -> None:
-        x = own.inputs[0]
-        for name in ("judge", "maker"):
-            optimizer = own.optimizers[name]
-            optimizer.zero_grad()
-            made = module["maker"](torch.randn(len(x), 3))
-            value = score(module["judge"](made)) + score(module["judge"](x))
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-    optimizers = {name: torch.optim.Adam(part.parameters()) for name, part in module.items()}
-    return TorchModel(module, train_step=train_step, optimizer=optimizers)
-
-
-def normalised(loss: Any) -> TorchModel:
-    return own(loss, nn.BatchNorm1d(8), nn.Dropout(0.5), nn.LayerNorm(8))
-
-
-TRIED: dict[str, tuple[Any, str]] = {
-    "mean": (lambda: own(mean), ""),
-    "sum over rows by their number": (lambda: own(lambda o, y: total(o, y) / len(y)), ""),
-    "random layers": (lambda: normalised(mean), ""),
-    "function that drops": (lambda: own(mean, Dropped()), ""),
-    "clipping": (lambda: own(mean, clip=True), ""),
-    "rivals": (lambda: rivals("mean"), ""),
-    "nothing of the batch": (lambda: own(lambda o, y: 0.0 * o.sum()), ""),
-    "rows": (lambda: usual(squares), ""),
-    "known sum": (lambda: usual(nn.L1Loss(reduction="sum")), ""),
-    "half": (lambda: usual(mean, nn.LayerNorm(8), autocast="bfloat16"), ""),
-    "moving mean": (lambda: usual("MSELoss", Seen(lambda k, x: 0.9 * k + 0.1 * x.mean())), ""),
-    "batches": (lambda: usual("MSELoss", Seen(lambda k, x: k + 1, torch.int64)), ""),
-    "metric": (lambda: usual("MSELoss", metrics={"m": lambda o, y: float(mean(o, y))}), ""),
-    "sum": (lambda: own(total), r"train_step.*\bsum.*rows"),
-    "sum with random layers": (lambda: normalised(total), r"train_step.*\bsum.*rows"),
-    "sum of what drops": (lambda: own(total, Dropped()), r"train_step.*\bsum.*rows"),
-    "sum of rivals": (lambda: rivals("sum"), r"train_step.*\bsum.*rows"),
-    "loss": (lambda: usual(total), r"'loss'.*\bsum.*rows"),
-    "half sum": (lambda: usual(total, autocast="bfloat16"), r"'loss'.*\bsum.*rows"),
-    "count": (lambda: usual("MSELoss", Seen(lambda k, x: k + len(x))), r"kept'.*\bsum"),
-    "whole count": (
-        lambda: usual("MSELoss", Seen(lambda k, x: k + len(x), torch.int64)),
-        r"kept'.*\bsum",
-    ),
-    "metric sum": (lambda: usual("MSELoss", metrics={"all": total}), r"'all'.*\bsum"),
-    "contrastive": (lambda: own(contrastive, outputs=4), "mean"),
-    "mask": (lambda: own(lambda o, y: squares(o, y)[y > 0].mean()), "mean"),
-    "zeros": (lambda: TorchModel(flat(), ranked, "SGD"), "'loss'.*mean"),
-    "layer": (lambda: usual("MSELoss", Spread()), "mean"),
-    "root": (
-        lambda: usual("MSELoss", metrics={"root": lambda o, y: mean(o, y).sqrt()}),
-        "'root'.*mean",
-    ),
-    "spread": (
-        lambda: TorchModel(flat(), "MSELoss", "SGD", metrics={"spread": lambda o, y: o.std()}),
-        "'spread'.*mean",
-    ),
-    "of rows": (
-        lambda: usual("MSELoss", metrics={"each": lambda o, y: torch.acosh(o - 9).mean()}),
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRIED)
-def test_a_step_and_metrics_are_tried_on_parts_of_rows(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from horovod_spark_runner.engines.torch import probe
-
-    told: list[str] = []
-    monkeypatch.setattr(probe, "_seeds", itertools.count())  # whatever was tried before
-    made, message = TRIED[name]
-    one = trainee(made)
-    before = [v.clone() for v in one.module.state_dict().values()], torch.get_rng_state()
-    refused = r"\bsum" in message
-    with pytest.raises(ModelError, match=message) if refused else contextlib.nullcontext():
-        told += one.probe(step(0, 10))
-    after = list(one.module.state_dict().values()), torch.get_rng_state()
-    assert all(map(torch.equal, before[0], after[0]))
-    assert torch.equal(before[1], after[1])
-    assert all(p.grad is None for p in one.module.parameters())
-    assert all(part.training for part in one.module.modules())
-    assert len(told) == (bool(message) and not refused)
-    assert not told or re.search(message, told[0])
-    if not refused:
-        train(one, 0, 1)
-
-
-class Centred(nn.Module):
-    """A loss with a running mean of its own."""
-
-    centre: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(()))
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        self.centre += 0.1 * (target.mean() - self.centre)
-        return squares(output, target - self.centre.clone()).mean()
-
-
-def test_statistics_of_rows_that_ranks_do_not_share_are_refused() -> None:
-    moving = Seen(lambda k, x: 0.9 * k + 0.1 * x.mean(), persistent=False)
-    for made in (lambda: usual("MSELoss", moving), lambda: own(mean, moving)):
-        with pytest.raises(ModelError, match=r"kept'.*persistent=False"):
-            trainee(made).probe(step(0, 10))
-    with pytest.raises(ModelError, match=r"'centre' of Centred.*persistent"):
-        trainee(lambda: usual(Centred())).probe(step(0, 10))
-    # The same on all ranks.
-    cached = Seen(lambda k, x: k * 0 + x[0].numel(), persistent=False)
-    noise = Seen(lambda k, x: torch.randn(()), persistent=False)
-    for model in (cached, noise):
-        assert list(trainee(functools.partial(usual, "MSELoss", model)).probe(step(0, 10))) == []
 
 
 class Annealed(nn.Linear):

@@ -1,4 +1,4 @@
-"""Keras objects that functions capture: losses, metrics and callbacks travel, layers are refused."""
+"""Keras objects that functions capture: losses and metrics travel, layers are refused."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_a_copy_of_a_loss_or_metric_computes_the_same(make: Callable[[], Any]) -
     y_true, y_pred = np.array([[0, 1, 0], [1, 0, 0]]), np.array([[0.3, 0.6, 0.1], [0.9, 0.3, 0]])
     if "Sparse" in type(original).__name__:
         y_true, y_pred = np.array([[1], [0]]), np.array([[1, 0, 2], [2, 1, 0]])
-    values = [np.array(each(y_true, y_pred)) for each in (original, copy)]
-    np.testing.assert_array_equal(*values)
+    one, other = (np.array(each(y_true, y_pred)) for each in (original, copy))
+    np.testing.assert_array_equal(one, other)
     assert type(copy).__name__ == type(original).__name__
     assert copy.name == original.name
 

@@ -40,7 +40,8 @@ def call_in_fork(function: Callable[[], T], seconds: float) -> T:
         RuntimeError: the function has raised anything else, which the message describes.
     """
     pid, connection = _fork(lambda connection: connection.send_bytes(_outcome(function)))
-    return _receive(pid, connection, seconds)
+    result: T = _receive(pid, connection, seconds)
+    return result
 
 
 class SideProcess:
@@ -63,11 +64,8 @@ class SideProcess:
         """
         with contextlib.suppress(OSError):  # it has ended, which `_receive` reports
             self._connection.send_bytes(pickle.dumps((function, args)))
-        return _receive(self._pid, self._connection, seconds)
-
-    def close(self) -> None:
-        """End the process, if it has not ended."""
-        _end(self._pid, self._connection)
+        result: T = _receive(self._pid, self._connection, seconds)
+        return result
 
 
 # The side process of this rank, from before it joins MPI until it is called.
@@ -75,9 +73,10 @@ _current: SideProcess | None = None
 
 
 def start(payload: Path) -> None:
-    """Fork this rank's side process."""
+    """Fork this rank's side process, if there is memory for it."""
     global _current
-    _current = SideProcess(payload)
+    with contextlib.suppress(OSError):
+        _current = SideProcess(payload)
 
 
 def take() -> SideProcess | None:

@@ -55,7 +55,6 @@ from .optimizers import (
 )
 from .state import (
     TorchVariables,
-    as_array,
     compare_models,
     describe_model,
     generators,
@@ -332,9 +331,11 @@ class TorchTrainee(Trainee):
         if self._tried or step.batch.rows < 2:
             return ()
         self._tried = True
-        process = side_process.take()
-        verdict = Verdict() if process is None else try_apart(process, self._spec, step)
+        verdict: Verdict | None = None
+        if self._world.Get_rank() == 0:
+            verdict = try_apart(side_process.take(), self._spec, step)
         verdict = self._world.bcast(verdict)
+        assert verdict is not None
         if verdict.error is not None:
             raise verdict.error
         return verdict.notices

@@ -13,6 +13,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 # Seconds for one attempt, and for all with the building of the module.
 _ATTEMPT_SECONDS, _TRIAL_SECONDS = 120.0, 300.0
 
+_NOT_TRIED = "the training step was not tried on parts of a batch ({})"
+
 _seeds = itertools.count()
 
 
@@ -67,22 +70,22 @@ class Verdict:
     error: ModelError | None = None
 
 
-def try_apart(process: SideProcess, spec: TrainingSpec, step: Step) -> Verdict:
+def try_apart(process: SideProcess | None, spec: TrainingSpec, step: Step) -> Verdict:
     """Have a side process of this rank try a step.
 
     Args:
-        process: started with the rank's call, of `train_rank`.
+        process: started with the rank's call, of `train_rank`; ``None`` if it could not be.
         spec: the training, as this rank has it.
         step: a few rows.
     """
+    if process is None:
+        return Verdict([_NOT_TRIED.format("there is no side process")])
     try:
         return process.call(_try_training, spec.sample, step, seconds=_TRIAL_SECONDS)
     except ModelError as error:
         return Verdict(error=error)
     except (ChildProcessError, RuntimeError) as error:
-        return Verdict(
-            [f"the training step was not tried on parts of a batch ({on_one_line(error)})"]
-        )
+        return Verdict([_NOT_TRIED.format(on_one_line(error))])
 
 
 def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step) -> Verdict:
@@ -98,32 +101,22 @@ def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step) -> Verd
     with provide_steps(spec.steps), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks warn
         synchroniser = AllreduceSynchroniser("none", TensorCollectives())
-        trainee = ENGINE.trainee(spec, LoneWorld(), synchroniser)  # type: ignore[arg-type]
+        trainee: Any = ENGINE.trainee(spec, lone_world(), synchroniser)
         hooks = trainee.hooks(steps=spec.steps.per_epoch, resumed=False)
         hooks.train_begin()
         hooks.epoch_begin(0)
         return Verdict(try_trainee(trainee, step))
 
 
-class LoneWorld:
-    """Communicator of one process, which does not need MPI."""
-
-    def Get_rank(self) -> int:
-        return 0
-
-    def Get_size(self) -> int:
-        return 1
-
-    def bcast(self, value: Any, root: int = 0) -> Any:
-        return value
-
-    allreduce = bcast
-
-    def allgather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def Barrier(self) -> None:
-        """Nobody else is there."""
+def lone_world() -> Any:
+    """Return the communicator of a single process, which does not need MPI."""
+    return SimpleNamespace(
+        Get_rank=lambda: 0,
+        Get_size=lambda: 1,
+        bcast=lambda value, root=0: value,
+        allreduce=lambda value, op=None: value,
+        allgather=lambda value: [value],
+    )
 
 
 def try_trainee(trainee: TorchTrainee, step: Step) -> list[str]:
@@ -143,7 +136,7 @@ def try_trainee(trainee: TorchTrainee, step: Step) -> list[str]:
             raise
         except Exception as raised:
             reason = on_one_line(raised)
-    return [f"the training step was not tried on parts of a batch ({reason})"]
+    return [_NOT_TRIED.format(reason)]
 
 
 def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
@@ -185,6 +178,7 @@ def _attempt(
     PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
     """
     module, recorder = trainee.module, Recorder()
+    warnings.simplefilter("ignore")  # schedulers miss the steps
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
