@@ -15,6 +15,7 @@
 # of the host, which the container runtime has already applied.
 #
 # What is wrong is said on standard error, with exit code 1 and an empty list.
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 set -uo pipefail
 export LC_ALL=C
 

@@ -2,6 +2,7 @@
 # For the preStop hook of an executor's container, before it is taken away: asks its ranks to save
 # and end, and waits for them. Kubernetes signals process 1 alone, which is Spark's JVM.
 # Needs nothing but a shell and /proc.
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 
 ranks() {
     for entry in /proc/[0-9]*; do

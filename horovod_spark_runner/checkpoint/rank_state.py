@@ -23,7 +23,7 @@ _COMMON_GENERATORS = ("python", "numpy")
 # Merge of a metric's variable, for another number of ranks, that joins the ranks' arrays.
 JOIN = "join"
 # Bytes of the largest array of a callback that is saved for every rank.
-_SMALL = 64 * 1024
+SMALL = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def capture_rank(
         "callback": {
             name: array
             for name, array in callback_arrays.items()
-            if rank == 0 or array.nbytes <= _SMALL
+            if rank == 0 or array.nbytes <= SMALL
         },
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
@@ -97,10 +97,21 @@ def _unshared_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
     return {name: array for name, array in captured.items() if not name.startswith("model/")}
 
 
+def restore_hooks(state: RankState, hooks: Hooks) -> None:
+    """Bring this rank's callbacks to ``state``."""
+    hooks.restore(state.values["callbacks"], state.group("callback"))
+
+
 def restore_rank(
-    state: RankState, trainee: Trainee, hooks: Hooks, synchroniser: Synchroniser
+    state: RankState, trainee: Trainee, hooks: Hooks | None, synchroniser: Synchroniser
 ) -> None:
     """Bring this rank to ``state``; metrics only where they are in it.
+
+    Args:
+        state: the state.
+        trainee: the model.
+        hooks: its callbacks; ``None`` if they were restored before.
+        synchroniser: its strategy.
 
     Raises:
         RunDirectoryError: the model has other metrics now.
@@ -109,7 +120,8 @@ def restore_rank(
     if apart:  # a weight that no row of this rank has used may have no moments here
         trained_by = state.values.get("trained_by", ())
         trainee.variables.build_optimizers([weights or [] for weights in trained_by])
-    hooks.restore(state.values["callbacks"], state.group("callback"))
+    if hooks is not None:
+        restore_hooks(state, hooks)
     variables = state.group("variable")
     if apart:
         named = trainee.variables.named

@@ -103,18 +103,23 @@ class StepTrials:
     Args:
         world: communicator of all ranks.
         probe: tries a step that has the same few rows on all ranks; see `Trainee.probe`.
+        alone: whether one rank tries, too.
     """
 
-    def __init__(self, world: MPI.Comm, probe: Callable[[Step], Sequence[str]]) -> None:
+    def __init__(
+        self, world: MPI.Comm, probe: Callable[[Step], Sequence[str]], alone: bool = False
+    ) -> None:
         self._world = world
         self._probe = probe
+        self._alone = alone
         self._made = self._tried = 0
         self._warned: set[str] = set()
 
     def is_due(self) -> bool:
         """Return whether to try the next step; call it before each."""
         self._made += 1
-        return self._world.Get_size() > 1 and not self._made & (self._made - 1)
+        together = self._world.Get_size() > 1 or self._alone
+        return together and not self._made & (self._made - 1)
 
     def run(self, step: Step, number: int, *, together: bool) -> None:
         """Try a step; report results that are no mean over rows, each once.
@@ -158,10 +163,11 @@ def checksums(
 ) -> np.ndarray:
     """Return one checksum for the value of each of the ``compared`` variables, by default all."""
     chosen = variables.shared if compared is None else compared
-    return np.array([_checksum(variables.view(v)) for v in chosen], np.int64)
+    return np.array([checksum(variables.view(v)) for v in chosen], np.int64)
 
 
-def _checksum(value: ArrayLike) -> int:
+def checksum(value: ArrayLike) -> int:
+    """Return the checksum of an array's bytes."""
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 

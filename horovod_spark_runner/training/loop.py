@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.model_state import broadcast, preserve_shared
-from ..checkpoint.rank_state import restore_rank
+from ..checkpoint.rank_state import restore_hooks, restore_rank
 from ..checkpoint.resume import restore_checkpoint
 from ..cluster.protocol.processes import SignalWatch
 from ..cluster.worker.reporting import report_progress
@@ -166,7 +166,7 @@ class _Training:
         self._variables = trainee.variables
         self._sync = synchroniser
         self._agreement = Agreement(world)
-        self._trials = StepTrials(world, trainee.probe)
+        self._trials = StepTrials(world, trainee.probe, trainee.is_tried_alone)
         self._watch = watch
         self._clock = clock
         self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
@@ -306,6 +306,8 @@ class _Training:
         self._restored = None
         # The hooks set up what callbacks do not keep; what they change is put back.
         values = self._variables.capture()
+        if self._hooks.restored_first:
+            restore_hooks(rank_state, self._hooks)
         self._hooks.train_begin()
         self._hooks.remember()
         self._hooks.restore_history(info.history)
@@ -314,7 +316,10 @@ class _Training:
             self._trainee.make_metrics()
         self._variables.restore(values)
         self._share_variables()
-        restore_rank(rank_state, self._trainee, self._hooks, self._sync)
+        # Also what the epoch's begin has set anew.
+        again = info.epoch_step or not self._hooks.restored_first
+        hooks = self._hooks if again else None
+        restore_rank(rank_state, self._trainee, hooks, self._sync)
         if made_alone(info.state):
             self._rate.share(self._world)
         return info.epoch_step > 0

@@ -36,6 +36,7 @@ class Hooks:
         stop_training: true once one of this rank asks for the end of the training.
         stop_evaluating: true once one of this rank asks for the end of the evaluation.
         initial_epoch: whole epochs of what `train_begin` has restored; 0 if it has nothing.
+        restored_first: whether callbacks get their state before `train_begin`, not after it.
         restored: the epoch, counted from 1, whose weights `train_end` has restored, and what
             restored them; empty if none, or unknown.
     """
@@ -46,6 +47,7 @@ class Hooks:
     stop_training: bool = False
     stop_evaluating: bool = False
     initial_epoch: int = 0
+    restored_first = False
     restored: str = ""
 
     def train_begin(self) -> None:
@@ -271,6 +273,11 @@ class Trainee(ABC):
 
     def make_metrics(self) -> None:
         """Make the metrics that come into being at their first use, before sums are restored."""
+
+    @property
+    def is_tried_alone(self) -> bool:
+        """Whether `probe` is called where there is one rank, too."""
+        return False
 
     def probe(self, step: Step) -> Sequence[str]:
         """Check, before a step, that several ranks can compute it exactly; leave no trace.

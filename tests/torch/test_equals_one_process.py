@@ -419,7 +419,8 @@ def beside_the_module() -> TorchModel:
             "drawn": calls[-1],
         }
 
-    return TorchModel(module, optimizer=optimizer, train_step=train_step)
+    state = {"schedule": schedule, "average": average}
+    return TorchModel(module, optimizer=optimizer, train_step=train_step, state=state)
 
 
 def test_what_is_beside_the_module_changes_by_the_training_alone(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from horovod_spark_runner import TorchModel
 from horovod_spark_runner.engines.torch.engine import ENGINE
 from horovod_spark_runner.engines.torch.exchange import TensorCollectives
-from horovod_spark_runner.engines.torch.trial import lone_world, try_trainee
+from horovod_spark_runner.engines.torch.trial import check_state, lone_world, try_trainee
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from tests.runs import source, spec_of
@@ -35,11 +35,14 @@ from tests.torch.test_parts_of_a_rank import (
 )
 
 
+def trainee(made: Any) -> Any:
+    synchroniser = AllreduceSynchroniser("none", TensorCollectives())
+    return ENGINE.trainee(spec_of([X], model=source(made)), lone_world(), synchroniser)
+
+
 def tried(made: Any, rows: int = 10) -> list[str]:
     """Return the warnings of a trial of what ``made`` returns."""
-    synchroniser = AllreduceSynchroniser("none", TensorCollectives())
-    trainee: Any = ENGINE.trainee(spec_of([X], model=source(made)), lone_world(), synchroniser)
-    return try_trainee(trainee, step(0, rows))
+    return try_trainee(trainee(made), step(0, rows))
 
 
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
@@ -243,3 +246,79 @@ def test_statistics_of_rows_that_ranks_do_not_share_are_refused() -> None:
     noise = Seen(lambda k, x: torch.randn(()), persistent=False)
     for model in (cached, noise):
         assert tried(functools.partial(usual, "MSELoss", model)) == []
+
+
+class Counter:
+    """Counts; a checkpoint could hold it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def beside(kind: str, given: bool) -> TorchModel:
+    """Return a step that changes an object of a kind, which is given to the TorchModel or not."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    centre = nn.Parameter(torch.zeros(()))
+    average = torch.optim.swa_utils.AveragedModel(module)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
+    counter, scaler = Counter(), torch.amp.GradScaler("cpu", growth_interval=2)
+    apart = torch.optim.SGD([centre], 0.1)
+    objects: dict[str, Any] = {
+        "average": average, "schedule": schedule, "counter": counter, "scaler": scaler,
+        "apart": apart,
+    }  # fmt: skip
+
+    def train_step(own: Any) -> None:
+        own.optimizer.zero_grad()
+        loss = mean(own.module(own.inputs[0]), own.labels[0]) + (centre - 1).square()
+        if kind == "scaler":
+            scaler.scale(loss).backward()
+            own.synchronize()
+            scaler.step(own.optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            own.optimizer.step()
+        if kind == "average":
+            average.update_parameters(module)
+        elif kind == "schedule":
+            schedule.step()
+        elif kind == "counter":
+            counter.calls += 1
+        elif kind == "apart":
+            apart.step()
+        elif kind == "inner":
+            inner = torch.optim.SGD([torch.zeros((), requires_grad=True)], 0.1)
+            inner.param_groups[0]["lr"] = 0.2
+
+    state = {kind: objects[kind]} if given else None
+    return TorchModel(module, train_step=train_step, optimizer=optimizer, state=state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("average", "AveragedModel.*state="),
+        ("schedule", "LambdaLR.*schedule='step'"),
+        ("counter", "Counter.*state="),
+        ("scaler", "GradScaler.*state="),
+        ("apart", "optimizer.*SGD.*gradients"),
+        ("inner", ""),
+        ("nothing", ""),
+    ],
+)
+def test_objects_that_no_checkpoint_holds_are_refused(kind: str, message: str) -> None:
+    if not message:
+        assert check_state(trainee(lambda: beside(kind, False)), step(0, 10)) == []
+        return
+    with pytest.raises(ModelError, match=message):
+        check_state(trainee(lambda: beside(kind, False)), step(0, 10))
+    if kind != "apart":
+        assert check_state(trainee(lambda: beside(kind, True)), step(0, 10)) == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...storage.arrays import Arrays
 from ...training.progress import Logs, plain
 from ...training.trainee import Hooks
 from .model import Modes
+from .packing import pack_state, unpack_state
 from .torch_callback import TorchCallback, list_callbacks
 
 
@@ -33,18 +33,20 @@ class Callbacks(Hooks):
         callbacks: the callbacks, the same on all ranks.
         module: what they watch.
         modes: its modes.
-        capture: returns what else checkpoints keep as JSON.
+        capture: returns the other state as JSON, and adds its arrays to those given.
         restore: takes that over.
         after_epoch: receives the number and the results of an epoch.
     """
+
+    restored_first = True
 
     def __init__(
         self,
         callbacks: Sequence[TorchCallback],
         module: nn.Module,
         modes: Modes,
-        capture: Callable[[], dict[str, Any]],
-        restore: Callable[[Mapping[str, Any]], None],
+        capture: Callable[[Arrays], dict[str, Any]],
+        restore: Callable[[Mapping[str, Any], Arrays], None],
         after_epoch: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
@@ -77,6 +79,7 @@ class Callbacks(Hooks):
     def train_begin(self) -> None:
         for callback in self._callbacks:
             callback.on_train_begin(self._module)
+        self.capture()  # what a checkpoint cannot hold is reported now
 
     def train_end(self, logs: Logs | None) -> None:
         for callback in self._callbacks:
@@ -109,30 +112,18 @@ class Callbacks(Hooks):
             callback.on_step_end(number, dict(logs or {}))
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
-        states: dict[str, dict[str, Any]] = {}
         arrays: Arrays = {}
-        for number, callback in enumerate(self._callbacks):
-            name = _name(number, callback)
-            states[name] = {}
-            for key, value in callback.state_dict().items():
-                if isinstance(value, np.ndarray):
-                    arrays[f"{name}/{key}"] = np.array(value)
-                else:
-                    states[name][key] = value
-        return {"callbacks": states, "training": self._capture()}, arrays
+        states = {
+            name: pack_state(callback.state_dict(), name, arrays, type(callback).__name__)
+            for name, callback in self._named()
+        }
+        return {"callbacks": states, "training": self._capture(arrays)}, arrays
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
-        self._restore(state["training"])
-        for number, callback in enumerate(self._callbacks):
-            name = _name(number, callback)
-            held = {
-                key.removeprefix(f"{name}/"): value
-                for key, value in arrays.items()
-                if key.startswith(f"{name}/")
-            }
-            if name in state["callbacks"] or held:
-                callback.load_state_dict({**state["callbacks"].get(name, {}), **held})
+        self._restore(state["training"], arrays)
+        for name, callback in self._named():
+            if name in state["callbacks"]:
+                callback.load_state_dict(unpack_state(state["callbacks"][name], arrays))
 
-
-def _name(number: int, callback: TorchCallback) -> str:
-    return f"{number:03d}.{type(callback).__name__}"
+    def _named(self) -> list[tuple[str, TorchCallback]]:
+        return [(f"{n:03d}.{type(each).__name__}", each) for n, each in enumerate(self._callbacks)]

@@ -362,8 +362,8 @@ class TensorCollectives:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
-        return int(hvd.size())
+        """The number of ranks; 1 in a process that has not joined them."""
+        return int(hvd.size()) if hvd.is_initialized() else 1
 
     def sum(self, tensors: Sequence[Tensor | np.ndarray], name: str) -> list[Tensor]:
         """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
@@ -375,7 +375,7 @@ class TensorCollectives:
             name: the same on all ranks, and different for every call within one step.
         """
         detached = [torch.as_tensor(tensor).detach() for tensor in tensors]
-        if hvd.size() == 1:
+        if self.size == 1:
             return [tensor.clone() for tensor in detached]
         groups: dict[torch.dtype, list[int]] = {}
         for index, tensor in enumerate(detached):

@@ -329,6 +329,11 @@ class Schedulers:
         return bool(self._schedules)
 
     @property
+    def objects(self) -> list[object]:
+        """The schedulers."""
+        return [one.scheduler for one in self._schedules.values()]
+
+    @property
     def follow_steps(self) -> bool:
         """True if a scheduler steps after each training step instead of each epoch."""
         return any(one.every == "step" for one in self._schedules.values())

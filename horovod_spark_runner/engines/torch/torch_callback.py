@@ -33,7 +33,7 @@ class TorchCallback:
     stop_training: bool = False
 
     def on_train_begin(self, module: nn.Module) -> None:
-        """Before the first step, of a resumed run as well.
+        """Before the first step, of a resumed run as well; after `load_state_dict`.
 
         Args:
             module: the module that is trained.
@@ -70,7 +70,7 @@ class TorchCallback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from `state_dict`.
+        """Restore the state from `state_dict`; before `on_train_begin`, as in Lightning.
 
         Args:
             state: that of a checkpoint.

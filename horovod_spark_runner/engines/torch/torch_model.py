@@ -77,6 +77,9 @@ class TorchModel:
         clip_value: largest absolute value of a gradient's element; ``None`` (default) for none.
         sync_batch_norm: whether batch normalisation takes the moments of the global batch, and not
             of each rank's own rows (default).
+        state: objects beside the module that a ``train_step`` changes, by name: averaged models,
+            scalers, counters, whatever has ``state_dict`` and ``load_state_dict``. Checkpoints hold
+            their state, for each rank its own; tensors above 64 KiB are rank 0's.
 
     Raises:
         ModelError: something of it cannot be used for a training.
@@ -94,6 +97,7 @@ class TorchModel:
     clip_norm: float | None = None
     clip_value: float | None = None
     sync_batch_norm: bool = False
+    state: Mapping[str, Any] | None = None
 
     # How `run_training` finds what trains it.
     horovod_engine: ClassVar[str] = TORCH
@@ -144,6 +148,10 @@ class TorchModel:
         self._check_options()
 
     def _check_options(self) -> None:
+        for name, each in (self.state or {}).items():
+            for method in ("state_dict", "load_state_dict"):
+                if not callable(getattr(each, method, None)):
+                    raise ModelError(f"state {name!r} is a {type(each).__name__} without {method}")
         check_choice("schedule", self.schedule, ("epoch", "step"))
         if self.autocast is not None:
             check_choice("autocast", self.autocast, ("bfloat16",))

@@ -18,13 +18,15 @@ from torch.optim import Optimizer
 
 from ...checkpoint.config_diff import ModelChanges
 from ...checkpoint.model_state import Variable
-from ...checkpoint.rank_state import JOIN
+from ...checkpoint.rank_state import JOIN, SMALL
 from ...checkpoint.run_directory import RunDirectory
 from ...cluster.worker import side_process
 from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
-from ...errors import EnvironmentProblem, ModelError
+from ...errors import EnvironmentProblem, ModelError, RanksDivergedError
+from ...storage.arrays import Arrays
 from ...sync.synchroniser import Synchroniser
+from ...training.agreement import checksum
 from ...training.epochs import Step
 from ...training.part_comparison import Values
 from ...training.progress import Logs
@@ -53,6 +55,7 @@ from .optimizers import (
     restore_settings,
     settings_of,
 )
+from .packing import pack_state, unpack_state
 from .state import (
     TorchVariables,
     compare_models,
@@ -262,22 +265,51 @@ class TorchTrainee(Trainee):
             notify(
                 f"training has changed values that are not in checkpoints: "
                 f"{', '.join(changed[:5])}{' …' if changed[5:] else ''}. A resumed run starts with "
-                "their first values, and each rank has its own; register as a persistent buffer of "
-                "the module what the training depends on"
+                "their first values, and each rank has its own. Make what the training depends on "
+                "a persistent buffer of the module, or keep it in an object with state_dict and "
+                "load_state_dict, TorchModel(state={…})"
             )
         for name in changed:
             del self._unsaved[name]
 
-    def _capture(self) -> dict[str, Any]:
+    def _capture(self, arrays: Arrays) -> dict[str, Any]:
         self._warn_of_unsaved()
+        state = {
+            name: pack_state(each.state_dict(), f"state/{name}", arrays, f"state {name!r}")
+            for name, each in (self._model.state or {}).items()
+        }
+        self._check_large(arrays)
         return {
+            "state": state,
             "begun": self._initial_settings,
             "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
             "schedulers": self._schedulers.capture(),
             "trained": dict(trained_in(self.module).items() - self._initially_trained.items()),
         }
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
+    def _check_large(self, arrays: Arrays) -> None:
+        """Check that large arrays of `TorchModel.state`, of which rank 0's are saved, are equal.
+
+        Raises:
+            RanksDivergedError: one differs; on all ranks.
+        """
+        large = {name: a for name, a in arrays.items() if a.nbytes > SMALL}
+        sums = {name: checksum(array) for name, array in large.items() if name.startswith("state/")}
+        first = self._world.bcast(sums)
+        differing = [
+            name for name in sums.keys() | first.keys() if sums.get(name) != first.get(name)
+        ]
+        ranks = [rank for rank, differs in enumerate(self._world.allgather(differing)) if differs]
+        if ranks:
+            raise RanksDivergedError(
+                f"large tensors of TorchModel(state=…) differ between rank 0 and rank {ranks[0]}, "
+                "and checkpoints hold those of rank 0: let them follow from what all ranks share"
+            )
+
+    def _restore(self, state: Mapping[str, Any], arrays: Arrays) -> None:
+        for name, each in (self._model.state or {}).items():
+            if name in state["state"]:
+                each.load_state_dict(unpack_state(state["state"][name], arrays))
         every = self._optimizers.values()
         for optimizer, initial, now in zip(every, state["begun"], state["now"], strict=True):
             restore_settings(optimizer, initial, now)
@@ -328,12 +360,13 @@ class TorchTrainee(Trainee):
         return self._results.names
 
     def probe(self, step: Step) -> Sequence[str]:
-        if self._tried or step.batch.rows < 2:
+        if self._tried or not step.batch.rows:
             return ()
         self._tried = True
         verdict: Verdict | None = None
         if self._world.Get_rank() == 0:
-            verdict = try_apart(side_process.take(), self._spec, step)
+            ranks = self._world.Get_size()
+            verdict = try_apart(side_process.take(), self._spec, step, ranks)
         verdict = self._world.bcast(verdict)
         assert verdict is not None
         if verdict.error is not None:
@@ -341,6 +374,15 @@ class TorchTrainee(Trainee):
         return verdict.notices
 
     # -- for trials ----------------------------------------------------------------------------
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether a ``train_step`` trains."""
+        return self._model.train_step is not None
+
+    @property
+    def is_tried_alone(self) -> bool:
+        return self.has_own_step
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -360,6 +402,14 @@ class TorchTrainee(Trainee):
             return "the loss in train_step"
         losses = self._results.loss_functions()
         return f"loss {', '.join(repr(name) for name, _ in losses)}" if losses else "the loss"
+
+    @property
+    def saved_objects(self) -> list[object]:
+        """Objects beside the module whose state checkpoints hold."""
+        metrics = self._model.metrics or ()
+        held = metrics.values() if isinstance(metrics, Mapping) else metrics
+        state = (self._model.state or {}).values()
+        return [*self.optimizers, *self._schedulers.objects, *self._callbacks, *state, *held]
 
     def step_functions(self) -> list[object]:
         """Return the user's own functions that a training step calls besides the module."""

@@ -7,8 +7,10 @@ fork of that, so none changes what the next one finds.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
+import pickle
 import random
 import warnings
 from collections.abc import Sequence
@@ -20,13 +22,15 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...cluster.worker.side_process import SideProcess, call_in_fork
 from ...data.read.reader import Batch
 from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...sync.allreduce import AllreduceSynchroniser
-from ...training.epochs import Step
+from ...training.epochs import NOTHING, Step
 from ...training.part_comparison import (
     CHANGE,
     GRADIENT,
@@ -43,6 +47,7 @@ from ...training.spec import TrainingSpec, provide_steps
 from .engine import ENGINE
 from .exchange import TensorCollectives
 from .optimizers import parameters_of
+from .packing import pack_state
 from .state import as_array, saved_buffers, set_tensor
 from .unsaved import changed_values, unsaved_buffers
 
@@ -51,6 +56,8 @@ if TYPE_CHECKING:
 
 # Seconds for one attempt, and for all with the building of the module.
 _ATTEMPT_SECONDS, _TRIAL_SECONDS = 120.0, 300.0
+# Steps after which state that changes is looked for.
+_STEPS = 4
 
 _NOT_TRIED = "the training step was not tried on parts of a batch ({})"
 
@@ -70,25 +77,26 @@ class Verdict:
     error: ModelError | None = None
 
 
-def try_apart(process: SideProcess | None, spec: TrainingSpec, step: Step) -> Verdict:
+def try_apart(process: SideProcess | None, spec: TrainingSpec, step: Step, ranks: int) -> Verdict:
     """Have a side process of this rank try a step.
 
     Args:
         process: started with the rank's call, of `train_rank`; ``None`` if it could not be.
         spec: the training, as this rank has it.
         step: a few rows.
+        ranks: number of ranks.
     """
     if process is None:
         return Verdict([_NOT_TRIED.format("there is no side process")])
     try:
-        return process.call(_try_training, spec.sample, step, seconds=_TRIAL_SECONDS)
+        return process.call(_try_training, spec.sample, step, ranks, seconds=_TRIAL_SECONDS)
     except ModelError as error:
         return Verdict(error=error)
     except (ChildProcessError, RuntimeError) as error:
         return Verdict([_NOT_TRIED.format(on_one_line(error))])
 
 
-def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step) -> Verdict:
+def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step, ranks: int) -> Verdict:
     """Build the module of a training and try a step; called in the side process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
@@ -105,7 +113,8 @@ def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step) -> Verd
         hooks = trainee.hooks(steps=spec.steps.per_epoch, resumed=False)
         hooks.train_begin()
         hooks.epoch_begin(0)
-        return Verdict(try_trainee(trainee, step))
+        notices = try_trainee(trainee, step) if ranks > 1 and step.batch.rows > 1 else []
+        return Verdict(notices + check_state(trainee, step))
 
 
 def lone_world() -> Any:
@@ -201,6 +210,97 @@ def _attempt(
         if holder.get(key) is not None and as_array(holder[key]).shape == value.shape:
             values[CHANGE, name] = measure_change(as_array(holder[key]), value)
     return {**recorder.gradients, **values}, _float_buffers(module, trainee.step_functions())
+
+
+def check_state(trainee: TorchTrainee, step: Step) -> list[str]:
+    """Check that a step changes no object whose state checkpoints do not hold.
+
+    Returns:
+        A warning, if that could not be found out.
+
+    Raises:
+        ModelError: it changes one that has a ``state_dict``.
+    """
+    if not trainee.has_own_step:
+        return []
+    try:
+        changed = call_in_fork(lambda: _changed_objects(trainee, step), _ATTEMPT_SECONDS)
+    except Exception as error:
+        return [f"state beside the module was not looked for ({on_one_line(error)})"]
+    if changed:
+        kind, optimizes, schedules = changed[0]
+        if optimizes:
+            raise ModelError(
+                f"train_step steps with an optimizer, {kind}, that TorchModel was not given: its "
+                "gradients would not be those of all ranks, and no checkpoint holds its state. "
+                "Make its weights part of the module, and give TorchModel(optimizer={…}) all "
+                "optimizers by name"
+            )
+        advice = "give TorchModel(state={'name': …}) the object"
+        if schedules:
+            advice = f"give TorchModel(scheduler=…, schedule='step') the scheduler, or {advice}"
+        raise ModelError(
+            f"train_step changes the state of an object, {kind}, that no checkpoint holds, so a "
+            f"resumed run would begin with its first state; {advice}"
+        )
+    return []
+
+
+def _changed_objects(trainee: TorchTrainee, step: Step) -> list[tuple[str, bool, bool]]:
+    """Return what some steps change of objects with a ``state_dict`` that checkpoints do not hold.
+
+    Returns:
+        Of each, its class, whether it is an optimizer, and whether it is a scheduler.
+    """
+    warnings.simplefilter("ignore")
+    held = [trainee.module, *trainee.saved_objects]
+    held += [part for each in held if not isinstance(each, Optimizer) for part in _within(each)]
+    known = {id(each) for each in held}
+    found = [each for each in gc.get_objects() if _has_state(each) and id(each) not in known]
+    inner = {id(part) for each in found if isinstance(each, nn.Module) for part in _within(each)}
+    found = [each for each in found if id(each) not in inner]
+    before = [_digest(each) for each in found]
+    stepped: set[int] = set()
+    register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.add(id(optimizer)))
+    whole = Step(0, step.batch, step.batch.rows, equal=True)
+    for _ in range(_STEPS):
+        trainee.train_step(whole, [False] * len(NOTHING), last=False)
+    # An optimizer may step by means of another one.
+    stepped -= {id(part) for each in trainee.optimizers for part in vars(each).values()}
+    return [
+        (type(each).__name__, id(each) in stepped, isinstance(each, LRScheduler))
+        for each, digest in zip(found, before, strict=True)
+        if id(each) in stepped or _digest(each) != digest
+    ]
+
+
+def _has_state(value: object) -> bool:
+    names = ("state_dict", "load_state_dict")
+    try:
+        return not isinstance(value, type) and all(hasattr(type(value), name) for name in names)
+    except Exception:  # of a user's own class
+        return False
+
+
+def _within(value: Any) -> list[object]:
+    """Return the parts of a module, or what an object's attributes are and hold."""
+    if isinstance(value, nn.Module):
+        return list(value.modules())[1:]
+    parts = list(getattr(value, "__dict__", {}).values())
+    parts += [part for held in parts if isinstance(held, (list, tuple)) for part in held]
+    return parts + [
+        inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()
+    ]
+
+
+def _digest(value: Any) -> bytes | None:
+    """Return the bytes of an object's state; ``None`` where it has another form."""
+    arrays: Arrays = {}
+    try:
+        packed = pack_state(value.state_dict(), "", arrays, "")
+    except Exception:
+        return None
+    return pickle.dumps((packed, [array.tobytes() for array in arrays.values()]))
 
 
 class Recorder:

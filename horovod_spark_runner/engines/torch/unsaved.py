@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .metrics import is_torchmetrics
 from .state import as_array, saved_buffers
@@ -24,8 +27,8 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("pyarrow", "pyspark", "py4j", "tensorflow", "keras", "horovod", "mpi4py", "transformers"),
     __name__.partition(".")[0],
 }
-# Larger tensors are data.
-_MOST_VALUES = 10_000
+# Larger tensors are data, and larger containers, or what lies deeper, are not searched.
+_MOST_VALUES, _MOST_PARTS, _DEPTH = 10_000, 100, 8
 
 
 def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str, Tensor]:
@@ -44,46 +47,121 @@ def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str,
 def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, np.ndarray]:
     """Return copies of the numbers and small tensors that no checkpoint holds, by name.
 
-    They are the attributes of the user's modules and the variables of functions. What a library
-    keeps is its own, and what any other object keeps is not searched for.
+    They are attributes of the user's modules, variables of functions and of the functions that
+    these call, and what is within these: containers, objects of the user's classes, generators.
+    What a library keeps is its own.
     """
-    values: dict[str, Any] = dict(unsaved_buffers(module, functions))
+    search = _Search()
+    for name, buffer in unsaved_buffers(module, functions).items():
+        search.visit(name, buffer)
     for prefix, part in module.named_modules():
         if not is_torchmetrics(part) and _package(type(part).__module__) not in _LIBRARIES:
-            space = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
             path = f"{prefix}." if prefix else ""
-            values.update((f"attribute {path + key!r}", held) for key, held in space.items())
+            for key, held in vars(part).items():
+                if key not in _OF_TORCH:
+                    search.visit(f"attribute {path + key!r}", held)
     for each in functions:
-        values.update(_variables_of(each))
-    return {name: array for name, held in values.items() if (array := _copied(held)) is not None}
+        search.visit("", each)
+    return search.values
 
 
-def _variables_of(function: Any) -> dict[str, object]:
-    """Return the variables in a function's closure, or the attributes of its object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    owner = function.__self__ if isinstance(function, types.MethodType) else function
-    if owner is not function and isinstance(owner, nn.Module):  # the one that is trained
-        return {}
-    space = {k: v for k, v in getattr(owner, "__dict__", {}).items() if k not in _OF_TORCH}
-    if isinstance(owner, types.FunctionType):
-        for key, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # a variable that is assigned later
-                space[key] = cell.cell_contents
-    name = getattr(function, "__name__", type(function).__name__)
-    return {f"variable {key!r} of {name}": held for key, held in space.items()}
+class _Search:
+    """Search for values in objects, each searched once.
+
+    Attributes:
+        values: copies of what was found, by name.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self._seen: dict[int, object] = {}  # held, so that no other object gets its number
+
+    def visit(self, name: str, value: object, depth: int = 0) -> None:
+        """Search a value, which has a name for messages."""
+        if (array := _copied(value)) is not None:
+            self.values[name] = array
+        elif id(value) not in self._seen and depth < _DEPTH and len(self._seen) < _MOST_VALUES:
+            self._seen[id(value)] = value
+            for inner, part in _parts_of(value):
+                self.visit(inner + (f" in {name}" if name else ""), part, depth + 1)
 
 
-def _copied(value: object) -> np.ndarray | None:
+def _parts_of(value: Any) -> Iterable[tuple[str, object]]:
+    """Yield what a value refers to, by name."""
+    if isinstance(value, functools.partial):
+        yield from _numbered([value.func, *value.args, *value.keywords.values()])
+    elif isinstance(value, types.MethodType):
+        yield from _numbered([value.__func__, value.__self__])
+    elif isinstance(value, types.FunctionType):
+        if _package(value.__module__) not in _LIBRARIES:
+            yield from _variables_of(value)
+    elif isinstance(value, dict):
+        if len(value) <= _MOST_PARTS:
+            yield from ((f"{key!r}", held) for key, held in value.items())
+    elif isinstance(value, list | tuple | set | deque):
+        yield "length", len(value)
+        if len(value) <= _MOST_PARTS and not isinstance(value, set):
+            yield from _numbered(value)
+    elif isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+        yield "state", hash(repr(_state_of(value)))
+    elif isinstance(value, torch.Generator):
+        yield "state", value.get_state()
+    elif not isinstance(value, type | types.ModuleType | nn.Module | Optimizer):
+        of_library = _package(type(value).__module__) in _LIBRARIES
+        if not of_library or isinstance(value, types.SimpleNamespace):
+            name = type(value).__name__
+            yield from ((f"{key!r} of {name}", held) for key, held in _attributes(value).items())
+            call = vars(type(value)).get("__call__")
+            if isinstance(call, types.FunctionType):
+                yield from _numbered([call])
+
+
+def _numbered(values: Iterable[object]) -> Iterable[tuple[str, object]]:
+    """Yield values that have no names."""
+    return ((f"part {number}", value) for number, value in enumerate(values))
+
+
+def _state_of(generator: Any) -> object:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return getattr(generator, "bit_generator", generator._bit_generator).state
+
+
+def _attributes(value: object) -> dict[str, object]:
+    slots = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**held, **getattr(value, "__dict__", {})}
+
+
+def _variables_of(function: types.FunctionType) -> Iterable[tuple[str, object]]:
+    """Yield a function's variables: of its closure, global ones that it names, attributes."""
+    space: dict[str, object] = dict(vars(function))
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that is assigned later
+            space[key] = cell.cell_contents
+    names = _names_in(function.__code__)
+    space.update({name: function.__globals__[name] for name in names & function.__globals__.keys()})
+    return ((f"variable {key!r} of {function.__name__}", held) for key, held in space.items())
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _copied(value: Any) -> np.ndarray | None:
     """Return a copy of a number, or of a tensor that is neither data nor derived from weights."""
     if isinstance(value, Tensor):
         small = value.layout is torch.strided and value.numel() <= _MOST_VALUES
         if small and not value.requires_grad:
             with contextlib.suppress(Exception):  # NumPy has no such tensors
                 return np.array(as_array(value))
-    elif isinstance(value, (bool, int, float, np.number)):
-        return np.array(value)
-    return None
+        return None
+    is_array = isinstance(value, np.ndarray) and value.dtype != object
+    if is_array and value.size > _MOST_VALUES:
+        return None
+    is_number = isinstance(value, (bool, int, float, np.number)) and abs(value) < 2**63
+    return np.array(value) if is_array or is_number else None
 
 
 def changed_values(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> list[str]:
