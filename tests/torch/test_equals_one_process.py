@@ -15,9 +15,11 @@ from torch import nn
 
 from horovod_spark_runner import (
     Allreduce,
+    CheckpointOptions,
     DataOptions,
     ModelError,
     RanksDivergedError,
+    RestartOptions,
     TorchCallback,
     TorchModel,
     TorchTransformer,
@@ -26,7 +28,9 @@ from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.sync import allreduce
+from horovod_spark_runner.testing import Fault, Faults
 from tests.torch.models import (
+    FaultAt,
     Recorder,
     TwoHeads,
     adversaries,
@@ -393,33 +397,54 @@ def test_moments_of_the_global_batch(digits_df: Any, tmp_path: Path) -> None:
         recorded(frame, tmp_path / "alone", lambda: normalised(False), 3)
 
 
+class Tracker:
+    """A count and a random generator of a step's own."""
+
+    def __init__(self) -> None:
+        self.calls, self.generator = 0, np.random.default_rng(0)
+
+    def draw(self) -> float:
+        self.calls += 1
+        return self.generator.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, "generator": self.generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls, self.generator.bit_generator.state = state["calls"], state["generator"]
+
+
 def beside_the_module() -> TorchModel:
-    """A step that changes a scheduler, an average, a metric's count and a generator of its own."""
+    """A step that changes a scheduler, an average and a generator of its own.
+
+    Every third step trains on noise, too, as a generator is trained less often than its judge.
+    """
     torch.manual_seed(0)
     module = nn.Linear(64, 10)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 8))
     average: Any = torch.optim.swa_utils.AveragedModel(module)
-    generator, calls = np.random.default_rng(0), []
+    tracker = Tracker()
 
     def train_step(step: Any) -> dict[str, Any]:
         optimizer.zero_grad()
+        drawn = tracker.draw()
         loss = nn.functional.cross_entropy(step.outputs(), step.labels[0])
-        loss.backward()  # type: ignore[no-untyped-call]
+        total: Any = loss + drawn * module.weight.square().mean() * (tracker.calls % 3 == 0)
+        total.backward()
         optimizer.step()
         schedule.step()
         average.update_parameters(module)
-        calls.append(generator.random())
         return {
             "loss": loss,
             "rate": optimizer.param_groups[0]["lr"],
             "averaged": average.n_averaged,
             "average": average.module.weight.abs().sum().detach(),
-            "calls": float(len(calls)),
-            "drawn": calls[-1],
+            "calls": tracker.calls,
+            "drawn": drawn,
         }
 
-    state = {"schedule": schedule, "average": average}
+    state = {"schedule": schedule, "average": average, "tracker": tracker}
     return TorchModel(module, optimizer=optimizer, train_step=train_step, state=state)
 
 
@@ -437,3 +462,22 @@ def test_what_is_beside_the_module_changes_by_the_training_alone(
     expected = np.mean([min(1.0, (n + 2) / 8) * 0.1 for n in range(steps)])
     assert histories[0][0]["calls"] == pytest.approx((steps + 1) / 2, rel=0.1)
     assert histories[0][0]["rate"] == pytest.approx(expected, rel=0.1)
+
+
+def test_what_is_beside_the_module_resumes_to_the_bit(frame: Any, tmp_path: Path) -> None:
+    faults = Faults((Fault(7, rank=1),), str(tmp_path / "notes"))
+    given: dict[str, Any] = {"checkpoints": CheckpointOptions(every_steps=2)}
+    kept = tmp_path / "struck" / "run" / "checkpoints" / "step-00000004"
+    restarts = RestartOptions(max_restarts=1, backoff_seconds=0.1)
+    _, struck = recorded(
+        frame,
+        tmp_path / "struck",
+        beside_the_module,
+        2,
+        [FaultAt(faults, kept)],
+        restarts=restarts,
+        **given,
+    )
+    _, whole = recorded(frame, tmp_path / "whole", beside_the_module, 2, **given)
+    assert len(struck.summary.attempts) == 2
+    assert struck.summary.history == whole.summary.history

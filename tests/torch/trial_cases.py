@@ -277,9 +277,10 @@ def beside(kind: str, given: bool) -> TorchModel:
 
     def train_step(own: Any) -> None:
         own.optimizer.zero_grad()
-        loss = mean(own.module(own.inputs[0]), own.labels[0]) + (centre - 1).square()
+        loss: Any = mean(own.module(own.inputs[0]), own.labels[0]) + (centre - 1).square()
         if kind == "scaler":
-            scaler.scale(loss).backward()
+            scaled: Any = scaler.scale(loss)
+            scaled.backward()
             own.synchronize()
             scaler.step(own.optimizer)
             scaler.update()

@@ -282,7 +282,7 @@ def _has_state(value: object) -> bool:
         return False
 
 
-def _within(value: Any) -> list[object]:
+def _within(value: Any) -> Sequence[object]:
     """Return the parts of a module, or what an object's attributes are and hold."""
     if isinstance(value, nn.Module):
         return list(value.modules())[1:]
