@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TopK, TorchModel
+from horovod_spark_runner import (
+    AsyncServer,
+    InvalidInputError,
+    ModelError,
+    TopK,
+    TorchCallback,
+    TorchModel,
+)
 from horovod_spark_runner.checkpoint.rank_state import (
     RankState,
     capture_rank,
@@ -775,3 +783,89 @@ def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts(
     off = [y[:, 0].numpy() - each.batch.arrays["y"] for y, each in zip(given, whole, strict=True)]
     total = np.abs(off).sum() - np.abs(off[0][2:]).sum()
     assert one.results("train", None, 1.0)["loss"] == pytest.approx(total / 2.5, rel=1e-5)
+
+
+def labelled(labels: Sequence[int]) -> Step:
+    arrays = {"x": np.zeros((len(labels), 3), np.float32), "y": np.array(labels, np.int64)}
+    return Step(0, Batch(0, len(labels), arrays), len(labels), equal=True)
+
+
+@pytest.mark.parametrize("loss", ["CrossEntropyLoss", nn.NLLLoss(), "MultiMarginLoss"])
+def test_labels_out_of_the_range_of_classes_name_their_column(loss: Any) -> None:
+    for first in ([0, 3], [0, -1], [0, 2]):  # in the first step, and in a later one
+        one = trainee(lambda: TorchModel(nn.Linear(3, 3), loss, "SGD"))
+        if first == [0, 2]:
+            one.train_step(labelled(first), (False,) * 3, last=False)
+        bad = [0, 3] if first == [0, 2] else first
+        with pytest.raises(ModelError, match=rf"'y'.* {bad[1]}, .*3 classes.*StringIndexer"):
+            one.train_step(labelled(bad), (False,) * 3, last=False)
+    ignoring = nn.CrossEntropyLoss(ignore_index=-1)
+    one = trainee(lambda: TorchModel(nn.Linear(3, 3), ignoring, "SGD"))
+    one.train_step(labelled([0, -1]), (False,) * 3, last=False)
+
+
+def test_ids_beyond_an_embedding_name_their_column() -> None:
+    class Embeds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x.long())[:, 0]  # type: ignore[no-any-return]
+
+    ids = Column("x", "int64", (3,))
+    spec: dict[str, Any] = {"train": spec_of([ids]).train}
+    one = trainee(lambda: TorchModel(Embeds(), "MSELoss", "SGD"), **spec)
+    arrays = {"x": np.array([[0, 1, 7]] * 2), "y": np.zeros((2, 1), np.float32)}
+    with pytest.raises(ModelError, match="x 0 to 7.*embedding"):
+        one.train_step(Step(0, Batch(0, 2, arrays), 2, equal=True), (False,) * 3, last=False)
+
+
+def test_images_that_a_convolution_cannot_take_are_explained() -> None:
+    image = Column("x", "uint8", (8, 8, 3))
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(1))
+    with torch.no_grad():
+        model(torch.zeros(1, 3, 8, 8))
+    one = trainee(lambda: TorchModel(model, "MSELoss", "SGD"), train=spec_of([image]).train)
+    arrays = {"x": np.zeros((2, 8, 8, 3), np.uint8), "y": np.zeros((2, 1), np.float32)}
+    with pytest.raises(ModelError, match=r"x \(2, 8, 8, 3\) uint8.*permute\(0, 3, 1, 2\) / 255"):
+        one.train_step(Step(0, Batch(0, 2, arrays), 2, equal=True), (False,) * 3, last=False)
+
+
+def test_a_loss_without_labels_is_refused() -> None:
+    with pytest.raises(ModelError, match="label_cols.*autoencoder.*outputs alone"):
+        trainee(lambda: TorchModel(nn.Linear(3, 3), "MSELoss", "SGD"), outputs=Binding(()))
+
+
+class Keeping(TorchCallback):
+    def __init__(self, kept: Any) -> None:
+        self.kept, self.order = kept, list[str]()
+
+    def on_train_begin(self, module: nn.Module) -> None:
+        self.order.append("begin")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.append("state")
+        self.kept = state["kept"]
+
+
+def test_states_of_callbacks_hold_tensors_and_are_refused_by_name() -> None:
+    def model() -> TorchModel:
+        return TorchModel(nn.Linear(3, 1), "MSELoss", "SGD")
+
+    kept = {"best": torch.arange(3.0), 3: [np.arange(2), (1, "a", None)], "loss": float("inf")}
+    first = trainee(model, callbacks=[Keeping(kept)]).hooks(steps=1, resumed=False)
+    state, arrays = first.capture()
+    again = Keeping(None)
+    hooks = trainee(model, callbacks=[again]).hooks(steps=1, resumed=True)
+    hooks.restore(json.loads(json.dumps(state)), arrays)
+    assert torch.equal(again.kept["best"], kept["best"])
+    assert again.kept[3][0].tolist() == [0, 1]
+    assert again.kept[3][1] == (1, "a", None)
+    assert again.kept["loss"] == float("inf")
+    hooks = trainee(model, callbacks=[Keeping(object())]).hooks(steps=1, resumed=False)
+    with pytest.raises(ModelError, match="Keeping.*object"):
+        hooks.train_begin()

@@ -15,9 +15,10 @@ from ...data.manifest import Column, Manifest
 from ...data.read.decode import classes_of
 from ...errors import DataError, ModelError
 from ...storage.arrays import Arrays
+from ...training.label_values import outside
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec
-from .losses import LabelCheck, outside
+from .losses import LabelCheck
 from .model import Nest, build_model, call_outputs, fresh_keras_state
 
 _Columns = Mapping[str, np.ndarray]

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import ModelError
+from ...training.label_values import check_classes, outside
 from .exchange import Part, Scope, differentiable_sum, sum_over_ranks
 from .metrics import counting_means, reduced_by
 from .model import Nest
@@ -162,7 +163,7 @@ class LabelCheck:
         if function is keras.losses.sparse_categorical_crossentropy:
             prefix = f"loss {loss.name!r} takes numbers of classes, but {self._subject}"
             classes = None if shape is None else shape[arguments.get("axis", -1)]
-            _check_classes(prefix, values[0], classes, arguments.get("ignore_class"))
+            check_classes(prefix, values[0], classes, arguments.get("ignore_class"))
         elif function in _OF_TWO and shape and shape[1:] == (1,) and not self._weighted:
             prefix = f"loss {loss.name!r} takes 0 and 1, or what is in between, but {self._subject}"
             _check_of_two(prefix, values[0])
@@ -181,29 +182,6 @@ def _shape_of(output: object) -> tuple[int | None, ...] | None:
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
 
 
-def _check_classes(
-    prefix: str, values: np.ndarray, classes: int | None, ignored: int | None
-) -> None:
-    if values.dtype.kind == "f":
-        wrong = values[values != np.floor(values)]
-        if wrong.size:
-            raise ModelError(
-                f"{prefix} fractions such as {wrong.flat[0]:g}, which Keras would cut off; index "
-                "the classes (pyspark.ml.feature.StringIndexer), or compile the model with a "
-                "loss for floats, such as 'mse'"
-            )
-    if classes is None:
-        return
-    wrong = outside(values, 0, classes - 1)
-    wrong = wrong if ignored is None else wrong[wrong != ignored]
-    if wrong.size:
-        raise ModelError(
-            f"{prefix} {wrong[0]:g}, and the output has {classes} classes, 0 to {classes - 1}; "
-            "index them from 0 (pyspark.ml.feature.StringIndexer), or give the output as many "
-            "numbers as there are classes"
-        )
-
-
 def _check_of_two(prefix: str, values: np.ndarray) -> None:
     wrong = outside(values, -_ROUNDING, 1 + _ROUNDING)
     if wrong.size:
@@ -212,10 +190,3 @@ def _check_of_two(prefix: str, values: np.ndarray) -> None:
             "0 and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
             "or floats ('mse')"
         )
-
-
-def outside(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return the values below or above bounds, one after the other."""
-    if not values.size or (values.min() >= low and values.max() <= high):
-        return values.reshape(-1)[:0]
-    return values[(values < low) | (values > high)]

@@ -23,8 +23,8 @@ from .model import dtype_name, forward_signature, output_leaves
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 # What PyTorch says of types and of shapes that do not go together.
-_TYPES = ("dtype", "scalar type")
-_SHAPES = ("shapes cannot be multiplied", "size mismatch")
+_TYPES = ("dtype", "scalar type", "Input type (")
+_SHAPES = ("shapes cannot be multiplied", "size mismatch", "channels, but got")
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,8 @@ class BatchBinding:
             if not any(phrase in str(error) for phrase in (*_TYPES, *_SHAPES)):
                 raise
             raise self._do_not_fit(module, batch, error) from error
+        except IndexError as error:
+            raise self._out_of_range(batch, error) from error
         if self._spec.fit.class_weight is not None and not _are_classes(outputs, batch.labels[0]):
             raise ModelError(
                 f"class_weight weighs rows by their class, but column "
@@ -220,12 +222,31 @@ class BatchBinding:
                 advice += (
                     f", or train it in another type: DataOptions(dtypes={{{column!r}: {wanted!r}}})"
                 )
-        elif any(value.dim() == 1 for value in batch.inputs):
+        if any(_is_image(value) for value in batch.inputs):
+            advice = (
+                ". Images arrive as uint8 (height, width, channels): "
+                "x.permute(0, 3, 1, 2) / 255 in forward makes what Conv2d takes"
+            )
+        elif not advice and any(value.dim() == 1 for value in batch.inputs):
             advice = ". A column of numbers is of one dimension: x[:, None] in forward adds another"
         return ModelError(
             f"{type(module).__name__}.forward cannot compute with what it is fed, {fed}; its "
             f"weights are {', '.join(held) or 'none'} (PyTorch says: {on_one_line(error, 200)})"
             f"{advice}"
+        )
+
+    def _out_of_range(self, batch: TorchBatch, error: IndexError) -> Exception:
+        """Return an error that names the columns of indices and their ranges."""
+        ranges = [
+            f"{' + '.join(slot)} {int(value.min())} to {int(value.max())}"
+            for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
+            if not value.dtype.is_floating_point and value.numel()
+        ]
+        if not ranges:
+            return error
+        return ModelError(
+            f"an index is out of range ({on_one_line(error, 200)}): in this batch, the columns of "
+            f"integers hold {', '.join(ranges)}; an embedding needs more rows than its largest id"
         )
 
     def target(self, batch: TorchBatch) -> Any:
@@ -253,6 +274,10 @@ class BatchBinding:
         by_class = np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)
         weights: np.ndarray = by_class[indices.reshape(-1)]
         return weights
+
+
+def _is_image(value: Tensor) -> bool:
+    return value.dtype is torch.uint8 and value.dim() == 4 and value.shape[3] in (1, 3, 4)
 
 
 def _are_classes(outputs: Any, label: Tensor) -> bool:

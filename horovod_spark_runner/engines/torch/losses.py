@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError, brief
+from ...storage.arrays import Arrays
+from ...training.label_values import check_classes
 from ...training.part_comparison import Values, compare_parts
 from ...training.spec import Binding
 from .binding import plain_label, target_of
@@ -27,6 +29,8 @@ LOSS = "loss"
 ROWS, LABELS, SUM = "rows", "labels", "sum"
 # Losses whose labels are numbers of classes.
 CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+# Those that take one class per row.
+_NUMBERED = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 # Losses that compare element by element.
 ELEMENTS = (
     nn.MSELoss,
@@ -93,8 +97,16 @@ class Losses:
         # Each with the key of its output, "" for the output in its place.
         if self._several:
             self._parts = _match_losses(loss, labels)
+            self._name_columns()
             return
         self._parts = [("", _make_loss(loss, LOSS))]
+        if not labels.slots and isinstance(self._parts[0][1], _TorchLoss):
+            raise ModelError(
+                f"label_cols names no column, but loss={brief(loss)} compares outputs with labels; "
+                "name the label columns (for an autoencoder, those of feature_cols), or give a "
+                "loss that is a function of the outputs alone"
+            )
+        self._name_columns()
         if not self.functions() and len(labels.slots) > 1:
             raise ModelError(
                 f"loss={brief(loss)} compares one output with one label, but label_cols gives "
@@ -146,6 +158,22 @@ class Losses:
         loss = self._parts[0][1]
         compared = outputs if isinstance(loss, _FunctionLoss) else self._output(outputs, "", 0)
         return [loss(compared, target_of(self._labels, labels, inputs), weights)]
+
+    def _name_columns(self) -> None:
+        for (_, loss), columns in zip(self._parts, self._labels.slots, strict=False):
+            if isinstance(loss, _TorchLoss):
+                loss.column = " + ".join(columns)
+
+    def check_labels(self, arrays: Arrays) -> None:
+        """Check labels that are numbers of classes, before they are moved to a GPU.
+
+        Raises:
+            ModelError: one is out of range; the message names its column.
+        """
+        for (_, loss), columns in zip(self._parts, self._labels.slots, strict=False):
+            if isinstance(loss, _TorchLoss):
+                for name in columns:
+                    loss.check_classes(arrays[name], name)
 
     def nothing(self, device: torch.device) -> list[Term]:
         """Return the losses of no rows."""
@@ -250,6 +278,8 @@ class _TorchLoss(_Loss):
             self.kind = SUM
         elif isinstance(function, (nn.CrossEntropyLoss, nn.NLLLoss)):
             self.kind = LABELS
+        self.column = ""
+        self._number_of_classes: int | None = None
         self._summing, self._by_element = copy.copy(function), copy.copy(function)
         self._summing.reduction, self._by_element.reduction = "sum", "none"
 
@@ -267,6 +297,14 @@ class _TorchLoss(_Loss):
         else:
             summed = self._summing(output, label)
         return Term(self.name, self.kind, summed / self._values(output, label), count)
+
+    def check_classes(self, values: np.ndarray, column: str) -> None:
+        """Check labels against the number of classes, once the module's output has shown it."""
+        if self._number_of_classes is not None:
+            name = type(self.function).__name__
+            prefix = f"{name} takes numbers of classes, but the label column {column!r} holds"
+            ignored = getattr(self.function, "ignore_index", None)
+            check_classes(prefix, values, self._number_of_classes, ignored)
 
     def _elements(self, output: Tensor, label: Tensor) -> Tensor:
         """Return labels to be compared element by element."""
@@ -297,6 +335,10 @@ class _TorchLoss(_Loss):
                 f"{name} takes numbers of classes, but the label column holds fractions such as "
                 f"{fraction:g}"
             )
+        unknown = isinstance(self.function, _NUMBERED) and self._number_of_classes is None
+        if unknown and output.dim() > 1:
+            self._number_of_classes = output.shape[1]
+            self.check_classes(label.detach().cpu().numpy(), self.column)
         wanted = (output.shape[0], *output.shape[2:])
         if isinstance(self.function, (nn.CrossEntropyLoss, nn.NLLLoss)) and label.shape != wanted:
             raise ModelError(

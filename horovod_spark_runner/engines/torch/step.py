@@ -163,6 +163,8 @@ class Steps:
         """Return this rank's rows as tensors; ``None`` if it has none."""
         if not step.batch.rows:
             return None
+        if self._results.losses is not None:
+            self._results.losses.check_labels(step.batch.arrays)
         return self._batches.of(step.batch.arrays, training=True)
 
     def _forward(self, batch: TorchBatch | None) -> tuple[Any, list[Term]]:

@@ -44,8 +44,8 @@ class TorchModel:
             ``autocast``, ``clip_norm``, ``clip_value`` and ``sync_batch_norm`` are given.
         loss: name of a class of ``torch.nn`` (``"CrossEntropyLoss"``), a module of one, or a
             function of outputs and labels that returns the mean over the rows, or one value per
-            row. Without label columns the output is compared with the input; a function of one
-            argument gets the outputs alone. For several outputs a dictionary by the names of
+            row; of one argument, it gets the outputs alone. Without label columns, a function of
+            two gets the inputs as its labels. For several outputs a dictionary by the names of
             ``label_cols``, or a list in their order, whose losses are added up; or one function of
             all outputs and all labels. An epoch's ``loss`` is the sum over its rows, divided once
             by all rows, or by the weights of all labels that count; of sums over a batch it is the
