@@ -317,7 +317,8 @@ def _begin_record(run: ResolvedRun, spec: TrainingSpec) -> None:
     """Record the run's identity, its settings and its numbers of rows in the run directory."""
     directory = run.directory
     # The script's name only: its arguments may hold secrets.
-    program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
+    is_script = Path(sys.argv[0]).is_file() and "ipykernel" not in sys.modules
+    program = {"program": sys.argv[0]} if is_script else {}
     try:
         directory.write_run_id(spec.run_id)
         held_out = {"validation_rows": spec.validation.rows} if spec.validation else {}

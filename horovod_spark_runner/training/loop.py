@@ -6,6 +6,7 @@ It follows Keras' ``Model.fit``, hook by hook; `tests/conformance` compares the 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from ..checkpoint.model_state import broadcast, preserve_shared
 from ..checkpoint.rank_state import restore_hooks, restore_rank
 from ..checkpoint.resume import restore_checkpoint
 from ..cluster.protocol.processes import SignalWatch
-from ..cluster.worker.reporting import report_progress
+from ..cluster.worker.reporting import notify, report_progress
 from ..config.prediction import added_columns
 from ..config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from ..config.training import TrainingConfig
@@ -181,8 +182,10 @@ class _Training:
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
-        self._reporter = ProgressReporter(self._rank, spec.fit, spec.validation, self._accounts)
-        self._preempted = self._checked = self._save_due = False
+        self._reporter = ProgressReporter(
+            self._rank, spec.fit, spec.validation, self._accounts, alone=self._size == 1
+        )
+        self._preempted = self._checked = self._save_due = self._warned = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
@@ -364,6 +367,7 @@ class _Training:
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
         progress.history.append(plain(ended))
+        self._warn_of_loss(progress)
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
@@ -374,6 +378,19 @@ class _Training:
         self._save(report)
         self._clock.to(Kind.CALLBACKS)
         return results
+
+    def _warn_of_loss(self, progress: Progress) -> None:
+        """Warn once of an epoch whose loss is NaN or infinite."""
+        loss = progress.history[-1].get("loss", 0.0)
+        if self._warned or self._rank or not isinstance(loss, float) or math.isfinite(loss):
+            return
+        self._warned = True
+        notify(
+            f"the loss of epoch {progress.epoch + 1} (up to step {progress.step} of the run) is "
+            f"{loss}, and what is trained from it on is lost: end such runs by a callback "
+            "(Keras: TerminateOnNaN), clip gradients, lower the learning rate, and look for NaN "
+            "and very large values in the columns"
+        )
 
     def _run_steps(self) -> tuple[Logs | None, Step | None]:
         """Run the remaining steps of an epoch; return this rank's last step and its logs."""

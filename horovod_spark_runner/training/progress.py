@@ -109,12 +109,14 @@ class _Began:
         step: step of the whole run.
         epoch: whole epochs by then.
         validating: seconds spent validating by then.
+        trying: seconds spent on first steps and trials by then.
     """
 
     at: float
     step: int
     epoch: int
     validating: float
+    trying: float
 
 
 class ProgressReporter:
@@ -126,6 +128,7 @@ class ProgressReporter:
         validation: what it validates with; ``None`` if it does not.
         accounts: where this rank's time goes.
         clock: seconds of a steady clock.
+        alone: whether this rank's logs are those of all ranks; others are not shown.
     """
 
     def __init__(
@@ -135,8 +138,10 @@ class ProgressReporter:
         validation: Manifest | None,
         accounts: Accounts,
         clock: Callable[[], float] = time.monotonic,
+        alone: bool = True,
     ) -> None:
         self._silent = rank != 0
+        self._alone = alone
         self._fit = fit
         self._accounts = accounts
         self._validates = validation is not None
@@ -158,12 +163,12 @@ class ProgressReporter:
         now = self._clock()
         self._rows += rows
         if self._began is None:  # after the first step, which takes a time of its own
-            validating = self._accounts.seconds()[Kind.VALIDATION]
-            self._began = _Began(now, progress.step, progress.epoch, validating)
+            validating, trying = self._apart()
+            self._began = _Began(now, progress.step, progress.epoch, validating, trying)
         late = now - self._last >= _PROGRESS_SECONDS and progress.epoch_step < steps
         if late and not self._silent:
             rate = self._rows / (now - self._last) if self._spent else None
-            logged = numbers(plain(logs))
+            logged = numbers(plain(logs)) if self._alone else {}
             at = progress.epoch_step
             send(self._report(progress.epoch, progress, at, steps, logged, now, rate))
 
@@ -199,11 +204,16 @@ class ProgressReporter:
             run_step=progress.step,
             metrics=logs,
             samples_per_second=rate,
-            seconds_left=self._left(progress, steps, now, spent[Kind.VALIDATION]),
+            seconds_left=self._left(progress, steps, now),
             waits=waits,
         )
 
-    def _left(self, progress: Progress, steps: int, now: float, validating: float) -> float | None:
+    def _apart(self) -> tuple[float, float]:
+        """Return the seconds this rank has spent validating, and on first steps and trials."""
+        spent = self._accounts.seconds()
+        return spent[Kind.VALIDATION], spent[Kind.FIRST_STEP]
+
+    def _left(self, progress: Progress, steps: int, now: float) -> float | None:
         """Return how long the rest of the run will take, at the pace since the first step.
 
         Validations that are to come take as long as those so far; until one was seen, nothing.
@@ -212,15 +222,15 @@ class ProgressReporter:
             progress: how far the training has come.
             steps: steps of an epoch.
             now: by the clock.
-            validating: seconds this rank has spent validating.
         """
         began = self._began
         if began is None or progress.step <= began.step:
             return None
-        validating -= began.validating
+        validating, trying = self._apart()
+        validating, trying = validating - began.validating, trying - began.trying
         done = progress.epoch * steps + progress.epoch_step
         rest = max(0, self._fit.epochs * steps - done)
-        left = (now - began.at - validating) / (progress.step - began.step) * rest
+        left = (now - began.at - validating - trying) / (progress.step - began.step) * rest
         seen = self._fit.validations(began.epoch, progress.epoch)
         if self._validates and seen:
             left += validating / seen * self._fit.validations(progress.epoch, self._fit.epochs)

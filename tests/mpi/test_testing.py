@@ -165,6 +165,18 @@ def test_a_training_here_is_the_training_there(
     assert_same_weights(tmp_path / "here", tmp_path / "there")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_is_no_number_any_more_is_warned_of_once(
+    points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with one_rank_here():
+        train(points, tmp_path, model_fn=Line(rate=1e200), num_workers=1, epochs=3, **XY)
+    said = capsys.readouterr()
+    (line,) = [line for line in (said.out + said.err).splitlines() if "TerminateOnNaN" in line]
+    assert "epoch 1" in line
+    assert "step 12" in line
+
+
 def small_model() -> Any:
     import keras
 

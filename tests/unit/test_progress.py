@@ -25,7 +25,7 @@ class Training:
     def __init__(self, fit: FitOptions, *, validates: bool) -> None:
         self.fit, self.validates = fit, validates
         self.now = 100.0
-        self.spent = dict.fromkeys((Kind.STEP, Kind.VALIDATION), 0.0)
+        self.spent = dict.fromkeys((Kind.STEP, Kind.VALIDATION, Kind.FIRST_STEP), 0.0)
         self.epochs: list[Any] = []
         validation = cast(Any, object() if validates else None)
         self.reporter = ProgressReporter(0, fit, validation, cast(Any, self), lambda: self.now)
@@ -41,7 +41,9 @@ class Training:
     def epoch(self) -> None:
         progress = self.progress
         for step in range(STEPS):
-            self.take(Kind.STEP, 30.0 if progress.step == 0 else 1.0)  # the first one builds
+            if progress.step in (0, 1, 3):  # the first one builds, others are tried
+                self.take(Kind.FIRST_STEP, 29.0)
+            self.take(Kind.STEP, 1.0)
             progress.to_step(step + 1)
             self.reporter.step(progress, STEPS, {}, 32)
         if self.validates and self.fit.validates(progress.epoch):

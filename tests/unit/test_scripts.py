@@ -232,6 +232,28 @@ def test_a_python_that_is_named_is_the_one(tmp_path: Path) -> None:
     assert f"HSR_PYTHON={other}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "script",
+    sorted(
+        path.name
+        for path in COMMON.parent.iterdir()
+        if path.is_file() and path != COMMON and path.suffix != ".py"
+    ),
+)
+def test_every_script_explains_itself(script: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(COMMON.parent / script), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "HSR_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
+    assert not any(tmp_path.iterdir())
+
+
 def set_up_in(venv: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Set up what the demo needs in a folder."""
     return subprocess.run(

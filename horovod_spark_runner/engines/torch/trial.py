@@ -86,8 +86,8 @@ def try_apart(process: SideProcess | None, spec: TrainingSpec, step: Step, ranks
         step: a few rows.
         ranks: number of ranks.
     """
-    if process is None:
-        return Verdict([_NOT_TRIED.format("there is no side process")])
+    if process is None:  # as in `one_rank_here`
+        return Verdict([_NOT_TRIED.format("there is no side process")] if ranks > 1 else ())
     try:
         return process.call(_try_training, spec.sample, step, ranks, seconds=_TRIAL_SECONDS)
     except ModelError as error:

@@ -126,10 +126,13 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
     fit = settings.get("fit", {})
     lines = tuple(_checkpoint_lines(directory, settings, verify))
+    newest = max((line.step for line in lines), default=0)
+    if written and newest > written[-1].last_step:  # reports of steps are rarer than steps
+        written[-1] = replace(written[-1], last_step=newest)
     attempts = close_attempts(
         written,
         now if alive else None,
-        max((line.step for line in lines), default=0),
+        newest,
         _epoch_ends(directory, max((line.epoch for line in lines), default=0)),
     )
     return RunSummary(
