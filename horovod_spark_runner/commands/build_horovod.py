@@ -119,11 +119,17 @@ print(json.dumps({
 
 
 def default_cache() -> Path:
-    """Return the cache folder: ``$HSR_CACHE_DIR``, else the user's cache folder."""
+    """Return the cache folder: ``$HSR_CACHE_DIR``, else the user's cache folder.
+
+    A user without a home, as in a container with a random user, has one in the temporary folder.
+    """
     explicit = os.environ.get("HSR_CACHE_DIR")
     if explicit:
         return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        home = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return Path(base) / "horovod_spark_runner"
 
 

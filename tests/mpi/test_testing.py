@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +27,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.testing import Fault, one_rank_here, with_faults
+from horovod_spark_runner.training import loop
 from horovod_spark_runner.training.traces import Traces
 from tests.numpy_engine import Line
 from tests.runs import assert_same_weights
@@ -167,14 +170,15 @@ def test_a_training_here_is_the_training_there(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_loss_that_is_no_number_any_more_is_warned_of_once(
-    points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(loop, "notify", warned.append)
     with one_rank_here():
-        train(points, tmp_path, model_fn=Line(rate=1e200), num_workers=1, epochs=3, **XY)
-    said = capsys.readouterr()
-    (line,) = [line for line in (said.out + said.err).splitlines() if "TerminateOnNaN" in line]
-    assert "epoch 1" in line
-    assert "step 12" in line
+        given = train(points, tmp_path, model_fn=Line(rate=1e200), num_workers=1, epochs=3, **XY)
+    assert math.isnan(given.summary.history[-1]["loss"])
+    assert len(warned) == 1
+    assert re.search("loss of epoch 1 .*step 12 .*TerminateOnNaN", warned[0])
 
 
 def small_model() -> Any:

@@ -53,6 +53,22 @@ def shim_environment() -> dict[str, str]:
     return {"HSR_PYTHON": sys.executable, "HSR_SHIM": _SHIM}
 
 
+def working_directory() -> str:
+    """Return this process's working directory.
+
+    Raises:
+        EnvironmentProblem: it was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        was = os.readlink("/proc/self/cwd")
+        raise EnvironmentProblem(
+            f"the working directory of a Python worker of Spark's on {os.uname().nodename} was "
+            f"deleted: {was}. Start Spark in a folder that stays"
+        ) from None
+
+
 def start_tethered(
     command: Sequence[str],
     environment: Mapping[str, str],

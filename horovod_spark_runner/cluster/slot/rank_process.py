@@ -55,6 +55,7 @@ from ..protocol.processes import (
     end_group,
     signal_group,
     start_tethered,
+    working_directory,
 )
 from ..protocol.topology import RankPlacement
 from .node_door import Shim
@@ -169,7 +170,7 @@ class _StartedWorker(_Worker):
             self._process = start_tethered(
                 [sys.executable, "-m", _WORKER_MODULE, str(other.fileno()), *arguments],
                 environment,
-                directory=os.getcwd(),
+                directory=working_directory(),
                 inherit=(other.fileno(),),
             )
         assert self._process.stdout is not None

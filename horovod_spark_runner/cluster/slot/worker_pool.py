@@ -38,7 +38,7 @@ from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
 from ..protocol.command import SPARK_FILES
 from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, PreforkRequest
-from ..protocol.processes import RANK_NAME
+from ..protocol.processes import RANK_NAME, working_directory
 from .workspace import is_private, short_temporary
 
 _MODULE = "horovod_spark_runner.cluster.worker.prefork"
@@ -291,7 +291,7 @@ def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:
         "environment": dict(environment),
         "frameworks": frameworks_of(modules),
         "python": sys.executable,
-        "directory": os.getcwd(),
+        "directory": working_directory(),
         # Changes when a package is installed, removed or replaced.
         "installed": [(path, os.stat(path).st_mtime_ns) for path in filter(os.path.isdir, places)],
     }

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from .session import check_encryption, check_memory_limit, classic_context, master_of
+from .session import (
+    check_encryption,
+    check_idle_limit,
+    check_memory_limit,
+    classic_context,
+    master_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +124,7 @@ def check_slots(
     """
     check_encryption(spark, options)
     check_memory_limit(spark)
+    check_idle_limit(spark)
     shape = _task_shape(spark, options)
     requested = None if workers is None else workers // shape.ranks
     master = master_of(spark)

@@ -29,6 +29,8 @@ _CONVERSIONS = {
 }
 # Seconds between two pauses of Spark's progress bar, which lasts half a second each.
 _BAR_SECONDS = 0.2
+_KILL_ON_IDLE = "spark.python.worker.killOnIdleTimeout"
+_IDLE_LIMIT = "spark.python.worker.idleTimeoutSeconds"
 _MEMORY_LIMIT = "spark.executor.pyspark.memory"
 # Spark's settings that encrypt its network traffic.
 _ENCRYPTION_SETTINGS = (
@@ -242,6 +244,24 @@ def check_memory_limit(spark: SparkSession) -> None:
         "sets it, when the Spark session is made; what bounds the memory of ranks is "
         "spark.executor.memoryOverhead"
     )
+
+
+def check_idle_limit(spark: SparkSession) -> None:
+    """Refuse to start ranks where Spark ends their Python workers after some idle time.
+
+    To Spark, a worker whose ranks compute is idle: it reads no rows.
+
+    Raises:
+        EnvironmentProblem: Spark would end them.
+    """
+    kills = str(spark.conf.get(_KILL_ON_IDLE, "false")).lower() == "true"
+    limit = str(spark.conf.get(_IDLE_LIMIT, "0") or "0")
+    if kills and not re.fullmatch(r"0*[a-zA-Z]*", limit):
+        raise EnvironmentProblem(
+            f"{_KILL_ON_IDLE} is true and {_IDLE_LIMIT} {limit}: Spark would end the ranks after "
+            "that time, because a Python worker whose ranks compute seems idle to it. Leave one of "
+            "them out when the Spark session is made"
+        )
 
 
 def check_encryption(spark: SparkSession, options: LaunchOptions) -> None:
