@@ -44,9 +44,20 @@ _UNPRINTABLE = re.compile(
 )
 
 
+# Keys of object stores may hold slashes.
+_SECRET_OF_URL = re.compile(
+    r"\b((?:s3[an]?|oss|cos[n]?)://)[^\s'\"/:@]+:[^\s'\"@]+@|\b(\w+://)[^\s'\"/:@]+:[^\s'\"/@]+@"
+)
+
+
 def printable(text: object) -> str:
-    """Return ``text`` for a terminal, with control characters escaped as in Python."""
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], str(text))
+    """Return ``text`` for a terminal: control characters escaped, without secrets of URLs."""
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], redact_urls(str(text)))
+
+
+def redact_urls(text: str) -> str:
+    """Return ``text`` without user names and passwords in its URLs."""
+    return _SECRET_OF_URL.sub(lambda match: f"{match[1] or match[2]}***@", text)
 
 
 def one_line(text: object) -> str:

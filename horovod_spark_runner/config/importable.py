@@ -36,7 +36,14 @@ class CodeName(str):
 
 
 class UserSettings(dict[str, Any]):
-    """Settings that the user's own code gave, not storage."""
+    """Settings that the user's own code gave, not storage; their text leaves out secrets."""
+
+    def __repr__(self) -> str:
+        hidden = {
+            key: dict.fromkeys(value, "…") if key == "env" and isinstance(value, Mapping) else value
+            for key, value in self.items()
+        }
+        return repr(hidden)
 
 
 def is_import_name(value: object) -> bool:

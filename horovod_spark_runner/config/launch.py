@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from ..errors import InvalidInputError
 from .fields import Settings, from_table, setting
 from .validators import (
+    ENVIRONMENT,
     FLAG,
     PLACE,
     SECONDS,
@@ -157,7 +158,7 @@ class LaunchOptions(Settings):
     )
     env: Mapping[str, str] = setting(
         {},
-        TEXT_MAP,
+        ENVIRONMENT,
         "environment variables to set on every rank. Others are its executor's, not the driver's, "
         "and so is its working directory: use absolute paths.",
         shown=False,

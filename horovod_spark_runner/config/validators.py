@@ -196,6 +196,17 @@ def _check_text_map(name: str, value: object) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
+def _check_environment(name: str, value: object) -> Mapping[str, str]:
+    checked = _check_text_map(name, value)
+    for key, each in checked.items():
+        if not key or "=" in key or "\0" in key + each:
+            raise InvalidInputError(
+                f"{name}: {key!r} cannot be set: a name has no '=', and neither it nor its value "
+                "has a NUL character"
+            )
+    return checked
+
+
 def count(minimum: int = 1, advice: str = "") -> Kind[int]:
     """Return the kind of integers of at least ``minimum``; errors end with ``advice``."""
     words = f"integer, at least {minimum}"
@@ -248,4 +259,5 @@ SECONDS = number("seconds")
 TEXT: Kind[str] = Kind("text", _check_text, "toString", str)
 PLACE: Kind[str | os.PathLike[str]] = Kind("path or URL", check_place, "toString", str)
 TEXT_MAP: Kind[Mapping[str, str]] = Kind("dictionary of text by name", _check_text_map)
+ENVIRONMENT: Kind[Mapping[str, str]] = Kind("dictionary of text by name", _check_environment)
 COLUMNS: Kind[ColumnNames] = Kind("list of columns, or dictionary of them by name", check_columns)

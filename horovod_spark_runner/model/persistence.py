@@ -535,6 +535,8 @@ def savable(name: str, value: object) -> object:
                 "its model, and a search's bestModel"
             )
         return import_name
+    if isinstance(value, Mapping) and name == "launch['env']":  # values may be secrets
+        return dict.fromkeys(map(str, value), "")
     if isinstance(value, Mapping):
         return {str(key): savable(f"{name}[{key!r}]", one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

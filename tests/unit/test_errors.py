@@ -10,10 +10,12 @@ import pytest
 from horovod_spark_runner import errors
 from horovod_spark_runner.errors import (
     HorovodSparkError,
+    InvalidInputError,
     NotEnoughSlotsError,
     RankFailedError,
     StalledError,
     on_one_line,
+    one_line,
 )
 
 CLASSES = [
@@ -57,3 +59,16 @@ def test_what_others_say_is_told_on_one_line_without_colours() -> None:
 
 def test_wrong_input_is_a_value_error() -> None:
     assert issubclass(errors.DataError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://AKIA:ab/cd+e=@bucket/x: no such file", "s3://***@bucket/x: no such file"),
+        ("at https://me:pw@host:80/x, 'hdfs://host:90/a@b'", "at https://***@host:80/x, 'hdfs://host:90/a@b'"),
+        ("s3://bucket/run:7 is a@b", "s3://bucket/run:7 is a@b"),
+    ],
+)  # fmt: skip
+def test_messages_have_no_secrets_of_urls(text: str, shown: str) -> None:
+    assert str(InvalidInputError(text)) == shown
+    assert one_line(text) == shown

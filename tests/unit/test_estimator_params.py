@@ -390,3 +390,21 @@ def test_a_map_is_described_by_its_values() -> None:
     }
     assert _describe_map(params) == "units=8, rate=0.5, validationIndicatorCol='fold0'"
     assert _describe_map({}) == ""
+
+
+def test_values_of_environment_variables_are_neither_shown_nor_saved() -> None:
+    estimator = HorovodEstimator(launch={"env": {"TOKEN": "hunter2"}})
+    assert "hunter2" not in estimator.explainParams()
+    assert "TOKEN" in estimator.explainParams()
+    assert savable("launch", estimator.getLaunch()) == {"env": {"TOKEN": ""}}
+    options: LaunchOptions = parse_options(LaunchOptions, "launch", estimator.getLaunch())
+    assert options.env == {"TOKEN": "hunter2"}
+    saved = json.loads(json.dumps(savable("launch", estimator.getLaunch())))
+    with pytest.raises(InvalidInputError, match=r"TOKEN.*setLaunch"):
+        parse_options(LaunchOptions, "launch", saved)
+
+
+@pytest.mark.parametrize("env", [{"A=B": "C"}, {"A": "B\0C"}, {"": "A"}])
+def test_environment_variables_that_cannot_be_set_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match="env.*'='.*NUL"):
+        LaunchOptions(env=env)
