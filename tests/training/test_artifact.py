@@ -401,3 +401,19 @@ def test_a_folder_of_runs_names_one(tmp_path: Path) -> None:
         RunDirectory(str(tmp_path / name)).write_run_id("x")
     with pytest.raises(RunDirectoryError, match=f"name one of them.*{tmp_path}/run-2"):
         read_model(RunDirectory(str(tmp_path)))
+
+
+class Unwritable(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without get_config, as many tutorials have it."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+
+def test_a_schedule_that_keras_cannot_write_costs_no_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = keras.Sequential([keras.Input(X.shape), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(Unwritable()), "mse")
+    assert save_run(tmp_path, model, [X]).loads == "archive"
+    assert "Unwritable" in caplog.text

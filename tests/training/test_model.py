@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import keras
+import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
 import numpy as np
 import pytest
 

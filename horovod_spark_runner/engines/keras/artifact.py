@@ -205,18 +205,46 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "model")
         try:
-            try:
-                save_unpacked(model, place)
-            except Exception:
-                if not _name_lambdas(model):
-                    raise
-                save_unpacked(model, place)
+            _write_archive(model, place)
         except Exception as error:  # a custom layer's get_config may fail in any way
             reason = _first_line(error)
             logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
             yield None
             return
         yield place
+
+
+def _write_archive(model: keras.Model, place: Path) -> None:
+    """Let Keras write a model, at least without what it was compiled with.
+
+    Predicting needs no learning rate schedule, loss or metric.
+    """
+    try:
+        save_unpacked(model, place)
+        return
+    except Exception as error:
+        reason = _first_line(error)
+    if _name_lambdas(model):
+        with contextlib.suppress(Exception):
+            save_unpacked(model, place)
+            return
+    with _uncompiled(model):
+        save_unpacked(model, place)
+    logger.warning(
+        "the model is kept without what it was compiled with (optimizer, loss, metrics), which "
+        "Keras cannot write: %s",
+        reason,
+    )
+
+
+@contextlib.contextmanager
+def _uncompiled(model: keras.Model) -> Iterator[None]:
+    """Let Keras write a model as one that was not compiled."""
+    vars(model)["get_compile_config"] = lambda: None
+    try:
+        yield
+    finally:
+        del vars(model)["get_compile_config"]
 
 
 def outputs_of(
