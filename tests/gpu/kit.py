@@ -46,8 +46,8 @@ def parse_size(text: str) -> int:
 
 
 def strip_version(jar: str) -> str:
-    """Return a jar's name without its version: ``jackson-core`` of ``jackson-core-2.18.2.jar``."""
-    return re.sub(r"([-_]\d[\w.]*?)?([-_.][\w.]*\d[\w.]*)*(-tests|-shaded)?\.jar$", "", jar)
+    """Return a jar's name without its version: ``spark-core`` of ``spark-core_2.13-4.3.0.jar``."""
+    return re.split(r"[-_]\d|\.jar$", jar)[0]
 
 
 def loaded_jars(lines: Iterable[str]) -> set[str]:
@@ -147,7 +147,9 @@ def unpack(folder: Path, destination: Path) -> bool:
     names = sorted(json.loads(text)["parts"])
     reader = io.BufferedReader(PartReader(folder / name for name in names), 1 << 20)
     with tarfile.open(fileobj=reader, mode="r|xz") as archive:
-        archive.extractall(destination, **({"filter": "fully_trusted"} if sys.version_info >= (3, 12) else {}))
+        archive.extractall(
+            destination, **({"filter": "fully_trusted"} if sys.version_info >= (3, 12) else {})
+        )
     stamp.write_text(text)
     return True
 
@@ -164,7 +166,10 @@ def find_interpreter(version: str) -> str:
     pyenv = Path.home() / ".pyenv" / "versions"
     found = [*sorted(pyenv.glob(f"{version}*/bin/python")), shutil.which(f"python{version}")]
     for candidate in filter(None, found):
-        if subprocess.run([str(candidate), "-c", "import venv"], capture_output=True).returncode == 0:
+        if (
+            subprocess.run([str(candidate), "-c", "import venv"], capture_output=True).returncode
+            == 0
+        ):
             return str(candidate)
     raise SystemExit(f"gpu_kit: no Python {version} here; install it: pyenv install {version}")
 
