@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 MET, NOT_MET, NEEDS_GPU = "met", "NOT MET", "needs a GPU"
+HEAD = "| check | figure | goal | verdict |\n|---|---|---|---|"
 BAD = (NOT_MET, "failed", "out of time")
 
 
@@ -15,6 +19,30 @@ def judge(met: bool, *, needs_gpu: bool, has_gpu: bool) -> str:
     if needs_gpu and not has_gpu:
         return NEEDS_GPU
     return MET if met else NOT_MET
+
+
+def line(row: Mapping[str, str]) -> str:
+    """Return a row in Markdown."""
+    cells = (text.replace("|", "\\|").replace("\n", " ") for text in row.values())
+    return f"| {' | '.join(cells)} |"
+
+
+def write_section(document: Path, result: Mapping[str, Any]) -> None:
+    """Fill the section "GPU" of a document with a result, in place of an earlier one."""
+    where = "; ".join(result["gpus"]) or "a machine without a GPU"
+    section = "\n".join(
+        [
+            "## GPU\n",
+            f"`scripts/gpu_check --write`: {result['date']}, {where}; {result['seconds']:.0f} s.\n",
+            HEAD,
+            *map(line, result["rows"]),
+        ]
+    )
+    text = document.read_text()
+    made, found = re.subn(r"(?ms)^## GPU$.*?(?=^## |\Z)", lambda _: section + "\n\n", text)
+    if not found:
+        made = f"{text.rstrip()}\n\n{section}\n"
+    document.write_text(made.rstrip() + "\n")
 
 
 class Table:
@@ -26,13 +54,12 @@ class Table:
         self._about = {"gpus": gpus, "date": time.strftime("%Y-%m-%d")}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
-        print("| check | figure | goal | verdict |\n|---|---|---|---|", flush=True)
+        print(HEAD, flush=True)
 
     def add(self, check: str, figure: str, goal: str, verdict: str) -> None:
         row = {"check": check, "figure": figure, "goal": goal, "verdict": verdict}
         self._rows.append(row)
-        cells = (text.replace("|", "\\|").replace("\n", " ") for text in row.values())
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print(line(row), flush=True)
         self._write()
 
     def finish(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import kit
-from tests.gpu.table import MET, NEEDS_GPU, NOT_MET, Table, judge
+from tests.gpu.table import MET, NEEDS_GPU, NOT_MET, Table, judge, write_section
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +96,20 @@ def test_every_row_is_printed_and_written_at_once(
     table.add("b", "", "1", NOT_MET)
     assert table.finish() == 1
     assert "2 rows: 1 met, 1 NOT MET" in capsys.readouterr().out
+
+
+def test_the_section_is_replaced_and_others_are_kept(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("# Benchmarks\n\n## GPU\n\nold\n\n## Set-up\n\nkept\n")
+    row = {"check": "a", "figure": "1\\2 | 3", "goal": "1", "verdict": MET}
+    result = {"gpus": ["GPU 0: H100"], "date": "2026-11-28", "seconds": 61.2, "rows": [row]}
+    for _ in range(2):
+        write_section(document, result)
+        text = document.read_text()
+        assert "GPU 0: H100; 61 s" in text
+        assert "| a | 1\\2 \\| 3 | 1 | met |\n\n## Set-up\n\nkept\n" in text
+        assert "old" not in text
+        assert text.count("## GPU\n") == 1
 
 
 @pytest.mark.parametrize(
