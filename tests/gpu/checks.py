@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -618,6 +619,12 @@ def keras() -> None:
 # --- Running them ---------------------------------------------------------------------------------
 
 
+def end_group(running: subprocess.Popen[str]) -> None:
+    """End a check with all that it started, such as Spark's driver."""
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+
+
 def run_check(name: str, limit: float, table: Table) -> None:
     """Run one check in a process of its own, and add its rows as they come."""
     log = folder() / f"{name}.log"
@@ -626,20 +633,17 @@ def run_check(name: str, limit: float, table: Table) -> None:
             [sys.executable, __file__, "--one", name],
             stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
-        timer = subprocess.Popen(["sleep", str(limit)], start_new_session=True)
-        import threading
-
-        def end() -> None:
-            if timer.wait() == 0 and running.poll() is None:
-                os.killpg(running.pid, signal.SIGKILL)
-
-        threading.Thread(target=end, daemon=True).start()
+        late = threading.Timer(limit, end_group, [running])
+        late.start()
         assert running.stdout is not None
-        for line in running.stdout:
-            if line.startswith("["):
-                table.add(*json.loads(line))
-        status = running.wait()
-        timer.kill()
+        try:
+            for line in running.stdout:
+                if line.startswith("["):
+                    table.add(*json.loads(line))
+            status = running.wait()
+        finally:
+            late.cancel()
+            end_group(running)
     if status == -signal.SIGKILL:
         table.add(name, f"ended after {limit:.0f} s", "in time", "out of time")
     elif status:
