@@ -106,7 +106,7 @@ def session(task_gpus: float = 1, cores: int = 0) -> Iterator[Any]:
 
     each = cores or (4 if gpus() else 2)
     builder = SparkSession.builder.master(os.environ["HSR_GPU_CHECK_MASTER"])
-    settings = {
+    settings: dict[str, Any] = {
         "spark.executor.cores": each,
         "spark.task.cpus": 1 if task_gpus < 1 else each,
         "spark.executor.memory": "8g" if gpus() else "2g",
@@ -257,7 +257,8 @@ def speed_by_hand(path: str, batch: int, autocast: bool, epochs: int) -> float:
     for _ in range(epochs):
         began = time.perf_counter()
         total = torch.zeros((), device=device)
-        for rows in torch.randperm(len(x)).split(batch):
+        order: Any = torch.randperm(len(x))
+        for rows in order.split(batch):
             inputs = x[rows].to(device, non_blocking=True)
             labels = y[rows].to(device, non_blocking=True)
             optimizer.zero_grad()
@@ -534,7 +535,8 @@ def make_greedy() -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if torch.cuda.is_available():
                 torch.empty(1 << 42, device=x.device)
-            return self.last(x.flatten(1))
+            outputs: torch.Tensor = self.last(x.flatten(1))
+            return outputs
 
     return TorchModel(Greedy(), "CrossEntropyLoss", torch.optim.SGD)
 
@@ -565,7 +567,7 @@ def distributed_program() -> dict[str, Any]:
     distributed.all_reduce(one)
     found: dict[str, Any] = {"sum": float(one[0]), "backend": distributed.get_backend()}
     mesh = distributed.device_mesh.init_device_mesh(device, (distributed.get_world_size(),))
-    module = fully_shard(torch.nn.Linear(64, 64).to(device), mesh=mesh)
+    module: Any = fully_shard(torch.nn.Linear(64, 64).to(device), mesh=mesh)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(3):
         loss = module(torch.ones(8, 64, device=device)).square().mean()
