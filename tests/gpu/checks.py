@@ -184,10 +184,15 @@ def make_model(autocast: Any = None) -> Any:
     return TorchModel(network(), "CrossEntropyLoss", torch.optim.Adam, autocast=autocast)
 
 
+def new_run_dir() -> str:
+    return tempfile.mkdtemp(prefix="run-", dir=folder())
+
+
 def train(rows: int, model: Callable[[], Any] = make_model, **settings: Any) -> Any:
     from horovod_spark_runner import DataOptions, run_training
 
     settings = {"num_workers": 1, "batch_size": 64, "stream_logs": False, **settings}
+    settings.setdefault("run_dir", new_run_dir())
     return run_training(
         str(images(rows)), model, feature_cols=["image"], label_cols=["label"],
         data=DataOptions(shapes={"image": (CHANNELS, SIDE, SIDE)}),
@@ -612,7 +617,7 @@ def keras() -> None:
         row("TensorFlow sees the GPU", seen, "1", seen == 1)
         model = run_training(
             str(images(512)), make_keras, feature_cols=["image"], label_cols=["label"],
-            num_workers=1, gpus_per_worker=each_rank(), stream_logs=False,
+            num_workers=1, gpus_per_worker=each_rank(), stream_logs=False, run_dir=new_run_dir(),
         )  # fmt: skip
         loss = model.summary.history[-1]["loss"]
         row("Keras trains on it", f"loss {loss:.3f}", "finite", loss == loss)
