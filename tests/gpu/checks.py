@@ -254,7 +254,7 @@ def speed_by_hand(path: str, batch: int, autocast: bool, epochs: int) -> float:
     table = pq.read_table(path)
     flat = table["image"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     x = torch.from_numpy(np.array(flat)).reshape(-1, CHANNELS, SIDE, SIDE)
-    y = torch.from_numpy(np.array(table["label"]))
+    y = torch.from_numpy(np.array(table["label"]).copy())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module, loss_function = network().to(device), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(module.parameters())
@@ -671,6 +671,8 @@ def main() -> int:
         CHECKS[arguments.one].run()
         sys.stdout.flush()
         return 0
+    # Ends by an exception, so that Spark's daemons are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen = arguments.only or [n for n in CHECKS if (n == "keras") == arguments.keras]
     deadline = time.monotonic() + arguments.budget
     table = Table(arguments.json, gpus())
