@@ -313,6 +313,7 @@ class Cuda:
         known = COMPUTE_CAPABILITIES.get(int(self.version.partition(".")[0]), newest)
         return {
             "HOROVOD_CUDA_HOME": str(self.home),
+            "CUDA_HOME": str(self.home),  # PyTorch's name for it, by which Horovod tells its builds
             "HOROVOD_NCCL_HOME": str(nccl),
             "HOROVOD_NCCL_LINK": "SHARED",
             "HOROVOD_BUILD_CUDA_CC_LIST": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", known),

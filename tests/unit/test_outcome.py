@@ -95,6 +95,23 @@ def test_the_message_names_rank_host_traceback_and_the_others() -> None:
     assert re.search(r"rank 2\b.*\bh2\b.*finished", text)
 
 
+@pytest.mark.parametrize(
+    ("exception_type", "named"),
+    [
+        ("torch.OutOfMemoryError", True),
+        ("torch.cuda.OutOfMemoryError", True),
+        ("tensorflow.python.framework.errors_impl.ResourceExhaustedError", True),
+        ("RuntimeError", False),
+        (None, False),
+    ],
+)
+def test_a_gpu_without_memory_left_names_the_batch_size(
+    exception_type: str | None, named: bool
+) -> None:
+    cause = outcome(0, failed(RAISED, 1.0, exception_type=exception_type))
+    assert ("batch_size" in str(failure_error(cause, [cause], None))) == named
+
+
 def test_a_killed_ranks_last_lines_are_shown() -> None:
     cause = outcome(0, failed(DIED, 1.0, log_tail=("line one", "line two")))
     assert "  line one\n  line two" in str(failure_error(cause, [cause], None))

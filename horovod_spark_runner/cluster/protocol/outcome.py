@@ -52,6 +52,8 @@ _MAY_FOLLOW = (
 LOG_TAIL_LINES = 20
 # Ranks besides the first failed one that an error lists.
 _MAX_OTHERS = 16
+# PyTorch's and TensorFlow's exceptions where a GPU has too little memory.
+_OUT_OF_GPU_MEMORY = (".OutOfMemoryError", ".ResourceExhaustedError")
 # Characters to which an exception's message and traceback are shortened.
 MAX_MESSAGE, MAX_TRACEBACK = 8 * 1024, 64 * 1024
 
@@ -268,6 +270,8 @@ def failure_error(
         text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
         return LaunchError("\n".join(text + _log_lines(failure) + others))
     lines = [f"{_who(cause)} on {cause.host} failed: {failure.message}"]
+    if (failure.exception_type or "").endswith(_OUT_OF_GPU_MEMORY):
+        lines.append("The GPU is out of memory: use a smaller batch_size, or a larger GPU.")
     if failure.traceback:
         lines += ["", f"Traceback of rank {cause.rank}:", failure.traceback.rstrip()]
     lines += _log_lines(failure)

@@ -201,7 +201,8 @@ class Steps:
     def _factors(self, terms: Sequence[Term], step: Step) -> list[float]:
         """Return the factors from means over rows to the losses."""
         rows = step.rows if self._ranks > 1 else step.batch.rows
-        counts = [float(term.count) for term in terms]
+        # Only some terms need theirs, for which a GPU is waited for.
+        counts = [float(term.count) if term.kind == LABELS else 0.0 for term in terms]
         if self._ranks > 1 and any(term.kind == LABELS for term in terms):
             with self.exchange.waiting():
                 counts = self._world.allreduce(np.array(counts)).tolist()
