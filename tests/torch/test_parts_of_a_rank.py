@@ -786,7 +786,10 @@ def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts(
 
 
 def labelled(labels: Sequence[int]) -> Step:
-    arrays = {"x": np.zeros((len(labels), 3), np.float32), "y": np.array(labels, np.int64)}
+    arrays: dict[str, Any] = {
+        "x": np.zeros((len(labels), 3), np.float32),
+        "y": np.array(labels, np.int64),
+    }
     return Step(0, Batch(0, len(labels), arrays), len(labels), equal=True)
 
 
@@ -816,7 +819,7 @@ def test_ids_beyond_an_embedding_name_their_column() -> None:
     ids = Column("x", "int64", (3,))
     spec: dict[str, Any] = {"train": spec_of([ids]).train}
     one = trainee(lambda: TorchModel(Embeds(), "MSELoss", "SGD"), **spec)
-    arrays = {"x": np.array([[0, 1, 7]] * 2), "y": np.zeros((2, 1), np.float32)}
+    arrays: dict[str, Any] = {"x": np.array([[0, 1, 7]] * 2), "y": np.zeros((2, 1), np.float32)}
     with pytest.raises(ModelError, match="x 0 to 7.*embedding"):
         one.train_step(Step(0, Batch(0, 2, arrays), 2, equal=True), (False,) * 3, last=False)
 
@@ -827,7 +830,10 @@ def test_images_that_a_convolution_cannot_take_are_explained() -> None:
     with torch.no_grad():
         model(torch.zeros(1, 3, 8, 8))
     one = trainee(lambda: TorchModel(model, "MSELoss", "SGD"), train=spec_of([image]).train)
-    arrays = {"x": np.zeros((2, 8, 8, 3), np.uint8), "y": np.zeros((2, 1), np.float32)}
+    arrays: dict[str, Any] = {
+        "x": np.zeros((2, 8, 8, 3), np.uint8),
+        "y": np.zeros((2, 1), np.float32),
+    }
     with pytest.raises(ModelError, match=r"x \(2, 8, 8, 3\) uint8.*permute\(0, 3, 1, 2\) / 255"):
         one.train_step(Step(0, Batch(0, 2, arrays), 2, equal=True), (False,) * 3, last=False)
 
@@ -856,7 +862,11 @@ def test_states_of_callbacks_hold_tensors_and_are_refused_by_name() -> None:
     def model() -> TorchModel:
         return TorchModel(nn.Linear(3, 1), "MSELoss", "SGD")
 
-    kept = {"best": torch.arange(3.0), 3: [np.arange(2), (1, "a", None)], "loss": float("inf")}
+    kept: dict[Any, Any] = {
+        "best": torch.arange(3.0),
+        3: [np.arange(2), (1, "a", None)],
+        "loss": float("inf"),
+    }
     first = trainee(model, callbacks=[Keeping(kept)]).hooks(steps=1, resumed=False)
     state, arrays = first.capture()
     again = Keeping(None)
