@@ -7,8 +7,8 @@ VENV="$(realpath -m -s "${HSR_VENV:-$ROOT/.venv}")"
 LOCKS="$ROOT/scripts/locks"
 OS_RELEASE="${OS_RELEASE:-/etc/os-release}"
 
-# A script's --help is the comment at its head.
-case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
+# A script's --help is the comment at its head, unless it has a program that answers.
+[ -n "${OWN_HELP:-}" ] || case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }

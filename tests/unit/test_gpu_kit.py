@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -110,14 +109,3 @@ def test_the_section_is_replaced_and_others_are_kept(tmp_path: Path) -> None:
         assert "| a | 1\\2 \\| 3 | 1 | met |\n\n## Set-up\n\nkept\n" in text
         assert "old" not in text
         assert text.count("## GPU\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [("gpu_kit", ["build", "install", "record"]), ("gpu_check", ["--budget", "--keras"])],
-)
-def test_scripts_answer_help(script: str, words: list[str]) -> None:
-    command = [str(ROOT / "scripts" / script), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert all(word in done.stdout for word in words)
