@@ -13,13 +13,13 @@ import functools
 import importlib.util
 import logging
 import os
-import pickle
 import pkgutil
 import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import ExecutionLoader, MetaPathFinder
+from dataclasses import astuple, dataclass
+from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -42,25 +42,26 @@ def is_callers_module(name: str, file: Any) -> bool:
     return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
 
+@dataclass(frozen=True)
 class SentModule:
     """A module with its source; its name once unpickled, when imports find it.
 
-    Args:
+    Attributes:
         name: its full name.
-        spec: where this process finds it.
+        origin: its file on the sender's machine; none for a folder without ``__init__.py``.
+        submodule_search_locations: a package's folders there.
+        source: compressed; ``None`` if it cannot be sent.
+        values: plain values of its globals, where the sender has imported it.
     """
 
-    def __init__(self, name: str, spec: ModuleSpec) -> None:
-        self.name, self.file = name, spec.origin
-        self.is_package = spec.submodule_search_locations is not None
-        self.source = _read_source(name, spec)
-        values = list(vars(sys.modules[name]).items()) if name in sys.modules else []
-        self.values = {n: v for n, v in values if n[:2] != "__" and _is_plain(v)}
+    name: str
+    origin: str | None
+    submodule_search_locations: list[str] | None
+    source: bytes | None
+    values: dict[str, Any]
 
-    def __reduce__(self) -> tuple[Callable[..., str], tuple[dict[str, Any], bytes]]:
-        # Compressed: frameworks are detected by names in the pickle, but not by those in source.
-        packed = zlib.compress(pickle.dumps(self.source), 1)
-        return _receive, ({**vars(self), "source": None}, packed)
+    def __reduce__(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
+        return _receive, astuple(self)
 
 
 def collect_imports(
@@ -79,15 +80,14 @@ def collect_imports(
         spec = None if name in found else _find_spec(name)
         if spec is None:
             continue
-        module = found[name] = collected.get(name) or SentModule(name, spec)
-        collected[name] = module
+        module = found[name] = collected[name] = collected.get(name) or _read_module(name, spec)
         parent = name.rpartition(".")[0]
         waiting += [parent] if parent else []
-        if module.source is None:
-            _warn_not_sent(name, module.file)
-        else:
-            package = name if module.is_package else parent
-            waiting += _names_in_source(module.source, module.file or name, package)
+        if module.source is not None:
+            package = parent if module.submodule_search_locations is None else name
+            waiting += _names_in_source(module.source, package)
+        elif ".zip/" not in str(module.origin):  # of sc.addPyFile, or Spark's own
+            _warn(f"a function imports {_describe_missing(name, module.origin)}")
     return tuple(found.values())
 
 
@@ -101,44 +101,38 @@ def make_after_receiving(
 def _imported_names(code: CodeType, package: str | None) -> Iterator[str]:
     """Yield what code and the functions in it may import: modules, or names in modules."""
     if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
-        before: list[Any] = []
-        for step in dis.get_instructions(code):
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for level, items, step in zip(steps, steps[1:], steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
-                (level, items), name = before[-2:], step.argval
                 with contextlib.suppress(ImportError):  # relative, outside a package
-                    name = importlib.util.resolve_name("." * level + name, package)
-                    yield from [name, *(f"{name}.{item}" for item in items or ())]
-            elif step.opname != "EXTENDED_ARG":
-                before.append(step.argval)
+                    name = importlib.util.resolve_name("." * level.argval + step.argval, package)
+                    yield from [name, *(f"{name}.{item}" for item in items.argval or ())]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _imported_names(constant, package)
 
 
 @functools.lru_cache(maxsize=1000)
-def _names_in_source(source: str, file: str, package: str) -> tuple[str, ...]:
+def _names_in_source(source: bytes, package: str) -> tuple[str, ...]:
     try:
-        return tuple(_imported_names(compile(source, file, "exec", dont_inherit=True), package))
+        code = compile(zlib.decompress(source), package, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return ()
+    return tuple(_imported_names(code, package))
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
     """Return where a module of the caller's is, without importing it or its package."""
     path, parent = None, name.rpartition(".")[0]
-    if name in sys.stdlib_module_names:
-        return None
     if parent:
         above = _find_spec(parent)
-        path = above and above.submodule_search_locations
-        if path is None:
-            return None
+        path = above.submodule_search_locations if above else None
+    if (parent and path is None) or name in sys.stdlib_module_names:
+        return None
     spec = getattr(sys.modules.get(name), "__spec__", None)
     spec = spec or _finder.find_spec(name, path) or _search(name, path)
-    if spec is None:
-        return None
-    file = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-    return spec if is_callers_module(name, file.replace(".zip/", "/")) else None
+    file = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return spec if is_callers_module(name, file and file.replace(".zip/", "/")) else None
 
 
 def _search(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -150,33 +144,17 @@ def _search(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return next(filter(None, found), None)
 
 
-def _read_source(name: str, spec: ModuleSpec) -> str | None:
-    """Return a module's source, or ``None`` if it is none of Python's or in a zip file."""
-    if isinstance(spec.loader, _Loader):
-        return spec.loader.get_source(name)
-    if spec.origin is None:  # a folder
-        return ""
-    if not spec.origin.endswith(".py") or ".zip/" in spec.origin:
-        return None
-    try:
-        return importlib.util.decode_source(Path(spec.origin).read_bytes())
-    except (OSError, SyntaxError, UnicodeError):
-        return None
-
-
-@functools.cache
-def _warn_not_sent(name: str, file: str | None) -> None:
-    if ".zip/" not in str(file):  # of sc.addPyFile, or Spark's own
-        logger.warning("a function imports %s", _not_sent(name, file))
-
-
-def _not_sent(name: str, file: str | None) -> str:
-    place = str(file).partition(".zip/")
-    path = f"{place[0]}.zip" if place[1] else file
-    return (
-        f"module {name} ({path}), which is not sent to the workers, as Python source files are; "
-        f"if they do not have it, call sc.addPyFile({path!r})"
-    )
+def _read_module(name: str, spec: ModuleSpec) -> SentModule:
+    loader: Any = spec.loader
+    folders = spec.submodule_search_locations
+    source = b"" if spec.origin is None else None
+    if spec.origin and spec.origin.endswith(".py") and ".zip/" not in spec.origin:
+        with contextlib.suppress(OSError):
+            source = loader.get_data(spec.origin)
+    packed = None if source is None else zlib.compress(source, 1)
+    values = list(vars(sys.modules[name]).items()) if name in sys.modules else []
+    plain = {n: v for n, v in values if n[:2] != "__" and _is_plain(v)}
+    return SentModule(name, spec.origin, folders and [*folders], packed, plain)
 
 
 def _is_plain(value: Any, depth: int = 4) -> bool:
@@ -187,41 +165,43 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
     return type(value) in _PLAIN
 
 
-class _Loader(ExecutionLoader):
-    def __init__(self, sent: dict[str, Any], file: str | None) -> None:
-        self.sent, self._file = sent, file
+_warn = functools.cache(logger.warning)
+
+
+def _describe_missing(name: str, file: str | None) -> str:
+    return (
+        f"module {name} ({file}), which is not sent to the workers, as Python source files are; "
+        "if they do not have it, call sc.addPyFile with that file or zip"
+    )
+
+
+class _Loader(SourceLoader):
+    def __init__(self, sent: SentModule, file: str | None) -> None:
+        self._sent, self._file = sent, file or sent.name
 
     def get_filename(self, fullname: str) -> str:
-        return self._file or fullname
+        return self._file
 
-    def get_source(self, fullname: str) -> str | None:
-        source: str | None = self.sent["source"]
-        return source
-
-    def is_package(self, fullname: str) -> bool:
-        return bool(self.sent["is_package"])
+    def get_data(self, path: str | bytes) -> bytes:
+        is_own = path == self._file and self._sent.source is not None
+        return zlib.decompress(self._sent.source or b"") if is_own else Path(str(path)).read_bytes()
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        if self.get_source(name) is None:
-            raise ModuleNotFoundError(_not_sent(name, self._file), name=name)
+        name = self._sent.name
+        if self._sent.source is None:
+            raise ModuleNotFoundError(_describe_missing(name, self._file), name=name)
         super().exec_module(module)
-        _set_values(module, self.sent["values"])
-
-
-def _set_values(module: ModuleType, values: dict[str, Any]) -> None:
-    """Set globals that the sender had changed; equal ones keep their objects."""
-    for name, value in values.items():
-        own = getattr(module, name, None)
-        if type(own) is not type(value) or own != value:
-            setattr(module, name, value)
+        for key, value in self._sent.values.items():
+            own = getattr(module, key, None)
+            if type(own) is not type(value) or own != value:  # equal ones keep their objects
+                setattr(module, key, value)
 
 
 class _Finder(MetaPathFinder):
     """Finds received modules: in workers before others by their names, else after them."""
 
     def __init__(self) -> None:
-        self.received: dict[str, dict[str, Any]] = {}
+        self.received: dict[str, SentModule] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -229,42 +209,41 @@ class _Finder(MetaPathFinder):
         sent = self.received.get(name)
         if sent is None:
             return None
-        own = _search(name, path)
-        package = sys.modules.get(name.rpartition(".")[0])
         comes_first = (
             "pyspark.worker" in sys.modules
             or "OMPI_COMM_WORLD_RANK" in os.environ
-            or isinstance(getattr(package, "__loader__", None), _Loader)
+            or _is_received(name.rpartition(".")[0])
         )
-        if own and (sent["source"] is None or not comes_first):
+        own = _search(name, path)
+        if own and (sent.source is None or not comes_first):
             return None  # that one is found
-        has_same = own is not None and _read_source(name, own) == sent["source"]
-        file = own.origin if own and has_same else sent["file"]
-        spec = ModuleSpec(name, _Loader(sent, file), origin=file, is_package=sent["is_package"])
-        spec.has_location = file is not None
-        if sent["is_package"]:
-            folders = own.submodule_search_locations if own and has_same else None
-            spec.submodule_search_locations = [*(folders or [os.path.dirname(file or "")])]
-        return spec
+        # With files beside it, if this machine has the same.
+        place = own if own and _read_module(name, own).source == sent.source else sent
+        return importlib.util.spec_from_file_location(
+            name,
+            place.origin,
+            loader=_Loader(sent, place.origin),
+            submodule_search_locations=place.submodule_search_locations,
+        )
 
 
 _finder = _Finder()
 
 
-def _receive(sent: dict[str, Any], packed: bytes) -> str:
+def _is_received(name: str) -> bool:
+    return isinstance(getattr(sys.modules.get(name), "__loader__", None), _Loader)
+
+
+def _receive(*fields: Any) -> str:
     """Make imports find a module, as it was sent last."""
-    sent["source"] = pickle.loads(zlib.decompress(packed))
-    name: str = sent["name"]
-    before = _finder.received.get(name, sent)
-    _finder.received[name] = sent
+    sent = SentModule(*fields)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    changed = {n: v for n, v in sent["values"].items() if before["values"].get(n) != v}
-    for loaded in _finder.received:
-        module = sys.modules.get(loaded)
-        if module and isinstance(module.__loader__, _Loader):
-            if before["source"] != sent["source"]:
-                del sys.modules[loaded]  # others may hold objects of it
-            elif loaded == name:
-                _set_values(module, changed)
-    return name
+    before, _finder.received[sent.name] = _finder.received.get(sent.name, sent), sent
+    if before.source != sent.source:  # edited, and this worker is used again
+        for name in filter(_is_received, _finder.received):
+            del sys.modules[name]
+    elif _is_received(sent.name):
+        changed = {n: v for n, v in sent.values.items() if before.values.get(n) != v}
+        vars(sys.modules[sent.name]).update(changed)
+    return sent.name

@@ -14,6 +14,7 @@ import pytest
 from horovod_spark_runner.serialize import dumps
 from tests.unit.test_serialize import loaded_elsewhere
 
+RANK = "import os; os.environ['OMPI_COMM_WORLD_RANK'] = '0'; "
 FILES = {
     "hsr_project/__init__.py": "from .rates import RATE",
     "hsr_project/rates.py": "RATE = 0.1\nHALVES = [RATE / 2]",
@@ -25,7 +26,7 @@ FILES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The script's folder, with modules beside it."""
     write(tmp_path / "driver", FILES)
     monkeypatch.syspath_prepend(str(tmp_path / "driver"))
@@ -66,11 +67,13 @@ def test_an_import_in_a_body_works_elsewhere(folder: Path) -> None:
     assert loaded_elsewhere((folder / "payload").read_bytes(), "print(it())", folder) == "0.8"
 
 
-def test_values_that_the_script_has_set_travel(folder: Path) -> None:
+@pytest.mark.parametrize("process", ["rank", "other"])
+def test_values_that_the_script_has_set_travel(folder: Path, process: str) -> None:
     from hsr_project import rates
 
     rates.RATE = 0.5
     show = "import hsr_project.rates as r; print(it(), r.RATE, r.HALVES)"
+    show = RANK + show if process == "rank" else show
     assert loaded_elsewhere(dumps(BUILD), show, folder) == "4.0 0.5 [0.05]"
 
 
@@ -78,18 +81,21 @@ def test_the_sent_module_comes_before_another_of_its_name_on_workers(folder: Pat
     write(folder / "worker", {"hsr_layers.py": "def width():\n    return 99"})
     path = f"sys.path.insert(0, {str(folder / 'worker')!r}); "
     payload = dumps(of_script("def f():\n    import hsr_layers\n    return hsr_layers.width()"))
-    rank = "import os; os.environ['OMPI_COMM_WORLD_RANK'] = '0'; "
-    assert loaded_elsewhere(payload, f"{path}{rank}print(it())", folder) == "8"
+    assert loaded_elsewhere(payload, f"{path}{RANK}print(it())", folder) == "8"
     # A program that loads somebody's model keeps its own modules.
     assert loaded_elsewhere(payload, f"{path}print(it())", folder) == "99"
 
 
 def test_a_worker_that_is_used_again_gets_what_changed(folder: Path) -> None:
-    first = dumps(BUILD)
+    from hsr_project import rates
+
+    first, later = dumps(BUILD), folder / "later"
+    rates.RATE = 0.5
+    second = dumps(BUILD)
     write(folder / "driver", {"hsr_layers.py": "def width():\n    return 16"})
-    (folder / "second").write_bytes(dumps(BUILD))
-    code = f"print(it(), pickle.load(open({str(folder / 'second')!r}, 'rb'))())"
-    assert loaded_elsewhere(first, code, folder) == "0.8 1.6"
+    later.write_bytes(second + dumps(BUILD))
+    code = f"{RANK}f = open({str(later)!r}, 'rb')\nprint(it(), *(pickle.load(f)() for _ in '12'))"
+    assert loaded_elsewhere(first, code, folder) == "0.8 4.0 8.0"
 
 
 @pytest.mark.parametrize("kind", ["extension", "zip"])
@@ -111,4 +117,5 @@ def test_what_cannot_be_sent_is_named(
     show = "try:\n    it()\nexcept ImportError as e:\n    print(e.name, e)"
     said = loaded_elsewhere(payload, show, folder)
     assert said.startswith("hsr_fast ")
-    assert f"sc.addPyFile('{file}')" in said
+    assert str(file) in said
+    assert "sc.addPyFile" in said
