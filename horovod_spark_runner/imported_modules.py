@@ -162,7 +162,7 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
         value = [*value, *value.values()]
     if type(value) in (list, tuple, set, frozenset):
         return depth > 0 and all(_is_plain(one, depth - 1) for one in value)
-    return type(value) in _PLAIN
+    return type(value) in _PLAIN and value == value  # no NaN: each would look like a change
 
 
 _warn = functools.cache(logger.warning)
@@ -239,11 +239,8 @@ def _receive(*fields: Any) -> str:
     sent = SentModule(*fields)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    before, _finder.received[sent.name] = _finder.received.get(sent.name, sent), sent
-    if before.source != sent.source:  # edited, and this worker is used again
+    if _finder.received.get(sent.name, sent) != sent:  # and this worker is used again
         for name in filter(_is_received, _finder.received):
             del sys.modules[name]
-    elif _is_received(sent.name):
-        changed = {n: v for n, v in sent.values.items() if before.values.get(n) != v}
-        vars(sys.modules[sent.name]).update(changed)
+    _finder.received[sent.name] = sent
     return sent.name
