@@ -1,7 +1,8 @@
 """Pickle calls for the workers, and name the part that cannot be pickled.
 
 Code of installed packages is pickled by name, as the workers have it too. Code of the caller's
-modules, beside a script or notebook, is pickled by value: the workers need no copy.
+modules, beside a script or notebook, is pickled by value: the workers need no copy. For modules
+that functions import in their bodies, see `imported_modules`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import linecache
 import os
 import pickle
 import sys
-import sysconfig
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType
 from typing import IO, Any, TypeVar
 
 import cloudpickle
@@ -27,14 +27,15 @@ import cloudpickle
 from .captured import reduce_keras_object
 from .errors import InvalidInputError
 from .frameworks import modules_to_preload
+from .imported_modules import (
+    SentModule,
+    collect_imports,
+    is_callers_module,
+    make_after_receiving,
+)
 
 T = TypeVar("T")
 
-# Parts of the paths of installed modules. Distributions' names for site-packages differ.
-_INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
-# Cached: sysconfig computes them anew each time, and there are thousands of modules.
-_STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_THIS_PACKAGE = __name__.partition(".")[0]
 # The list of modules that are pickled by value is global to the process.
 _lock = threading.Lock()
 
@@ -83,7 +84,7 @@ def _caller_modules_by_value() -> Iterator[None]:
     modules = [
         module
         for name, module in list(sys.modules.items())
-        if _is_callers_module(name, module) and name not in already
+        if is_callers_module(name, getattr(module, "__file__", None)) and name not in already
     ]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -92,13 +93,6 @@ def _caller_modules_by_value() -> Iterator[None]:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_callers_module(name: str, module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or name.partition(".")[0] in (_THIS_PACKAGE, "__main__"):
-        return False
-    return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
 
 def dump_call(
@@ -243,6 +237,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5)
         # One object per file, so that it is pickled once.
         self._sources: dict[str, _Source] | None = {} if sources else None
+        self._modules: dict[str, SentModule] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, CodeType):
@@ -255,6 +250,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if reduced is not NotImplemented:
                 return reduced
         return super().reducer_override(value)
+
+    def _dynamic_function_reduce(self, function: FunctionType) -> tuple[Any, ...]:
+        make, arguments, *state = super()._dynamic_function_reduce(function)
+        if modules := collect_imports(function, self._modules):
+            make, arguments = make_after_receiving, (modules, make, arguments)
+        return make, arguments, *state
 
     def _reduce_code(self, code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
         make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)

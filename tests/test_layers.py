@@ -22,7 +22,7 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # circle, and modules in a room must not, either.
 FLOORS: list[set[str]] = [
     {"errors", "_version", "formatting", "frameworks", "machine"},
-    {"captured", "typed_json"},
+    {"captured", "imported_modules", "typed_json"},
     {"serialize"},
     {"config", "serialize"},
     {"storage"},

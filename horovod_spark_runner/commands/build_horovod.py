@@ -493,7 +493,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frameworks", nargs="+", choices=sorted(FRAMEWORKS), help="(those that are installed)"
     )
     parser.add_argument(
-        "--cache", type=Path, default=default_cache(), help="where wheels are kept (%(default)s)"
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        help="where wheels are kept ($HSR_CACHE_DIR, else ~/.cache/horovod_spark_runner)",
     )
 
 

@@ -66,6 +66,12 @@ def test_a_page_fits_the_screen(site: Path, tmp_path: Path, page: str) -> None:
         assert seen.overflow <= 0, (page, width)
         assert all(one.startswith("file:") for one in seen.loaded)
         assert len(seen.text) > 300
+        assert seen.sizes == sorted(set(seen.sizes), reverse=True)
+
+
+def test_pages_do_not_name_the_builders_home(site: Path) -> None:
+    home = f"{Path.home()}/"
+    assert not [page for page in site.rglob("*.html") if home in page.read_text()]
 
 
 def test_a_dead_link_and_a_name_without_an_entry_fail(tmp_path: Path) -> None:

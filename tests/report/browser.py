@@ -42,6 +42,8 @@ frame.addEventListener('load', () => {
   found.ink = view.getComputedStyle(page.body).color;
   found.loaded = view.performance.getEntriesByType('resource').map(entry => entry.name);
   found.headings = [...page.querySelectorAll('h2')].map(one => one.textContent);
+  found.sizes = ['h1', 'h2', 'h3', 'h4'].flatMap(tag => [...page.querySelectorAll(tag)].slice(0, 1))
+    .map(one => parseFloat(view.getComputedStyle(one).fontSize));
   found.charts = page.querySelectorAll('svg.chart').length;
   found.text = page.body.innerText;
   found.outside = [];
@@ -104,6 +106,7 @@ class Seen:
         ink: colour of its text.
         loaded: what it fetched from elsewhere.
         headings: of its sections.
+        sizes: font sizes in pixels of the first heading of each level.
         charts: how many.
         text: all that can be read.
         outside: texts and bars of charts that stick out of them.
@@ -121,6 +124,7 @@ class Seen:
     ink: str
     loaded: list[str]
     headings: list[str]
+    sizes: list[float]
     charts: int
     text: str
     outside: list[str]

@@ -26,6 +26,8 @@ from horovod_spark_runner.serialize import (
     loads_with,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_a_captured_lock_is_named() -> None:
     lock = threading.Lock()
@@ -87,7 +89,8 @@ def test_code_stays_that_of_its_file() -> None:
 def loaded_elsewhere(payload: bytes, code: str, folder: Path) -> str:
     """Return what ``code`` prints in another process, where the payload is ``it``."""
     (folder / "payload").write_bytes(payload)
-    load = "import pickle, sys; it = pickle.load(open(sys.argv[1], 'rb'))\n"
+    load = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    load += "import pickle; it = pickle.load(open(sys.argv[1], 'rb'))\n"
     run = subprocess.run(
         [sys.executable, "-I", "-c", load + code, str(folder / "payload")],
         capture_output=True,
