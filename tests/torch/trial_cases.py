@@ -34,6 +34,8 @@ from tests.torch.test_parts_of_a_rank import (
     usual,
 )
 
+torch.set_num_threads(1)  # a process with a pool of threads cannot be forked
+
 
 def trainee(made: Any) -> Any:
     synchroniser = AllreduceSynchroniser("none", TensorCollectives())

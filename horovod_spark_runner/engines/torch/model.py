@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -94,6 +95,13 @@ def check_module(module: nn.Module) -> None:
             f"{kind} keeps extra state ({extra[0]!r}) that is no tensor, which checkpoints cannot "
             "hold: they are arrays and JSON; register it as buffers"
         )
+
+
+def usable_threads() -> int:
+    """Return how many threads this rank's computations may use: those of its cores."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(threads, cores) if threads else cores)
 
 
 def names_of(source: ModelSource) -> ModelNames:

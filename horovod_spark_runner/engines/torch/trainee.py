@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ from .custom_step import CustomSteps
 from .engine import SavedModel
 from .loading import load_initial_weights
 from .metrics import Results, training_results
-from .model import Modes, preserve_random
+from .model import Modes, preserve_random, usable_threads
 from .optimizers import (
     LearningRates,
     Schedule,
@@ -84,9 +83,7 @@ def begin(seed: int) -> None:
             "horovod-spark-runner install-horovod"
         ) from error
     # A copy of a warm process counted the cores before this rank was bound to its own.
-    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(max(1, min(threads, cores) if threads else cores))
+    torch.set_num_threads(usable_threads())
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -46,6 +46,7 @@ from ...training.part_comparison import (
 from ...training.spec import TrainingSpec, provide_steps
 from .engine import ENGINE
 from .exchange import TensorCollectives
+from .model import usable_threads
 from .optimizers import parameters_of
 from .packing import pack_state
 from .state import as_array, saved_buffers, set_tensor
@@ -59,6 +60,8 @@ _ATTEMPT_SECONDS, _TRIAL_SECONDS = 120.0, 300.0
 # Steps after which state that changes is looked for.
 _STEPS = 4
 
+# A trial takes up to four times the memory of the weights, beside the rank's.
+_MOST_BYTES = 2 << 30
 _NOT_TRIED = "the training step was not tried on parts of a batch ({})"
 
 _seeds = itertools.count()
@@ -99,7 +102,7 @@ def try_apart(process: SideProcess | None, spec: TrainingSpec, step: Step, ranks
 def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step, ranks: int) -> Verdict:
     """Build the module of a training and try a step; called in the side process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a process with a pool of threads cannot be forked
     seed = spec.fit.seed
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -110,6 +113,9 @@ def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step, ranks: 
         warnings.simplefilter("ignore")  # the ranks warn
         synchroniser = AllreduceSynchroniser("none", TensorCollectives())
         trainee: Any = ENGINE.trainee(spec, lone_world(), synchroniser)
+        size = sum(parameter.nbytes for parameter in trainee.module.parameters())
+        if size > _MOST_BYTES:
+            return Verdict([_NOT_TRIED.format(f"its module has {size / 2**30:.1f} GiB of weights")])
         hooks = trainee.hooks(steps=spec.steps.per_epoch, resumed=False)
         hooks.train_begin()
         hooks.epoch_begin(0)
@@ -187,6 +193,7 @@ def _attempt(
     PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
     """
     module, recorder = trainee.module, Recorder()
+    torch.set_num_threads(usable_threads())
     warnings.simplefilter("ignore")  # schedulers miss the steps
     random.seed(seed)
     np.random.seed(seed)
@@ -252,6 +259,7 @@ def _changed_objects(trainee: TorchTrainee, step: Step) -> list[tuple[str, bool,
     Returns:
         Of each, its class, whether it is an optimizer, and whether it is a scheduler.
     """
+    torch.set_num_threads(usable_threads())
     warnings.simplefilter("ignore")
     held = [trainee.module, *trainee.saved_objects]
     held += [part for each in held if not isinstance(each, Optimizer) for part in _within(each)]
