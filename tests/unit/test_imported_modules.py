@@ -69,7 +69,7 @@ def test_an_import_in_a_body_works_elsewhere(folder: Path) -> None:
 
 @pytest.mark.parametrize("process", ["rank", "other"])
 def test_values_that_the_script_has_set_travel(folder: Path, process: str) -> None:
-    from hsr_project import rates
+    from hsr_project import rates  # type: ignore[import-not-found]
 
     rates.RATE = 0.5
     show = "import hsr_project.rates as r; print(it(), r.RATE, r.HALVES)"
