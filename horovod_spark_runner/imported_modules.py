@@ -11,6 +11,7 @@ import contextlib
 import dis
 import functools
 import importlib.util
+import linecache
 import logging
 import os
 import pkgutil
@@ -190,6 +191,7 @@ class _Loader(SourceLoader):
         name = self._sent.name
         if self._sent.source is None:
             raise ModuleNotFoundError(_describe_missing(name, self._file), name=name)
+        linecache.lazycache(self._file, vars(module))  # for tracebacks, and to be sent on
         super().exec_module(module)
         for key, value in self._sent.values.items():
             own = getattr(module, key, None)
@@ -219,12 +221,10 @@ class _Finder(MetaPathFinder):
             return None  # that one is found
         # With files beside it, if this machine has the same.
         place = own if own and _read_module(name, own).source == sent.source else sent
-        return importlib.util.spec_from_file_location(
-            name,
-            place.origin,
-            loader=_Loader(sent, place.origin),
-            submodule_search_locations=place.submodule_search_locations,
-        )
+        spec = ModuleSpec(name, _Loader(sent, place.origin), origin=place.origin)
+        spec.submodule_search_locations = place.submodule_search_locations
+        spec.has_location = place.origin is not None
+        return spec
 
 
 _finder = _Finder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -59,17 +60,20 @@ def test_an_import_in_a_body_works_elsewhere(folder: Path) -> None:
     nested = of_script(f"def f():\n{inner}    return g()")
     payload = dumps((BUILD, nested))
     assert "hsr_project" not in sys.modules  # nothing is imported to find it
+    shutil.rmtree(folder / "driver")
     assert loaded_elsewhere(payload, "print(it[0](), it[1]())", folder) == "0.8 8"
     # What was received travels on, as with a model that is saved on a rank.
-    again = "from horovod_spark_runner.serialize import dumps\n"
-    again += "open(sys.argv[1], 'wb').write(dumps(it[0]))"
+    again = "from horovod_spark_runner.serialize import dumps\nimport hsr_layers\n"
+    again += "open(sys.argv[1], 'wb').write(dumps((it[0], hsr_layers.width)))"
     loaded_elsewhere(payload, again, folder)
-    assert loaded_elsewhere((folder / "payload").read_bytes(), "print(it())", folder) == "0.8"
+    show = "import inspect; print(it[0](), inspect.getsource(it[1]))"
+    sent_on = (folder / "payload").read_bytes()
+    assert loaded_elsewhere(sent_on, show, folder) == "0.8 def width():\n    return 8"
 
 
 @pytest.mark.parametrize("process", ["rank", "other"])
 def test_values_that_the_script_has_set_travel(folder: Path, process: str) -> None:
-    from hsr_project import rates
+    from hsr_project import rates  # type: ignore[import-not-found]
 
     rates.RATE = 0.5
     show = "import hsr_project.rates as r; print(it(), r.RATE, r.HALVES)"
