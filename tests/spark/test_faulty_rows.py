@@ -13,6 +13,8 @@ import pytest
 from horovod_spark_runner import DataError, DataOptions, prepare_dataset
 from horovod_spark_runner.data.prepare.datasets import add_faulty_row_number
 from horovod_spark_runner.data.prepare.schema import Roles
+from tests.numpy_engine import Line
+from tests.trainings import train
 
 pytestmark = pytest.mark.spark
 
@@ -54,3 +56,18 @@ def test_a_row_that_cannot_be_read_is_named(spark: Any, tmp_path: Path, column: 
     assert repr(column) in str(error)
     assert "path='file11.png'" in str(error)
     assert str(error).startswith(str(caught.value))
+
+
+def test_files_that_were_overwritten_since_are_named(spark: Any, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    spark.range(10).selectExpr("float(id) as x").write.parquet(table)
+    frame = spark.read.parquet(table)
+    spark.range(5).selectExpr("float(id) as x").write.mode("overwrite").parquet(table)
+    with pytest.raises(DataError, match=r"table/part.*read the table again"):
+        train(
+            frame.selectExpr("x", "x + 1 as y"),
+            tmp_path / "run",
+            feature_cols=["x"],
+            label_cols=["y"],
+            model_fn=Line(),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from keras import layers
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.engines.keras.artifact import adopt_model
 from horovod_spark_runner.engines.keras.model import keras_state, output_specs, using_keras_state
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, KerasFacts
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
@@ -417,3 +419,14 @@ def test_a_schedule_that_keras_cannot_write_costs_no_model(
     model.compile(keras.optimizers.Adam(Unwritable()), "mse")
     assert save_run(tmp_path, model, [X]).loads == "archive"
     assert "Unwritable" in caplog.text
+
+
+def test_a_model_file_that_keras_cannot_load_is_refused(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.keras", tmp_path / "broken.keras"
+    keras.Sequential([keras.Input(X.shape), keras.layers.Dense(7)]).save(whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(broken, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, content.replace(b'"units": 7', b'"units": "many"'))
+    with pytest.raises(ModelError, match="cannot load the model file.*custom_objects"):
+        adopt_model(RunDirectory(str(tmp_path / "run")), broken, None, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 # Spark setting of the cache directory, if `data_dir` is not set.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
+# What Spark says of a file that a DataFrame was made of, and its name.
+_CHANGED_FILES = re.compile("underlying files have been updated|FILE_NOT_EXIST|FILE_NOT_FOUND")
+_NAMED_FILE = re.compile(r"\b((?:file|hdfs|s3a?|abfss?|gs):/[^\s'\"]+)")
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,31 @@ def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
             f"Spark cannot reach {place}: {error.java_exception.toString()}. Its Hadoop needs the "
             "module of that storage (for s3a: --packages org.apache.hadoop:hadoop-aws in the "
             "version of Spark's own hadoop-client), and its settings (fs.s3a.…)"
+        ) from error
+
+
+@contextlib.contextmanager
+def explain_changed_files() -> Iterator[None]:
+    """Name the cause where a DataFrame's files have changed since it was made.
+
+    Raises:
+        DataError: Spark did not find a file that the DataFrame was made of.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        # Its text has the whole stack; the causes are within it.
+        if not _CHANGED_FILES.search(str(error)):
+            raise
+        named = _NAMED_FILE.search(str(error))
+        raise DataError(
+            "files that the DataFrame was made of are gone or were overwritten since"
+            f"{f', such as {named[1]}' if named else ''}: read the table again "
+            "(spark.read…, after spark.catalog.refreshTable(name) for a table), and call this with "
+            "the new DataFrame"
         ) from error
 
 
@@ -300,6 +329,7 @@ def track_datasets(
                 delete_dataset(one.manifest, quietly=True)
 
 
+@explain_changed_files()
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
     """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
@@ -327,6 +357,7 @@ def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
     )
 
 
+@explain_changed_files()
 def _prepare(
     data: Any,
     roles: Roles,

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import TEXT, Column, Manifest
-from ...errors import CheckpointError, ModelError, on_one_line
+from ...errors import CheckpointError, HorovodSparkError, ModelError, on_one_line
 from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
@@ -418,7 +418,16 @@ def adopt_model(
             cannot be called, or cannot be written so that it is the same when it is read.
     """
     if isinstance(model, (str, os.PathLike)):
-        model = load_archive(read_archive(model), custom_objects)
+        archive = read_archive(model)
+        try:
+            model = load_archive(archive, custom_objects)
+        except HorovodSparkError:
+            raise
+        except Exception as error:  # whatever Keras raises for what it does not know
+            raise ModelError(
+                f"Keras cannot load the model file: {_first_line(error)}. Give classes and "
+                "functions of your own that it names as custom_objects"
+            ) from error
     if not isinstance(model, keras.Model):
         raise ModelError(
             "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
