@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ...errors import HorovodSparkError, on_one_line
 from ..protocol.outcome import STACKS_SIGNAL
 from ..protocol.processes import die_with_parent, name_process
+from . import reporting
 
 T = TypeVar("T")
 
@@ -117,6 +118,7 @@ def _set_apart(parent: int, descriptor: int) -> None:
     faulthandler.disable()
     faulthandler.unregister(STACKS_SIGNAL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reporting.connect(None)  # its socket is closed now, and another file may get its number
     for opened in map(int, os.listdir("/proc/self/fd")):
         if opened > 2 and opened != descriptor:
             with contextlib.suppress(OSError):  # that of the list itself
@@ -141,7 +143,7 @@ def _receive(pid: int, connection: Connection, seconds: float) -> Any:
         if not connection.poll(seconds):
             raise ChildProcessError(f"no result after {seconds:.0f} s")
         result, error = pickle.loads(connection.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionError, pickle.UnpicklingError):
         raise ChildProcessError(f"process {pid} ended without a result") from None
     finally:
         _end(pid, connection)
