@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.mpi, pytest.mark.spark]
 
 # A host of two cores, whatever the machine has: all that Spark starts inherits them.
 SESSION = """
-import json, os, sys
+import contextlib, json, os, sys
 os.sched_setaffinity(0, map(int, sys.argv[1:]))
 from pyspark.sql import SparkSession
 from horovod_spark_runner import HorovodRunner
@@ -24,7 +24,10 @@ def cores():
 
     hvd.init()  # starts threads, as what follows does
     hvd.allreduce(tf.random.normal((500, 500)) @ tf.random.normal((500, 500)))
-    threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+    threads = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            threads.append(os.sched_getaffinity(int(thread)))
     return len(threads), sorted(set().union(*threads))
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

@@ -246,7 +246,7 @@ def test_one_that_is_stopped_is_replaced_at_once(spark: Any) -> None:
     began = time.monotonic()
     ranks = run(parents, ranks=2)
     assert all(parent == task for parent, _, task in ranks), "they were started the plain way"
-    assert time.monotonic() - began < 45, "it was not waited for"
+    assert time.monotonic() - began < 120, "it was not waited for"
     await_end(pid)
     ((_, name, _),) = run(parents)
     assert name == "horovod-ready"
