@@ -97,6 +97,13 @@ def check_module(module: nn.Module) -> None:
         )
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def usable_threads() -> int:
     """Return how many threads this rank's computations may use: those of its cores."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import nn
@@ -41,7 +39,7 @@ from .custom_step import CustomSteps
 from .engine import SavedModel
 from .loading import load_initial_weights
 from .metrics import Results, training_results
-from .model import Modes, preserve_random, usable_threads
+from .model import Modes, preserve_random, seed_generators, usable_threads
 from .optimizers import (
     LearningRates,
     Schedule,
@@ -84,9 +82,7 @@ def begin(seed: int) -> None:
         ) from error
     # A copy of a warm process counted the cores before this rank was bound to its own.
     torch.set_num_threads(usable_threads())
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_generators(seed)
 
 
 class TorchTrainee(Trainee):

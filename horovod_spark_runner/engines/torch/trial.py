@@ -11,7 +11,6 @@ import gc
 import itertools
 import os
 import pickle
-import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ from ...training.part_comparison import (
 from ...training.spec import TrainingSpec, provide_steps
 from .engine import ENGINE
 from .exchange import TensorCollectives
-from .model import usable_threads
+from .model import seed_generators, usable_threads
 from .optimizers import parameters_of
 from .packing import pack_state
 from .state import as_array, saved_buffers, set_tensor
@@ -103,10 +102,7 @@ def _try_training(spec: TrainingSpec, sample: Arrays | None, step: Step, ranks: 
     """Build the module of a training and try a step; called in the side process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)  # a process with a pool of threads cannot be forked
-    seed = spec.fit.seed
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_generators(spec.fit.seed)
     # Callbacks may have effects outside, and are not tried.
     spec = replace(spec, sample=sample, config=replace(spec.config, callbacks=()))
     with provide_steps(spec.steps), warnings.catch_warnings():
@@ -195,9 +191,7 @@ def _attempt(
     module, recorder = trainee.module, Recorder()
     torch.set_num_threads(usable_threads())
     warnings.simplefilter("ignore")  # schedulers miss the steps
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     for each in module.modules():
         each.training &= not type(each).__module__.startswith("torch.nn.")
     for parameter in module.parameters():
