@@ -138,6 +138,10 @@ class RunDirectory:
         return self.location.join("calls.jsonl")
 
     @property
+    def finished(self) -> Location:
+        return self.location.join("finished.json")
+
+    @property
     def report(self) -> Location:
         return self.location.join("report.html")
 

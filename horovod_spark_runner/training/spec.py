@@ -190,7 +190,7 @@ class ModelNames:
         inputs: the names of all its inputs, once for each way to call them (by their layers, by
             the keys of a dictionary); empty if it has none before it is given data.
         outputs: those of its outputs, likewise.
-        needs_labels: whether it is compiled with a loss that compares outputs with labels.
+        needs_labels: whether it has a loss that surely compares outputs with labels.
     """
 
     inputs: tuple[tuple[str, ...], ...] = ()

@@ -430,3 +430,5 @@ def test_a_model_file_that_keras_cannot_load_is_refused(tmp_path: Path) -> None:
             target.writestr(name, content.replace(b'"units": 7', b'"units": "many"'))
     with pytest.raises(ModelError, match="cannot load the model file.*custom_objects"):
         adopt_model(RunDirectory(str(tmp_path / "run")), broken, None, {})
+    with pytest.raises(ModelError, match="cannot load the model file.*custom_objects"):
+        build_model(ModelSource(file=Contents(broken.read_bytes())))
