@@ -405,7 +405,11 @@ class SparkLauncher:
             description = "Horovod: importing ahead of ranks"
             with contextlib.suppress(Exception), described(spark, description):
                 for lacking in set(collect_from_tasks(spark, slots, task, profile=shape.profile)):
-                    logger.warning("MPI may not start: %s", lacking.decode())
+                    logger.warning(
+                        "MPI may not start: %s; make it larger (docker run --shm-size, or an emptyDir "
+                        "of medium Memory in Kubernetes)",
+                        lacking.decode(),
+                    )
 
         inheriting_thread(spark, run, "hsr-warm-up").start()
 
