@@ -406,8 +406,8 @@ class SparkLauncher:
             with contextlib.suppress(Exception), described(spark, description):
                 for lacking in set(collect_from_tasks(spark, slots, task, profile=shape.profile)):
                     logger.warning(
-                        "MPI may not start: %s; make it larger (docker run --shm-size, or an emptyDir "
-                        "of medium Memory in Kubernetes)",
+                        "MPI may not start: %s; make it larger (docker run --shm-size, "
+                        "in Kubernetes an emptyDir of medium Memory)",
                         lacking.decode(),
                     )
 
