@@ -25,7 +25,6 @@ from ...training.engine import (
     Engine,
     check_format,
 )
-from ...training.onnx import ClassColumn, check_no_classes
 from ...training.spec import (
     Binding,
     ModelNames,
@@ -175,11 +174,8 @@ class _KerasEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
-        classes: Sequence[ClassColumn] = (),
     ) -> None:
         check_format(format, self.export_formats)
-        if format != SAVED_MODEL:
-            check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_keras, export_onnx, export_saved_model
         if format == KERAS_FILE:
@@ -187,7 +183,7 @@ class _KerasEngine:
         elif format == ONNX:
             export_onnx(recipe, columns, outputs, target)
         else:
-            export_saved_model(recipe, columns, outputs, target, classes)
+            export_saved_model(recipe, columns, outputs, target)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():
