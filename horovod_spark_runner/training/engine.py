@@ -295,7 +295,7 @@ def check_format(format: object, formats: Sequence[str]) -> None:
     """Check that ``format`` is one of those an engine exports to.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the engine does not export to ``format``.
     """
     if format not in formats:
         listed = ", ".join(map(repr, formats)) or "none for a model of this engine"

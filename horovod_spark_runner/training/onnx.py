@@ -54,7 +54,7 @@ def check_installed(*packages: str) -> None:
     """Check that packages are installed which write ONNX files, and onnxruntime, which runs them.
 
     Raises:
-        EnvironmentProblem: one is not.
+        EnvironmentProblem: a package is not installed.
     """
     try:
         import_onnxruntime()

@@ -119,7 +119,7 @@ def check_model_fn(function: Callable[..., Any]) -> None:
     """Check that ``model_fn`` can be called without arguments.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: the function needs arguments.
     """
     wrong = explain_misfit(function)
     if wrong:

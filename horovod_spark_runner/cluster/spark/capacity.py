@@ -116,7 +116,7 @@ def check_slots(
         replacing: whether Spark may be replacing executors that were lost.
 
     Raises:
-        NotEnoughSlotsError: it cannot.
+        NotEnoughSlotsError: Spark cannot run that many tasks at once.
         InvalidInputError: resources and ranks do not fit together, or the number of ranks is
             missing and Spark's capacity unknown.
         EnvironmentProblem: Spark's settings rule out barrier scheduling, the resources, the memory

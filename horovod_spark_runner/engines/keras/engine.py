@@ -351,7 +351,7 @@ def _check_file(place: Location) -> None:
     """Check that there is a file to read a model from.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no file at ``place``.
     """
     if place.is_folder:
         kind = "a folder"
@@ -378,7 +378,7 @@ def read_archive(place: str | os.PathLike[str] | Location) -> Contents:
     """Return the contents of a ``.keras`` file.
 
     Raises:
-        ModelError: it is none.
+        ModelError: the file is not a ``.keras`` archive.
     """
     location = place if isinstance(place, Location) else Location(place)
     if not location.name.endswith(".keras"):

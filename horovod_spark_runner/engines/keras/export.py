@@ -257,7 +257,7 @@ def _check_no_python(graph: Any) -> None:
     """Check that a graph calls no function of Python's, which only this process has.
 
     Raises:
-        ModelError: it does.
+        ModelError: the graph calls a function of Python's.
     """
     functions = (node for function in graph.library.function for node in function.node_def)
     for node in itertools.chain(graph.node, functions):
@@ -474,7 +474,7 @@ def _check_outputs(
     """Check that the file's outputs equal those of Keras.
 
     Raises:
-        ModelError: it does not.
+        ModelError: an output of the two differs.
     """
     try:
         session = OnnxSession(contents)

@@ -135,7 +135,7 @@ def check_stateless(model: keras.Model, why: str) -> None:
         why: why none may, for the message.
 
     Raises:
-        ModelError: one does.
+        ModelError: a layer is stateful.
     """
     for layer in all_layers(model)[1:]:
         if getattr(layer, "stateful", False) is True:

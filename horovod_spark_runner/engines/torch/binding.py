@@ -88,7 +88,7 @@ def check_columns(slots: Sequence[Sequence[str]], columns: Mapping[str, Column])
     """Check that all columns can be tensors, and those of a slot can be joined.
 
     Raises:
-        ModelError: one cannot.
+        ModelError: a column cannot be a tensor, or cannot be joined with the others of its slot.
     """
     for slot in slots:
         for name in slot:
