@@ -155,7 +155,7 @@ def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
 
 
 @contextlib.contextmanager
-def explain_changed_files() -> Iterator[None]:
+def _explain_changed_files() -> Iterator[None]:
     """Name the cause where a DataFrame's files have changed since it was made.
 
     Raises:
@@ -329,7 +329,7 @@ def track_datasets(
                 delete_dataset(one.manifest, quietly=True)
 
 
-@explain_changed_files()
+@_explain_changed_files()
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
     """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
@@ -357,7 +357,7 @@ def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
     )
 
 
-@explain_changed_files()
+@_explain_changed_files()
 def holds_rows(
     data: Any,
     roles: Roles,
@@ -396,7 +396,7 @@ def _open_in_place(data: Any, validation: Any, request: DataRequest) -> Manifest
     return None
 
 
-@explain_changed_files()
+@_explain_changed_files()
 def _prepare(
     data: Any,
     roles: Roles,
