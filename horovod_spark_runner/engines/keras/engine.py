@@ -99,8 +99,17 @@ class _KerasEngine:
         import horovod.tensorflow as hvd
         import keras
         import tensorflow as tf
+        from mpi4py import MPI
+
+        from ...sync.mpi import shares_gpu
 
         hvd.init()
+        if shares_gpu(MPI.COMM_WORLD) and hvd.nccl_built():
+            raise EnvironmentProblem(
+                "several ranks share a GPU (share_gpus=True), but NCCL sums only over ranks with a "
+                "GPU each; give each rank one, or install a Horovod without NCCL "
+                "(horovod-spark-runner install-horovod)"
+            )
         for device in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(device, True)
         keras.utils.set_random_seed(seed)

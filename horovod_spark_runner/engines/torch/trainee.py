@@ -22,6 +22,7 @@ from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
 from ...errors import EnvironmentProblem, ModelError, RanksDivergedError
 from ...storage.arrays import Arrays
+from ...sync.mpi import shares_gpu
 from ...sync.synchroniser import Synchroniser
 from ...training.agreement import checksum
 from ...training.epochs import Step
@@ -37,6 +38,7 @@ from .binding import BatchBinding, InputBinding
 from .callbacks import Callbacks, check_callbacks
 from .custom_step import CustomSteps
 from .engine import SavedModel
+from .exchange import TensorCollectives
 from .loading import load_initial_weights
 from .metrics import Results, training_results
 from .model import Modes, preserve_random, seed_generators, usable_threads
@@ -80,6 +82,7 @@ def begin(seed: int) -> None:
             f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
             "horovod-spark-runner install-horovod"
         ) from error
+    TensorCollectives.through_host = shares_gpu(MPI.COMM_WORLD)
     # A copy of a warm process counted the cores before this rank was bound to its own.
     torch.set_num_threads(usable_threads())
     seed_generators(seed)
