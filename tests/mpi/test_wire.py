@@ -79,7 +79,12 @@ def sum_on_devices() -> list[tuple[bool, list[float], int]]:
 
     copies = []
     to_host = torch.Tensor.cpu
-    torch.Tensor.cpu = lambda tensor: copies.append(1) or to_host(tensor)  # type: ignore[assignment,func-returns-value]
+
+    def copy(tensor: Any) -> Any:
+        copies.append(1)
+        return to_host(tensor)
+
+    torch.Tensor.cpu = copy  # type: ignore[assignment]
     found = []
     for case in DEVICES:
         copies.clear()
