@@ -716,27 +716,74 @@ def test_memory_of_a_step_is_reported_whatever_it_is_kept_in(
     def made() -> TorchModel:
         network, lazy, bank = nn.Linear(3, 1), dict[str, Tensor](), torch.zeros(300, 300)
         average, saved, fixed = AveragedModel(network), AveragedModel(network), nn.Linear(3, 1)
-        none: Tensor | None = None
+        shadow, smoothed = nn.Parameter(torch.zeros(3)), nn.CrossEntropyLoss(label_smoothing=0.1)
+        hooked, none, phase = AveragedModel(network), None, "warm"
+        optimizer = torch.optim.SGD(network.parameters(), 0.1)
+        optimizer.register_step_post_hook(lambda *_: hooked.update_parameters(network))
 
-        def train_step(step: Any) -> None:
-            nonlocal none
+        def train_step(step: Any, memo: dict[str, int] = {"steps": 0}) -> None:  # noqa: B006
+            nonlocal none, phase
             stepping(mean)(step)
-            none = step.labels[0]
+            none, phase = step.labels[0], "main"
+            memo["steps"] += 1
+            shadow.data += 1
+            smoothed.label_smoothing *= 0.9
             lazy.update({name: one.detach().clone() for name, one in network.named_parameters()})
             bank[:100] += 1
             for each in (average, saved):
                 each.update_parameters(network)
             fixed(step.inputs[0])
 
-        return TorchModel(network, train_step=train_step, optimizer="SGD", state={"saved": saved})
+        kept = {"saved": saved}
+        return TorchModel(network, train_step=train_step, optimizer=optimizer, state=kept)
 
-    one = trainee(made)
+    class Counting(TorchCallback):
+        seen = 0
+
+        def on_step_end(self, step: int, logs: Any) -> None:
+            self.seen = self.seen + 1
+
+    monkeypatch.setattr(module, "_MOST_SHOWN", 20)
+    one = trainee(made, callbacks=[Counting()])
     hooks = one.hooks(steps=1, resumed=False)
     for number in range(3):
         hooks.capture()
         train(one, number)
+        hooks.train_step_end(number, {})
     (text,) = notices
-    assert set(re.findall(r"variable '(\w+)'", text)) == {"lazy", "bank", "average", "none"}
+    changed = {"lazy", "bank", "average", "none", "phase", "memo", "shadow", "smoothed"}
+    assert set(re.findall(r"variable '(\w+)'", text)) == changed
+    assert "state of AveragedModel" in text
+    assert "'seen' in 'callback Counting'" in text
+
+
+def test_state_of_torchmetrics_is_kept_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod_spark_runner.engines.torch import trainee as module
+
+    torchmetrics = pytest.importorskip("torchmetrics")
+    first, second = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+    one, other = (
+        trainee(lambda each=each: TorchModel(network(), "MSELoss", "SGD", state={"seen": each}))
+        for each in (first, second)
+    )
+    first.update(3.0)
+    captured = one.hooks(steps=1, resumed=False).capture()
+    other.hooks(steps=1, resumed=True).restore(*captured)
+    assert second.compute() == 3.0
+
+    notices: list[str] = []
+    monkeypatch.setattr(module, "notify", notices.append)
+
+    def gathered(value: Any) -> list[Any]:
+        return [value, {name: ("other", []) for name in value} if "seen" in value else value]
+
+    world = SimpleNamespace(allgather=gathered, bcast=lambda value: value, Get_rank=lambda: 0)
+    one._world = world
+    hooks = one.hooks(steps=1, resumed=False)
+    for _ in range(2):
+        hooks.capture()
+    (text,) = [text for text in notices if "differ between ranks" in text]
+    assert text.startswith("'seen' of TorchModel(state=…)")
 
 
 def test_a_scheduler_that_watches_a_validation_steps_where_there_was_one() -> None:

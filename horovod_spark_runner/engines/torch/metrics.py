@@ -46,6 +46,7 @@ class Results:
 
     Attributes:
         losses: the losses.
+        objects: the metrics with states.
         sums: the sums that means are made of.
     """
 
@@ -53,6 +54,7 @@ class Results:
         self, losses: Losses | None, metrics: Sequence[Metrics], device: torch.device
     ) -> None:
         self.losses = losses
+        self.objects = [each for one in metrics for each in one.objects]
         self.sums = Sums(device)
         self._metrics = metrics
         self._loss_names = [] if losses is None else losses.names
@@ -266,6 +268,11 @@ class Metrics:
     def of_objects(self) -> list[str]:
         """Names of the metrics with states."""
         return list(self._objects)
+
+    @property
+    def objects(self) -> list[object]:
+        """The metrics with states."""
+        return list(self._objects.values())
 
     def __bool__(self) -> bool:
         return bool(self._functions or self._objects)

@@ -40,7 +40,7 @@ from .custom_step import CustomSteps
 from .engine import SavedModel
 from .exchange import TensorCollectives
 from .loading import load_initial_weights
-from .metrics import Results, training_results
+from .metrics import Results, is_torchmetrics, training_results
 from .model import Modes, preserve_random, seed_generators, usable_threads
 from .optimizers import (
     LearningRates,
@@ -64,9 +64,10 @@ from .state import (
     trained_in,
 )
 from .step import Steps
+from .torch_callback import TorchCallback
 from .torch_model import TorchModel, is_lightning
 from .trial import Recorder, Verdict, try_apart
-from .unsaved import changed_values, unsaved_values
+from .unsaved import changed_values, objects_with_state, unsaved_values
 
 
 def begin(seed: int) -> None:
@@ -86,6 +87,10 @@ def begin(seed: int) -> None:
     # A copy of a warm process counted the cores before this rank was bound to its own.
     torch.set_num_threads(usable_threads())
     seed_generators(seed)
+
+
+# Of values that a warning names.
+_MOST_SHOWN = 5
 
 
 class TorchTrainee(Trainee):
@@ -154,8 +159,14 @@ class TorchTrainee(Trainee):
         self._last_rates: list[float] = []
         self._tried = False
         # Rank 0 reports them for all.
+        saved = [self.module, *self.saved_objects]
+        self._beside = [] if self._world.Get_rank() else objects_with_state(saved)
         self._unsaved = {} if self._world.Get_rank() else self._find_unsaved()
         self._reported: set[str] = set()
+        self._warned_of_unequal = False
+        for each in (self._model.state or {}).values():
+            if is_torchmetrics(each):
+                each.persistent(mode=True)  # by default, their state_dict is empty
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -261,16 +272,28 @@ class TorchTrainee(Trainee):
         self._reported.update(name.partition(" in ")[2] or name for name in changed)
         self._unsaved = {**now, **self._unsaved}
         if changed:
+            shown = ", ".join(changed[:_MOST_SHOWN]) + (" …" if changed[_MOST_SHOWN:] else "")
             notify(
-                f"training has changed values that are not in checkpoints: "
-                f"{', '.join(changed[:5])}{' …' if changed[5:] else ''}. A resumed run starts with "
-                "their first values, and each rank has its own. Make what the training depends on "
-                "a persistent buffer of the module, or keep it in an object with state_dict and "
-                "load_state_dict, TorchModel(state={…})"
+                f"training has changed values that are not in checkpoints: {shown}. A resumed run "
+                "starts with their first values, and each rank has its own. Make what the training "
+                "depends on a persistent buffer of the module, or keep it in an object with "
+                "state_dict and load_state_dict, TorchModel(state={…})"
             )
 
     def _find_unsaved(self) -> dict[str, bytes]:
-        return unsaved_values(self.module, self._steps.step_functions(), self.saved_objects)
+        """Return fingerprints of what checkpoints do not hold, by name."""
+        # Attributes of callbacks without a state_dict of their own.
+        stateless = [one for one in self._callbacks if not _keeps_state(one)]
+        others = {
+            f"callback {type(one).__name__}": {
+                **vars(type(one)),
+                **vars(one),
+                "stop_training": None,
+            }
+            for one in stateless
+        }
+        searched = [*self._steps.step_functions(), others]
+        return unsaved_values(self.module, searched, self.saved_objects, self._beside)
 
     def _capture(self, arrays: Arrays) -> dict[str, Any]:
         self._warn_of_unsaved()
@@ -279,6 +302,7 @@ class TorchTrainee(Trainee):
             for name, each in (self._model.state or {}).items()
         }
         self._check_large(arrays)
+        self._warn_of_unequal(state, arrays)
         return {
             "state": state,
             "begun": self._initial_settings,
@@ -304,6 +328,27 @@ class TorchTrainee(Trainee):
             raise RanksDivergedError(
                 f"large tensors of TorchModel(state=…) differ between rank 0 and rank {ranks[0]}, "
                 "and checkpoints hold those of rank 0: let them follow from what all ranks share"
+            )
+
+    def _warn_of_unequal(self, state: Mapping[str, object], arrays: Arrays) -> None:
+        """Warn once of objects of `TorchModel.state` that differ between ranks."""
+        if not state or self._warned_of_unequal:
+            return
+        sums = {
+            name: (
+                repr(packed),
+                [checksum(a) for key, a in arrays.items() if key.startswith(f"state/{name}")],
+            )
+            for name, packed in state.items()
+        }
+        others = self._world.allgather(sums)
+        unequal = [repr(name) for name in sums if any(one[name] != sums[name] for one in others)]
+        self._warned_of_unequal = bool(unequal)
+        if unequal and self._world.Get_rank() == 0:
+            notify(
+                f"{', '.join(unequal)} of TorchModel(state=…) differ between ranks, and each keeps "
+                "its own: let them follow from what all ranks share, if the training depends on "
+                "them"
             )
 
     def _restore(self, state: Mapping[str, Any], arrays: Arrays) -> None:
@@ -409,7 +454,9 @@ class TorchTrainee(Trainee):
         metrics = self._model.metrics or ()
         held = metrics.values() if isinstance(metrics, Mapping) else metrics
         state = (self._model.state or {}).values()
-        return [*self.optimizers, *self._schedulers.objects, *self._callbacks, *state, *held]
+        callbacks = filter(_keeps_state, self._callbacks)
+        others = [*self._schedulers.objects, *callbacks, *self._results.objects]
+        return [*self.optimizers, *others, *state, *held]
 
     def step_functions(self) -> list[object]:
         """Return the user's own functions that a training step calls besides the module."""
@@ -462,3 +509,7 @@ class _TorchTracer(Timeline):
         file = folder / f"{socket.gethostname()}.{name}.pt.trace.json"
         self._profiler.export_chrome_trace(str(file))
         self._profiler = None
+
+
+def _keeps_state(callback: TorchCallback) -> bool:
+    return type(callback).state_dict is not TorchCallback.state_dict

@@ -7,7 +7,6 @@ fork of that, so none changes what the next one finds.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import os
 import warnings
@@ -47,7 +46,7 @@ from .exchange import TensorCollectives
 from .model import seed_generators, usable_threads
 from .optimizers import parameters_of
 from .state import as_array, saved_buffers, set_tensor
-from .unsaved import changed_values, fingerprint, has_state, parts_within, unsaved_buffers
+from .unsaved import changed_values, fingerprint, objects_with_state, unsaved_buffers
 
 if TYPE_CHECKING:
     from .trainee import TorchTrainee
@@ -253,14 +252,7 @@ def _changed_objects(trainee: TorchTrainee, step: Step) -> list[tuple[str, bool,
     """
     torch.set_num_threads(usable_threads())
     warnings.simplefilter("ignore")
-    held = [trainee.module, *trainee.saved_objects]
-    held += [part for each in held for part in parts_within(each)]
-    known = {id(each) for each in held}
-    found = [each for each in gc.get_objects() if has_state(each) and id(each) not in known]
-    inner = {
-        id(part) for each in found if isinstance(each, nn.Module) for part in parts_within(each)
-    }
-    found = [each for each in found if id(each) not in inner]
+    found = objects_with_state([trainee.module, *trainee.saved_objects])
     before = [fingerprint(each) for each in found]
     stepped: set[int] = set()
     register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.add(id(optimizer)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
+import itertools
 import math
 import random
 import sys
@@ -33,6 +35,8 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 }
 # Larger containers, more objects, or what lies deeper are not searched.
 _MOST_PARTS, _MOST_OBJECTS, _DEPTH = 100, 10_000, 8
+# Numbers and the like, of which a fingerprint is the text.
+_PLAIN = (bool, int, float, str, np.number)
 # About so many elements of a tensor are compared.
 _SAMPLED = 50_000
 
@@ -51,7 +55,10 @@ def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str,
 
 
 def unsaved_values(
-    module: nn.Module, functions: Iterable[object], saved: Iterable[object] = ()
+    module: nn.Module,
+    functions: Iterable[object],
+    saved: Iterable[object] = (),
+    beside: Iterable[object] = (),
 ) -> dict[str, bytes]:
     """Return fingerprints of the values that no checkpoint holds, by name.
 
@@ -63,19 +70,22 @@ def unsaved_values(
         module: the module.
         functions: the user's functions that a step calls.
         saved: objects beside the module that checkpoints hold.
+        beside: objects with a ``state_dict``, which are searched wherever they are.
     """
-    saved = [*saved, *module.parameters(), *module.modules()]
-    search = _Search([*saved, *(part for each in saved for part in parts_within(each))])
+    search = _Search([*with_parts([module, *saved]), *module.parameters()])
     for name, buffer in unsaved_buffers(module, functions).items():
         search.visit(name, buffer)
     for prefix, part in module.named_modules():
-        if not is_torchmetrics(part) and _package(type(part).__module__) not in _LIBRARIES:
+        if not is_torchmetrics(part):
             path = f"{prefix}." if prefix else ""
-            for key, held in vars(part).items():
+            of_library = _package(type(part).__module__) in _LIBRARIES
+            for key, held in _settings_of(part) if of_library else vars(part).items():
                 if key not in _OF_TORCH:
                     search.visit(f"attribute {path + key!r}", held)
     for each in functions:
         search.visit("", each)
+    for number, each in enumerate(beside):
+        search.visit(f"state of {type(each).__name__} ({number})", each)
     return search.values
 
 
@@ -101,10 +111,21 @@ class _Search:
             return
         if (found := fingerprint(value)) is not None:
             self.values[name] = found
+            if has_state(value):
+                self._seen[id(value)] = value
         elif depth < _DEPTH and len(self._seen) < self._most:
             self._seen[id(value)] = value
             for inner, part in _parts_of(value):
                 self.visit(inner + (f" in {name}" if name else ""), part, depth + 1)
+
+
+def _settings_of(module: nn.Module) -> list[tuple[str, object]]:
+    """Return the plain attributes of a module, such as a momentum or a label smoothing."""
+    return [
+        (key, held)
+        for key, held in vars(module).items()
+        if key not in _OF_TORCH and isinstance(held, _PLAIN)
+    ]
 
 
 def _parts_of(value: Any) -> Iterable[tuple[str, object]]:
@@ -128,11 +149,16 @@ def _parts_of(value: Any) -> Iterable[tuple[str, object]]:
         yield "state", hash(repr(_state_of(value)))
     elif isinstance(value, torch.Generator):
         yield "state", value.get_state()
-    elif not isinstance(value, type | types.ModuleType | nn.Module | Optimizer):
+    elif isinstance(value, type):
+        if _package(value.__module__) not in _LIBRARIES:
+            plain = ((key, held) for key, held in vars(value).items() if isinstance(held, _PLAIN))
+            yield from ((f"{key!r} of {value.__name__}", held) for key, held in plain)
+    elif not isinstance(value, types.ModuleType | nn.Module | Optimizer):
         of_library = _package(type(value).__module__) in _LIBRARIES
         if not of_library or isinstance(value, types.SimpleNamespace):
             name = type(value).__name__
             yield from ((f"{key!r} of {name}", held) for key, held in _attributes(value).items())
+            yield "", type(value)
             call = vars(type(value)).get("__call__")
             if isinstance(call, types.FunctionType):
                 yield from _numbered([call])
@@ -157,7 +183,9 @@ def _attributes(value: object) -> dict[str, object]:
 
 def _variables_of(function: types.FunctionType) -> Iterable[tuple[str, object]]:
     """Yield a function's variables: of its closure, global ones that it names, attributes."""
-    space: dict[str, object] = dict(vars(function))
+    space: dict[str, object] = dict(vars(function)) | (function.__kwdefaults__ or {})
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    space.update(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable that is assigned later
             space[key] = cell.cell_contents
@@ -182,7 +210,10 @@ def fingerprint(value: Any) -> bytes | None:
     if has_state(value):
         arrays: Arrays = {}
         with contextlib.suppress(Exception):  # of a user's own class
-            packed = pack_state(value.state_dict(), "", arrays, "")
+            state = value.metric_state if is_torchmetrics(value) else value.state_dict()
+            packed: list[object] = [pack_state(dict(state), "", arrays, "")]
+            if isinstance(value, nn.Module):
+                packed += map(_settings_of, value.modules())
             return _digest(repr(packed).encode(), *(one.tobytes() for one in arrays.values()))
         return None
     with contextlib.suppress(Exception):  # NumPy has no such tensors
@@ -191,7 +222,7 @@ def fingerprint(value: Any) -> bytes | None:
             return None if derived else _sampled(value.detach())
         if isinstance(value, np.ndarray) and value.dtype != object:
             return _sampled(value)
-        if value is None or isinstance(value, (bool, int, float, str, np.number)):
+        if value is None or isinstance(value, (*_PLAIN, itertools.count)):
             return repr(value).encode()
     return None
 
@@ -216,11 +247,25 @@ def has_state(value: object) -> bool:
         return False
 
 
-def parts_within(value: Any) -> Sequence[object]:
-    """Return the parts of a module, or what an object's attributes are and hold."""
+def objects_with_state(saved: Iterable[object]) -> list[Any]:
+    """Return all objects with a ``state_dict`` in this process but ``saved`` and their parts."""
+    known = {id(each) for each in with_parts(saved)}
+    found = [each for each in gc.get_objects() if has_state(each) and id(each) not in known]
+    modules = [each for each in found if isinstance(each, nn.Module)]
+    inner = {id(part) for each in modules for part in _parts_within(each)}
+    return [each for each in found if id(each) not in inner]
+
+
+def with_parts(values: Iterable[object]) -> list[object]:
+    """Return objects, and the parts of modules and of what other objects hold."""
+    values = list(values)
+    return values + [part for each in values for part in _parts_within(each)]
+
+
+def _parts_within(value: Any) -> Sequence[object]:
     if isinstance(value, nn.Module):
         return list(value.modules())[1:]
-    if isinstance(value, Optimizer | Tensor):
+    if isinstance(value, Optimizer):
         return []
     parts = list(getattr(value, "__dict__", {}).values())
     parts += [part for held in parts if isinstance(held, (list, tuple)) for part in held]
