@@ -92,7 +92,7 @@ def start_workers(action: str, *arguments: str, cores: int) -> str:
     status, printed = program(
         str(ROOT / "scripts" / "standalone"), action, str(folder() / action), *arguments,
         "1", str(cores), "12g" if gpus() else "3g",
-        HSR_VENV=sys.prefix, HSR_WORKER_PROPERTIES=str(properties),
+        timeout=180, HSR_VENV=sys.prefix, HSR_WORKER_PROPERTIES=str(properties),
     )  # fmt: skip
     if status:
         raise SystemExit(f"the standalone cluster did not start: {printed[-2000:]}")

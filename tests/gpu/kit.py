@@ -34,7 +34,8 @@ INDEX = "kit.json"
 OF_THE_MACHINE = ("numpy", "numpy.libs", "torch", "nvidia", "triton")
 MODULES = (
     "java.se,jdk.unsupported,jdk.management,jdk.crypto.ec,jdk.zipfs,jdk.security.auth,"
-    "jdk.naming.dns,jdk.httpserver,jdk.charsets,jdk.localedata"
+    "jdk.naming.dns,jdk.httpserver,jdk.charsets,jdk.localedata,"
+    "jdk.incubator.vector"  # Spark starts Java with it
 )
 
 

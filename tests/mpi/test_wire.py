@@ -77,15 +77,14 @@ def sum_on_devices() -> list[tuple[bool, list[float], int]]:
 
     from horovod_spark_runner.engines.torch import exchange, trainee
 
-    copies = []
+    copies, found = [], []
     to_host = torch.Tensor.cpu
 
-    def copy(tensor: Any) -> Any:
+    def count_copy(tensor: Any) -> Any:
         copies.append(1)
         return to_host(tensor)
 
-    torch.Tensor.cpu = copy  # type: ignore[assignment]
-    found = []
+    torch.Tensor.cpu = count_copy  # type: ignore[assignment,method-assign]
     for case in DEVICES:
         copies.clear()
         os.environ["CUDA_VISIBLE_DEVICES"] = str(case[MPI.COMM_WORLD.Get_rank()])
