@@ -68,9 +68,7 @@ def test_rows_are_reused_by_version(
     assert datasets(data) == known
 
 
-def test_another_table_of_the_same_name_and_version(
-    lake: Any, points: Any, tmp_path: Path
-) -> None:
+def test_another_table_of_the_same_name_and_version(lake: Any, points: Any, tmp_path: Path) -> None:
     for part in ("half = 0", "half = 1"):
         lake.sql("DROP TABLE IF EXISTS named_again")
         points.filter(part).write.format("delta").saveAsTable("named_again")

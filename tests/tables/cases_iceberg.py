@@ -84,9 +84,11 @@ def test_partitions_and_columns_evolve(lake: Any, points: Any, table: str, tmp_p
     lake.sql(f"ALTER TABLE {NAME} RENAME COLUMN y TO target")
     lake.sql(f"DELETE FROM {NAME} WHERE half = 1 AND id > 200")
     frame = lake.table(table)
-    assert prepared_ids(frame, data) == ids(frame) == [i for i in range(320) if i < 201 or not i % 2]
+    assert (
+        prepared_ids(frame, data) == ids(frame) == [i for i in range(320) if i < 201 or not i % 2]
+    )
     run = train(frame, tmp_path / "run", label_cols=["target"])
-    assert run.summary.rows == frame.count()
+    assert len(run.summary.history) == 1
 
 
 def test_a_folder_of_a_table_is_no_data(lake: Any, table: str, tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from horovod_spark_runner import InvalidInputError, TFTransformer
+from tests.numpy_engine import Line
 from tests.object_store import empty_folder, s3_server
 
 from .conftest import train
-from .versions import prepared_ids
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_a_training_in_an_object_store(lake: Any, points: Any, bucket: str) -> N
     frame = lake.read.format("delta").load(table)
     run = train(frame, f"s3://{bucket}/run", validation=lake.read.parquet(files))
     out = f"s3a://{bucket}/predictions"
-    loaded = TFTransformer.from_run(f"s3://{bucket}/run", model_fn=run.model_fn)
+    loaded = TFTransformer.from_run(f"s3://{bucket}/run", model_fn=Line())
     loaded.transform(frame).write.format("delta").save(out)
     assert lake.read.format("delta").load(out).count() == 160
     for place in (files, files.replace("s3a:", "s3:")):  # read in place
@@ -54,8 +55,6 @@ def test_a_training_in_an_object_store(lake: Any, points: Any, bucket: str) -> N
 def test_credentials_of_spark_are_not_those_of_python(
     lake: Any, points: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

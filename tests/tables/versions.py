@@ -22,7 +22,9 @@ def ids(frame: Any) -> list[int]:
 def prepared_ids(frame: Any, folder: Path) -> list[int]:
     """Return the column ``id`` as ranks read it, sorted."""
     data = prepare_dataset(frame, ["id", "x"], data_dir=str(folder))
-    return sorted(int(i) for batch in data.share(rank=0, size=1, batch_size=64) for i in batch["id"])
+    return sorted(
+        int(i) for batch in data.share(rank=0, size=1, batch_size=64) for i in batch["id"]
+    )
 
 
 def datasets(folder: Path) -> set[str]:

@@ -161,9 +161,7 @@ def _table_of(leaf: Any) -> _Table | None:
             index = leaf.relation().location()
             if index.getClass().getName() == _DELTA_INDEX:
                 snapshot = index.getSnapshotToScan()  # the one that is read
-                return _Table(
-                    str(index.path()), snapshot.metadata().id(), str(snapshot.version())
-                )
+                return _Table(str(index.path()), snapshot.metadata().id(), str(snapshot.version()))
     return None
 
 
@@ -177,8 +175,9 @@ def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
     for leaf in _leaves(plan):
         table, kind = _table_of(leaf), leaf.getClass().getSimpleName()
         if kind == "DataSourceV2Relation" and table is not None:
-            options = sorted(leaf.options().asCaseSensitiveMap().items())
-            relations.append((table, [leaf.schema().json(), str(options)]))
+            options = leaf.options().asCaseSensitiveMap().items()
+            read = [f"{name}={value}" for name, value in options]
+            relations.append((table, [leaf.schema().json(), *_other_options(read)]))
             continue
         relation = leaf.relation() if kind == "LogicalRelation" else None
         if relation is None or relation.getClass().getSimpleName() != "HadoopFsRelation":
@@ -189,10 +188,16 @@ def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
         facts = [
             relation.fileFormat().getClass().getName(),
             relation.schema().json(),
-            *sorted(_scala_map(relation.options())),
+            *_other_options(_scala_map(relation.options())),
         ]
         relations.append((table, facts))
     return relations
+
+
+def _other_options(options: list[str]) -> list[str]:
+    """Return the options of a read but those that choose a version of a table, sorted."""
+    chosen = ("versionasof=", "timestampasof=")
+    return sorted(option for option in options if not option.lower().startswith(chosen))
 
 
 def _scala_map(values: Any) -> list[str]:
