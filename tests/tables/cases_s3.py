@@ -43,7 +43,7 @@ def test_a_training_in_an_object_store(lake: Any, points: Any, bucket: str) -> N
     points.write.format("delta").save(table)
     points.write.parquet(files)
     frame = lake.read.format("delta").load(table)
-    run = train(frame, f"s3://{bucket}/run", validation=lake.read.parquet(files))
+    train(frame, f"s3://{bucket}/run", validation=lake.read.parquet(files))
     out = f"s3a://{bucket}/predictions"
     loaded = TFTransformer.from_run(f"s3://{bucket}/run", model_fn=Line())
     loaded.transform(frame).write.format("delta").save(out)

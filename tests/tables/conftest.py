@@ -60,7 +60,7 @@ def points(lake: Any) -> Any:
     """160 rows: ``id``, ``x`` (array of 2), ``y`` (linear in ``x``), ``half`` (0 or 1)."""
     return lake.range(160).selectExpr(
         "cast(id as int) as id",
-        "array(cast(id % 7 as float) / 7, cast(id % 11 as float) / 11) as x",
-        "cast(id % 7 - 2 * (id % 11) as float) / 10 as y",
+        "array(float(id % 7 / 7), float(id % 11 / 11)) as x",
+        "float((id % 7 - 2 * (id % 11)) / 10) as y",
         "cast(id % 2 as int) as half",
     )

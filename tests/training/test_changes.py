@@ -377,9 +377,9 @@ def test_other_data_are_refused_by_name(
 def test_a_table_that_has_moved_on_is_named_with_its_version() -> None:
     then = {"file:/delta": "3", "ice.t": "branch_null_snapshot_77", "file:/same": "1"}
     now = {"file:/delta": "5", "ice.t": "branch_null_snapshot_88", "file:/same": "1"}
+    settings, info = {**INFO.settings, "fit": {"seed": 0}}, replace(INFO, tables=then)
     with pytest.raises(RunDirectoryError, match="VERSION AS OF 3.*VERSION AS OF 77") as caught:
-        settings = {**INFO.settings, "fit": {"seed": 0}}
-        check_same_data(replace(INFO, tables=then), "g", settings, "runs/x", now)
+        check_same_data(info, "g", settings, "runs/x", now)
     assert "file:/same" not in str(caught.value)
 
 

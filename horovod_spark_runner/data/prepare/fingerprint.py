@@ -179,11 +179,10 @@ def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
             read = [f"{name}={value}" for name, value in options]
             relations.append((table, [leaf.schema().json(), *_other_options(read)]))
             continue
-        relation = leaf.relation() if kind == "LogicalRelation" else None
-        if relation is None or relation.getClass().getSimpleName() != "HadoopFsRelation":
+        if kind != "LogicalRelation":
             return None
-        index = relation.location().getClass().getName()
-        if table is None and not index.startswith(_SPARK_INDEX):
+        relation = leaf.relation()
+        if table is None and not _is_of_files(relation):
             return None
         facts = [
             relation.fileFormat().getClass().getName(),
@@ -192,6 +191,13 @@ def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
         ]
         relations.append((table, facts))
     return relations
+
+
+def _is_of_files(relation: Any) -> bool:
+    """Return whether a relation reads all rows of files that Spark lists."""
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        return False
+    return bool(relation.location().getClass().getName().startswith(_SPARK_INDEX))
 
 
 def _other_options(options: list[str]) -> list[str]:
