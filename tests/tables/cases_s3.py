@@ -23,8 +23,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(lake: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bucket that Spark reaches by its own settings, and Python by the environment."""
-    empty_folder(server, "s3://lake", monkeypatch)
+    """A folder that Spark reaches by its own settings, and Python by the environment."""
+    empty_folder(server, "s3://lake/here", monkeypatch)
     settings = lake.sparkContext._jsc.hadoopConfiguration()
     for name, value in {
         "access.key": "key",
@@ -35,7 +35,7 @@ def bucket(lake: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> str:
         "connection.ssl.enabled": "false",
     }.items():
         settings.set(f"fs.s3a.{name}", value)
-    return "lake"
+    return "lake/here"
 
 
 def test_a_training_in_an_object_store(lake: Any, points: Any, bucket: str) -> None:

@@ -36,6 +36,9 @@ _OPAQUE = re.compile(
 # can lose rows while their files are unchanged: their version counts.
 _SPARK_INDEX = "org.apache.spark.sql.execution."
 _DELTA_INDEX = "org.apache.spark.sql.delta.files.TahoeLogFileIndex"
+# Parts of plans, as JSON and as text: names of sessions, and the choice of a version, which counts.
+_TRANSIENT = re.compile(r'"jvmId":"[^"]*"|,"timeTravelSpec":null')
+_TIME_TRAVEL = re.compile(r"(?m)(?<=\S) (VERSION|TIMESTAMP) AS OF \S+$")
 # Session settings that change the rows of the same plan and files.
 _SETTINGS = (
     "spark.sql.session.timeZone",
@@ -114,7 +117,7 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
     longest = {"spark.sql.debug.maxToStringFields": str(2**31 - 1)}
     with _lock, with_settings(frame.sparkSession, longest):
         text = canonical.toString()
-    return re.sub(r'"jvmId":"[^"]*"', "", str(canonical.toJSON())) + str(text)
+    return _TRANSIENT.sub("", str(canonical.toJSON())) + _TIME_TRAVEL.sub("", str(text))
 
 
 @dataclass(frozen=True)
