@@ -164,7 +164,8 @@ def _table_of(leaf: Any) -> _Table | None:
             index = leaf.relation().location()
             if index.getClass().getName() == _DELTA_INDEX:
                 snapshot = index.getSnapshotToScan()  # the one that is read
-                return _Table(str(index.path()), snapshot.metadata().id(), str(snapshot.version()))
+                identity = f"{snapshot.metadata().id()} {index.partitionFilters()}"
+                return _Table(str(index.path()), identity, str(snapshot.version()))
     return None
 
 
