@@ -136,7 +136,8 @@ def run_training(
             ``validation``), columns, layers or settings of layers, optimizer classes; and, within
             an epoch, another ``seed`` or ``steps_per_epoch``, or ``epochs`` that leave it out.
             Automatic names (``dense_3``) do not count. A run that a callback stopped has nothing
-            left to train, whatever ``epochs`` is.
+            left to train, whatever ``epochs`` is. Where nothing is left, the model is loaded, and
+            neither rows are written nor ranks started.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
         stream_logs: show progress, placement and output of the ranks on the driver (default);

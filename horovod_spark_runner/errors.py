@@ -52,10 +52,10 @@ _SECRET_OF_URL = re.compile(
 
 def printable(text: object) -> str:
     """Return ``text`` for a terminal: control characters escaped, without secrets of URLs."""
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], redact_urls(str(text)))
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], _redact_urls(str(text)))
 
 
-def redact_urls(text: str) -> str:
+def _redact_urls(text: str) -> str:
     """Return ``text`` without user names and passwords in its URLs."""
     return _SECRET_OF_URL.sub(lambda match: f"{match[1] or match[2]}***@", text)
 

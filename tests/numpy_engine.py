@@ -248,9 +248,7 @@ class NumpyEngine:
     def check_export(self, format: str, names: Any, transformed: Any) -> None:
         check_format(format, self.export_formats)
 
-    def export(
-        self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any, classes: Any = ()
-    ) -> None:
+    def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:
         check_format(format, self.export_formats)
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:

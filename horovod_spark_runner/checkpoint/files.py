@@ -191,7 +191,7 @@ def read_info(folder: Location) -> CheckpointInfo:
     """Return the contents of ``checkpoint.json`` in ``folder``.
 
     Raises:
-        IncompleteCheckpoint: there is none.
+        _IncompleteCheckpoint: the folder has no ``checkpoint.json``.
         ValueError: it is damaged.
         OSError: the storage fails.
     """

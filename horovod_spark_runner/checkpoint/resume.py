@@ -228,7 +228,7 @@ def resolve_settings(
         for name, value in kept_settings.items()
     ]
     resolved = replace(fit, **kept_settings)
-    if not _is_over(info, fit.epochs):
+    if not is_over(info, fit.epochs):
         warnings += _honoured_changes(info, fit, fit.batch_size * workers, data, sync)
         splits = isinstance(data["validation"], float)
         warnings += _limited_changes(info, resolved, workers, splits=splits)
@@ -239,7 +239,7 @@ def resolve_settings(
             f"initial_weights={initial_weights!r} is ignored: the run resumes from its "
             f"checkpoint{first}"
         )
-    if _is_over(info, fit.epochs):
+    if is_over(info, fit.epochs):
         reason = f"the run has trained {info.epoch}, and epochs={fit.epochs}"
         more = "more epochs"
         if info.state.get("stopped_at") is not None:
@@ -252,7 +252,7 @@ def resolve_settings(
     return resolved, initial_weights if recorded is _ABSENT else recorded, warnings
 
 
-def _is_over(info: CheckpointInfo, epochs: int) -> bool:
+def is_over(info: CheckpointInfo, epochs: int) -> bool:
     """Return whether a run of ``epochs`` has nothing left to train after a checkpoint."""
     return info.epoch >= epochs or info.state.get("stopped_at") is not None
 
@@ -273,7 +273,7 @@ def _check_whole_epochs(info: CheckpointInfo, epochs: int, where: str) -> None:
 
 def describe_rest(info: CheckpointInfo, epochs: int) -> str:
     """Describe which epochs are left of a run after a checkpoint; empty if none are."""
-    if _is_over(info, epochs):
+    if is_over(info, epochs):
         return ""
     first = info.epoch + 1
     left = f"epochs {first} to {epochs}" if first < epochs else f"epoch {first}"
@@ -518,7 +518,7 @@ def restore_checkpoint(
         folder, info, files = _read_newest(spec, spec.attempt.checkpoint)
         # Once more: it may be an earlier one than the driver has seen.
         check_rest_of_epoch(info, spec.order, str(folder))
-        if info.order.get("row_order") != spec.train.row_order and not _is_over(info, epochs):
+        if info.order.get("row_order") != spec.train.row_order and not is_over(info, epochs):
             notify(
                 f"resuming run_dir {spec.run_dir}: {_OTHER_ROW_ORDER}, so that the rest is trained "
                 "in another order than the run would have taken"
@@ -529,7 +529,7 @@ def restore_checkpoint(
                 f"run_dir holds a run of another model ({folder}): {changes.refusal}. Resume with "
                 "the run's model, or give another run_dir; initial_weights takes over what fits"
             )
-        for text in () if _is_over(info, epochs) else changes.warnings:
+        for text in () if is_over(info, epochs) else changes.warnings:
             notify(f"resuming run_dir {spec.run_dir}: {text}")
         model = changes.record
         variables.build_optimizers(info.model.get("trained_by", ()))

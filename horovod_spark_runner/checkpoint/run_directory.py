@@ -13,6 +13,7 @@
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch: metrics and time breakdown
         calls.jsonl                 one line per call: time breakdown, ranks, versions
+        finished.json               end of the newest call that trained to its end: step, rows
         report.html                 report of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is logged there
         events/train, validation    event files, for TensorBoard
@@ -136,6 +137,10 @@ class RunDirectory:
     @property
     def calls(self) -> Location:
         return self.location.join("calls.jsonl")
+
+    @property
+    def finished(self) -> Location:
+        return self.location.join("finished.json")
 
     @property
     def report(self) -> Location:

@@ -133,7 +133,7 @@ def default_cache() -> Path:
     return Path(base) / "horovod_spark_runner"
 
 
-def probe_versions(python: str) -> dict[str, str | None]:
+def _probe_versions(python: str) -> dict[str, str | None]:
     """Return the versions, in ``python``'s environment, that the build depends on."""
     output = subprocess.run(
         [python, "-c", _VERSIONS_PROBE], check=True, capture_output=True, text=True
@@ -142,7 +142,7 @@ def probe_versions(python: str) -> dict[str, str | None]:
     return versions
 
 
-def build_flags(framework: str, gpu: bool, gloo: bool) -> dict[str, str]:
+def _build_flags(framework: str, gpu: bool, gloo: bool) -> dict[str, str]:
     """Return the environment variables that choose what Horovod is built with."""
     backend, other = ("GLOO", "MPI") if gloo else ("MPI", "GLOO")
     flags = {
@@ -158,7 +158,7 @@ def build_flags(framework: str, gpu: bool, gloo: bool) -> dict[str, str]:
     return flags
 
 
-def cache_key(
+def _cache_key(
     frameworks: Sequence[str], versions: dict[str, str | None], flags: dict[str, str]
 ) -> str:
     """Return a readable, unique folder name for a wheel for ``frameworks``."""
@@ -171,41 +171,41 @@ def cache_key(
     return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{built_for}-{digest}"
 
 
-def edit_sources(source: Path, fast: bool) -> None:
+def _edit_sources(source: Path, fast: bool) -> None:
     """Make the edits that current frameworks need, and with ``fast`` those that save time."""
     if fast:
-        replace_in_file(
+        _replace_in_file(
             source / "CMakeLists.txt",
             r"# RelWithDebInfo uses -O2.*\n(string\(REPLACE .*\n)+",
             f'set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -g0 -DNDEBUG")\n'
             f"set(CMAKE_UNITY_BUILD ON)\nset(CMAKE_UNITY_BUILD_BATCH_SIZE {UNITY_BATCH})\n",
         )
     for relative in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-        replace_in_file(
+        _replace_in_file(
             source / relative,
             r"set\(CMAKE_CXX_STANDARD\s+\d+\)",
             "set(CMAKE_CXX_STANDARD 17)",
         )
-    replace_in_file(
+    _replace_in_file(
         source / "horovod/common/ops/cuda/CMakeLists.txt",
         "CMAKE_CUDA_STANDARD 11",
         "CMAKE_CUDA_STANDARD 17",
     )
-    replace_in_file(
+    _replace_in_file(
         source / "horovod/tensorflow/mpi_ops.cc",
         r"stream_executor::gpu::AsGpuStreamValue\(\s*([\w>-]+->stream\(\))\)",
         r"static_cast<GpuStreamHandle>(\1->platform_specific_handle().stream)",
     )
-    replace_in_file(source / "horovod/tensorflow/CMakeLists.txt", r".*xla_mpi_ops\.cc.*\n", "")
+    _replace_in_file(source / "horovod/tensorflow/CMakeLists.txt", r".*xla_mpi_ops\.cc.*\n", "")
 
 
-def edit_python(files: dict[str, bytes]) -> None:
+def _edit_python(files: dict[str, bytes]) -> None:
     """Make the edits that Keras 3 needs, to the contents of Horovod's wheel."""
     for path in own_files():
         files[f"horovod/{path.relative_to(OWN_FILES).as_posix()}"] = path.read_bytes()
     for relative, pattern, replacement in PYTHON_EDITS:
         name = f"horovod/{relative}"
-        files[name] = replace_required(files[name].decode(), pattern, replacement, name).encode()
+        files[name] = _replace_required(files[name].decode(), pattern, replacement, name).encode()
 
 
 def own_files() -> list[Path]:
@@ -213,12 +213,12 @@ def own_files() -> list[Path]:
     return sorted(OWN_FILES.glob("*/*.py"))
 
 
-def replace_in_file(path: Path, pattern: str, replacement: str) -> None:
+def _replace_in_file(path: Path, pattern: str, replacement: str) -> None:
     """Replace what matches ``pattern`` in a file; exit if nothing does."""
-    path.write_text(replace_required(path.read_text(), pattern, replacement, str(path)))
+    path.write_text(_replace_required(path.read_text(), pattern, replacement, str(path)))
 
 
-def replace_required(text: str, pattern: str, replacement: str, name: str) -> str:
+def _replace_required(text: str, pattern: str, replacement: str, name: str) -> str:
     """Replace what matches ``pattern`` in the text of a file; exit if nothing does."""
     text, count = re.subn(pattern, replacement, text)
     if not count:
@@ -228,13 +228,13 @@ def replace_required(text: str, pattern: str, replacement: str, name: str) -> st
     return text
 
 
-def note_cuda(source: Path, version: str) -> None:
+def _note_cuda(source: Path, version: str) -> None:
     """Have the package tell which CUDA it is for: its libraries do not, and drivers differ."""
     with (source / "horovod" / "__init__.py").open("a") as module:
         module.write(f'\nBUILT_WITH_CUDA = "{version}"\n')
 
 
-def run_logged(
+def _run_logged(
     command: list[str], log: Path, report: Report = lambda _: None, **kwargs: Any
 ) -> None:
     """Run ``command``, appending its output to ``log``; end with its tail if it fails.
@@ -270,7 +270,7 @@ def run_logged(
         )
 
 
-class Cuda:
+class _Cuda:
     """What compiles for GPUs: a toolkit, and the NCCL of a Python environment.
 
     Args:
@@ -280,8 +280,8 @@ class Cuda:
     """
 
     def __init__(self, python: str, cache: Path, from_pypi: bool) -> None:
-        own = None if from_pypi else find_toolkit()
-        self.home = own or toolkit_from_pypi(python, cache)
+        own = None if from_pypi else _find_toolkit()
+        self.home = own or _toolkit_from_pypi(python, cache)
         compiler = self.home / "bin" / "nvcc"
         told = subprocess.run(
             [str(compiler), "--version"], check=True, capture_output=True, text=True
@@ -320,7 +320,7 @@ class Cuda:
         }
 
 
-def find_toolkit() -> Path | None:
+def _find_toolkit() -> Path | None:
     """Return the CUDA toolkit of this machine, if it has one that compiles."""
     named = os.environ.get("HOROVOD_CUDA_HOME")
     if named and not (Path(named) / "bin" / "nvcc").exists():
@@ -336,7 +336,7 @@ def find_toolkit() -> Path | None:
     return None
 
 
-def toolkit_from_pypi(python: str, cache: Path) -> Path:
+def _toolkit_from_pypi(python: str, cache: Path) -> Path:
     """Return a CUDA toolkit made of PyPI's packages, installed aside on first use."""
     folder = cache / f"cuda-{CUDA_VERSION}"
     home = folder / "nvidia" / "cu13"
@@ -363,7 +363,7 @@ def toolkit_from_pypi(python: str, cache: Path) -> Path:
 
 
 def build(
-    python: str, flags: dict[str, str], cuda: Cuda | None, destination: Path, report: Report
+    python: str, flags: dict[str, str], cuda: _Cuda | None, destination: Path, report: Report
 ) -> Path:
     """Build the wheel into ``destination`` and return its path."""
     if re.search(r"[\s:]", python):
@@ -400,8 +400,10 @@ def build(
     try:
         report("downloading")
         pip = [python, "-m", "pip", "--disable-pip-version-check"]
-        run_logged([*pip, "install", "--target", str(tools), *BUILD_PACKAGES], log, env=environment)
-        run_logged(
+        _run_logged(
+            [*pip, "install", "--target", str(tools), *BUILD_PACKAGES], log, env=environment
+        )
+        _run_logged(
             [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", "horovod",
              "--dest", str(work), f"horovod=={HOROVOD_VERSION}"],
             log, env=environment,
@@ -412,13 +414,13 @@ def build(
             else:
                 archive.extractall(work)
         source = work / f"horovod-{HOROVOD_VERSION}"
-        edit_sources(source, fast=cuda is None)
+        _edit_sources(source, fast=cuda is None)
         if cuda is not None:
-            note_cuda(source, cuda.version)
+            _note_cuda(source, cuda.version)
         wheels = work / "wheels"
         report("configuring")
         # By its setup.py: pip buffers the build's output.
-        run_logged(
+        _run_logged(
             [python, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(wheels)],
             log, report, env=environment, cwd=source,
         )  # fmt: skip
@@ -432,17 +434,17 @@ def publish(wheel: Path, destination: Path) -> Path:
     staged = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
         shutil.copy(wheel, staged)
-        if cached_wheel(destination) is None:  # what is there is damaged, if anything
+        if _cached_wheel(destination) is None:  # what is there is damaged, if anything
             shutil.rmtree(destination, ignore_errors=True)
         staged.rename(destination)
     except OSError:
         shutil.rmtree(staged)
-        if cached_wheel(destination) is None:  # or another build of it was faster
+        if _cached_wheel(destination) is None:  # or another build of it was faster
             raise
     return destination / wheel.name
 
 
-def cached_wheel(folder: Path) -> Path | None:
+def _cached_wheel(folder: Path) -> Path | None:
     """Return the wheel in a folder of the cache, if there is one that is whole."""
     return next(filter(zipfile.is_zipfile, folder.glob("horovod-*.whl")), None)
 
@@ -463,7 +465,7 @@ def merge(wheels: Sequence[Path], destination: Path) -> Path:
             files |= {name: archive.read(name) for name in archive.namelist()}
         built_for |= json.loads(files["horovod/metadata.json"])
     files["horovod/metadata.json"] = json.dumps(built_for).encode()
-    edit_python(files)
+    _edit_python(files)
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     lines = []
     for name, content in files.items():
@@ -500,7 +502,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
+def _find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     """Return a wheel for the environment that ``arguments`` name.
 
     Args:
@@ -509,7 +511,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     """
     # Ends by an exception, so that what builds is ended and its folder deleted.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    versions = probe_versions(arguments.python)
+    versions = _probe_versions(arguments.python)
     chosen = arguments.frameworks or [name for name in FRAMEWORKS if versions[name]]
     frameworks = [name for name in FRAMEWORKS if name in chosen]
     missing = [name for name in frameworks if not versions[name]]
@@ -521,7 +523,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         )
     cuda = None
     if arguments.gpu:
-        cuda = Cuda(arguments.python, arguments.cache, arguments.cuda_from_pypi)
+        cuda = _Cuda(arguments.python, arguments.cache, arguments.cuda_from_pypi)
         versions["cuda"] = f"{cuda.version}, recipe {GPU_RECIPE}"
     else:
         versions["nccl"] = None
@@ -531,9 +533,9 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"
     wheels = []
     for framework in frameworks:
-        flags = build_flags(framework, arguments.gpu, gloo)
-        destination = folder / cache_key([framework], versions, flags)
-        wheel = cached_wheel(destination)
+        flags = _build_flags(framework, arguments.gpu, gloo)
+        destination = folder / _cache_key([framework], versions, flags)
+        wheel = _cached_wheel(destination)
         if wheel is None:
             print(
                 f"Building Horovod {HOROVOD_VERSION} for {framework} with {backend} "
@@ -550,13 +552,13 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     for path in own_files():
         python_files.update(path.read_bytes())
     options = {"merged": backend, "python_files": python_files.hexdigest()}
-    merged = folder / cache_key(frameworks, versions, options)
-    return cached_wheel(merged) or merge(wheels, merged)
+    merged = folder / _cache_key(frameworks, versions, options)
+    return _cached_wheel(merged) or merge(wheels, merged)
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Install the wheel, built if need be; print its path and return 0."""
-    wheel = find_or_build(arguments)
+    wheel = _find_or_build(arguments)
     subprocess.run(
         [arguments.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
          "--no-deps", "--force-reinstall", str(wheel)],
@@ -577,7 +579,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.gloo or arguments.print:
-        print(find_or_build(arguments, gloo=arguments.gloo))
+        print(_find_or_build(arguments, gloo=arguments.gloo))
     else:
         command(arguments)
 

@@ -21,7 +21,7 @@ def parse_age(text: str) -> float:
     """Return an age such as ``"7d"`` in seconds.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: ``text`` is not an age.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:

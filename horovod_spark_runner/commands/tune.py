@@ -19,7 +19,7 @@ from .output import json_text, show
 
 
 @dataclass(frozen=True)
-class StudySummary:
+class _StudySummary:
     """Summary of a study's directory.
 
     Attributes:
@@ -39,7 +39,7 @@ class StudySummary:
     trials: tuple[TrialLine, ...]
 
 
-def read_study(directory: StudyDirectory, now: float) -> StudySummary:
+def read_study(directory: StudyDirectory, now: float) -> _StudySummary:
     """Read a study's directory.
 
     Args:
@@ -58,7 +58,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
     with convert_parse_errors(f"the journal and record of a study in {directory.location}"):
         study = needing_optuna().Study(directory)
         best = study.best()
-        return StudySummary(
+        return _StudySummary(
             place=str(directory.location),
             metric=str(record["metric"]),
             direction=str(record["direction"]),
@@ -68,7 +68,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         )
 
 
-def _describe_study(study: StudySummary) -> list[str]:
+def _describe_study(study: _StudySummary) -> list[str]:
     """Return all of a study for people, in lines."""
     counts = Counter(line.state for line in study.trials)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -88,7 +88,7 @@ def _describe_study(study: StudySummary) -> list[str]:
     ]
 
 
-def _table(study: StudySummary) -> list[str]:
+def _table(study: _StudySummary) -> list[str]:
     names = list(dict.fromkeys(name for line in study.trials for name in line.params))
     rows = [["trial", "state", study.metric, "epochs", "seconds", *names]]
     for line in study.trials:

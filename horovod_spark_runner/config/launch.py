@@ -127,7 +127,9 @@ class LaunchOptions(Settings):
         "resources of a rank's Spark task, in place of the session's settings: amounts by "
         'name (``{"cpus": 4, "gpu": 1}``) or a Spark ``ResourceProfile``.',
     )
-    share_gpus: bool = setting(False, FLAG, "allow several ranks on one device (false).")
+    share_gpus: bool = setting(
+        False, FLAG, "allow several ranks on one device, which sum without NCCL (false)."
+    )
     start_timeout: float | None = setting(
         None,
         optional(SECONDS),

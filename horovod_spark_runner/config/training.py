@@ -310,7 +310,7 @@ def check_min_workers(workers: int, restarts: RestartOptions) -> None:
     """Check that a restart does not need more ranks than the run.
 
     Raises:
-        InvalidInputError: it does.
+        InvalidInputError: ``min_workers`` is more than the run's ranks.
     """
     least = restarts.min_workers
     if least is not None and least > workers:

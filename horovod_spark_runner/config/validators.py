@@ -47,7 +47,7 @@ def check_count(name: str, value: object, minimum: int = 1, advice: str = "") ->
         advice: end of the message.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: ``value`` is not an integer, or below ``minimum``.
     """
     number = as_integer(value)
     if number is None or number < minimum:
@@ -77,7 +77,7 @@ def check_number(name: str, value: object, *, unit: str = "") -> float:
         unit: its unit, for the message.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: ``value`` is not a number, or negative or infinite.
     """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
     if not math.isfinite(number) or number < 0:
@@ -108,7 +108,7 @@ def check_place(name: str, value: object) -> str | os.PathLike[str]:
     """Return ``value`` if its type is that of a folder's path or URL.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: ``value`` is not a path.
     """
     if value == "":
         raise InvalidInputError(f"{name} is empty; give a folder or URL, or leave it out")

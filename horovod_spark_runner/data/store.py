@@ -57,6 +57,12 @@ def new_folder(folder: Location, key: str) -> Location:
     return place
 
 
+def key_of(manifest: Manifest) -> str:
+    """Return the key that a dataset was made for; ``""`` for files that are read in place."""
+    match = _NAME.fullmatch(Location(manifest.url).name)
+    return match[1] if match else ""
+
+
 def publish(manifest: Manifest) -> None:
     """Make a written dataset visible: its manifest is written last."""
     Location(manifest.url).join(_MANIFEST_FILE).write_text(manifest.to_json())

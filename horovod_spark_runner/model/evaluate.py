@@ -436,7 +436,7 @@ def _check_fit(
     """Check that Spark ML's evaluators support the model's outputs and labels.
 
     Raises:
-        InvalidInputError: they cannot.
+        InvalidInputError: a metric cannot be computed of the outputs and labels.
     """
     labels = targets.outputs
     for metric in metrics:

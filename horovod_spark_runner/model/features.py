@@ -96,7 +96,7 @@ def check_fits(source: Source, column: Column) -> None:
     """Check that a column is of the kind the model was trained on, and nothing would be cut.
 
     Raises:
-        DataError: it is not.
+        DataError: the column is of another kind, or its values would be cut.
     """
     bytes_wanted, text = column.encoding != "", column.dtype == "string"
     if (

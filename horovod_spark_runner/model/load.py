@@ -370,7 +370,7 @@ class ModelHandle:
         """
         with self._lock:  # also so that it is sent once
             if self._metadata.learn_outputs:
-                self._learn_outputs(spark)
+                self.learn_outputs(spark)
             check_callable(self._metadata)
             load = self._shipped.loader(spark)
         recipe = self._metadata.recipe
@@ -384,8 +384,12 @@ class ModelHandle:
             names=feature_names(settings, recipe.inputs, recipe.columns),
         )
 
-    def _learn_outputs(self, spark: SparkSession) -> None:
-        """Determine the model's outputs in a worker; the driver loads no framework."""
+    def learn_outputs(self, spark: SparkSession) -> None:
+        """Determine the model's outputs in a worker; the driver loads no framework.
+
+        Raises:
+            ModelError: what its function builds is not the model that was trained.
+        """
         answer = query_worker(spark, describing(self._shipped.loader(spark)), keep=True)
         outputs, problem, wrong = json.loads(answer)
         if wrong:

@@ -259,7 +259,7 @@ def check_classes(
             ``raw_prediction_col`` yet by default.
 
     Raises:
-        InvalidInputError: they cannot.
+        InvalidInputError: an output cannot be of the requested classes.
     """
     names = [output.name for output in outputs]
     probabilities = _by_output("probability_col", settings.probability_col, names)

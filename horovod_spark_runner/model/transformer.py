@@ -38,7 +38,7 @@ from ..observe.notebook import heading_html, never_failing
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, convert_save_errors
 from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
-from ..training.onnx import PLAIN, VECTOR, ClassColumn
+from ..training.onnx import PLAIN, VECTOR
 from .evaluate import evaluate
 from .features import feature_names
 from .inference import ERROR, KEEP
@@ -282,8 +282,8 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
         feature columns, in the types and shapes the model was trained on: encoded columns as the
         arrays that `transform` decodes them to. It gives the outputs, in the model's shapes, under
-        the names of `transform`'s columns, and the columns of classes that ``probabilityCol`` and
-        ``rawPredictionCol`` ask for.
+        the names of `transform`'s columns. Columns of classes, which ``probabilityCol`` and
+        ``rawPredictionCol`` ask for, are refused: `export_pipeline` has them.
 
         An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others. It
         needs the extra ``onnx``, and is compared with Keras
@@ -404,18 +404,23 @@ def _export(
     columns = feature_names(settings, recipe.inputs, recipe.columns)
     engine.check_export(format, columns, tuple(recipe.transforms))
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
-    classes = [
-        ClassColumn(one.name, one.output, one.holds, one.scores)
-        for one in added_by(recipe.outputs, settings)
-        if one.holds not in (PLAIN, VECTOR)
+    made = [
+        one.name for one in added_by(recipe.outputs, settings) if one.holds not in (PLAIN, VECTOR)
     ]
+    if made:
+        raise InvalidInputError(
+            f"a {format!r} gives a model's outputs as they are, and probability_col and "
+            f"raw_prediction_col ask for {quote_all(made)}, which are made of them: clear these "
+            "two in a copy of the transformer, or export it as a pipeline, "
+            "export_pipeline(PipelineModel([transformer]), path, frame, format='onnx')"
+        )
     if format in SUFFIXES:
         check_free_file(target, mode)
     else:
         check_free(target, mode, GRAPH_FILE, "an export")
     with convert_save_errors("the export", target):
         target.parent.make_folder()
-        engine.export(recipe, format, columns, outputs, target, classes)
+        engine.export(recipe, format, columns, outputs, target)
 
 
 def transformer_class(engine: str) -> type[TrainedTransformer]:

@@ -76,7 +76,7 @@ class TrainingPlan:
 
     name: str
     measurement: Measurement
-    networks: tuple[NetworkPlan, ...]
+    networks: tuple[_NetworkPlan, ...]
 
     def __str__(self) -> str:
         return _plan_text(self.name, self.measurement, self.networks)
@@ -164,7 +164,7 @@ _AS_GOOD = 0.1
 
 
 @dataclass(frozen=True)
-class NetworkPlan:
+class _NetworkPlan:
     """Predictions for one network.
 
     Attributes:
@@ -237,7 +237,7 @@ def _smallest_as_good(predictions: Sequence[Prediction]) -> Prediction:
     return next(one for one in predictions if one.total_seconds <= (1 + _AS_GOOD) * fastest)
 
 
-def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) -> NetworkPlan:
+def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) -> _NetworkPlan:
     """Predict a training on a cluster for several numbers of ranks.
 
     Args:
@@ -259,7 +259,7 @@ def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) ->
     saved = single.epoch_seconds - nearest.epoch_seconds
     before = nearest.total_seconds - nearest.training_seconds - work.build
     faster = [one.ranks for one in predictions if one.ranks > 1 and one.total_seconds < alone]
-    return NetworkPlan(
+    return _NetworkPlan(
         name=name,
         cluster=cluster,
         predictions=predictions,
@@ -276,7 +276,7 @@ _HEADER = (
 )  # fmt: skip
 
 
-def _plan_text(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
+def _plan_text(name: str, measured: Measurement, networks: Sequence[_NetworkPlan]) -> str:
     """Format a plan as lines of text."""
     lines = [f"plan for {name}", *measured_lines(measured)]
     for network in networks:
@@ -326,7 +326,7 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
 
 
-def _network_title(network: NetworkPlan) -> str:
+def _network_title(network: _NetworkPlan) -> str:
     """Format a network and its hosts."""
     cluster = network.cluster
     return (
@@ -336,7 +336,7 @@ def _network_title(network: NetworkPlan) -> str:
     )
 
 
-def left_out_lines(network: NetworkPlan, work: Workload) -> list[str]:
+def left_out_lines(network: _NetworkPlan, work: Workload) -> list[str]:
     """List the requested numbers of ranks that have no prediction, with the reason."""
     if not network.left_out:
         return []
@@ -362,7 +362,7 @@ def _prediction_cells(one: Prediction) -> list[str]:
     ]
 
 
-def _table(network: NetworkPlan) -> list[str]:
+def _table(network: _NetworkPlan) -> list[str]:
     best = network.best.ranks if network.pays else None
     rows = [[*map(str.upper, _HEADER[:-1]), ""]]
     for one in network.predictions:
@@ -376,7 +376,7 @@ def _table(network: NetworkPlan) -> list[str]:
     ]
 
 
-def _plan_page(name: str, measured: Measurement, networks: Sequence[NetworkPlan]) -> str:
+def _plan_page(name: str, measured: Measurement, networks: Sequence[_NetworkPlan]) -> str:
     """Render a plan; see `horovod_spark_runner.planning.plan.plan_text`."""
     curves = [
         Series(

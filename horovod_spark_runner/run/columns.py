@@ -84,6 +84,19 @@ def resolve_columns_by_model(
     return _check_columns(df, config, model, features, labels)
 
 
+def check_labels(df: DataFrame | str | Path, config: TrainingConfig, model: ModelSource) -> None:
+    """Check that a model to be trained without labels needs none.
+
+    It is built once, in a Spark task, unless `label_cols` says that there are none.
+
+    Raises:
+        DataError: its loss compares outputs with labels.
+        ModelError: the model cannot be built.
+    """
+    if config.label_cols is None and _names_of_model(model, session_of(df)).needs_labels:
+        raise _missing_labels("the model's loss compares its outputs with labels")
+
+
 def _check_columns(
     df: DataFrame | str | Path,
     config: TrainingConfig,
@@ -223,15 +236,20 @@ def _labels_by_name(
             f"{quote_all(available)} is called so, or {LABEL!r} and not an input"
         )
     if reason:
-        raise DataError(
-            f"label_cols is not given, and {reason}; name the columns the model's outputs are "
-            "compared with, label_cols=[…] or {output: column}; [] for none"
-        )
+        raise _missing_labels(reason)
     if not candidates:
         return None
     # A single output needs no name, and Spark ML's is none of the model's.
     return (
         list(candidates[0]) if len(candidates[0]) == 1 else {name: name for name in candidates[0]}
+    )
+
+
+def _missing_labels(reason: str) -> DataError:
+    return DataError(
+        f"label_cols is not given, and {reason}; name the columns the model's outputs are compared "
+        "with, label_cols=[…] or {output: column}, those of feature_cols for an autoencoder; [] "
+        "for none"
     )
 
 
@@ -276,8 +294,8 @@ def _names_of_model(source: ModelSource, spark: SparkSession) -> ModelNames:
     answer = parse_plain(text, _Answer)
     if answer.names is None:
         raise ModelError(
-            "feature_cols is missing, and the model, whose inputs may have names of columns, could "
-            f"not be built:\n{answer.problem.rstrip()}"
+            "columns are not named, and the model, which may tell them, could not be built:\n"
+            + answer.problem.rstrip()
         )
     return answer.names
 

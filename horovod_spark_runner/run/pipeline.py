@@ -44,6 +44,7 @@ from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped
+from .finished import load_finished, record_end
 from .record import CallRecord, versions
 from .resolve import ResolvedRun, resolve_again
 
@@ -160,7 +161,11 @@ def _train_run(
     follower: Follower | None,
 ) -> TrainedTransformer:
     config, directory, console = run.config, run.directory, run.console
+    settings = PredictionSettings(prediction_col=config.prediction_col)
     with described(session_of(run.df), f"Horovod: training {directory.location.name}"):
+        if prepare is None and follower is None and (finished := load_finished(run)):
+            handle, summary = finished
+            return transformer_class(run.model.engine)(handle, summary=summary, settings=settings)
         try:
             trained = train_ranks(run, prepare, follower)
         except KeyboardInterrupt:
@@ -200,7 +205,6 @@ def _train_run(
     curves = f"tensorboard --logdir {directory.events} (epoch 1 is its step 0)"
     events = f", curves: {curves}" if config.checkpoints.event_files else ""
     console.print(f"report: {directory.report}{events}")
-    settings = PredictionSettings(prediction_col=config.prediction_col)
     return transformer_class(run.model.engine)(model, summary=summary, settings=settings)
 
 
@@ -257,23 +261,30 @@ def train_ranks(
         import_ahead(run)
         prepare = functools.partial(prepare_data, run, directory.data)
     preparation = show_preparation(run, run.console, prepare())
-    with directory.lease() as lease, preparation as data, open_attachments(directory) as attach:
-        materialized = time.monotonic()
-        run = resolve_again(run)
-        try:
-            _check_enough_rows(data.train, run.workers)
-        except DataError:
-            # No checkpoint can depend on rows that are too few for any training.
-            if alone and run.checkpoint is None and not config.data.keep_data:
-                discard_datasets(directory.data)
-            raise
-        spec = training_spec(run, data, _run_id(run))
-        _check_data(run, spec)
-        _begin_record(run, spec)
-        seconds = {"prepare": run.seconds, "materialize": materialized - began}
+    with (
+        directory.lease() as lease,
+        open_attachments(directory) as attach,
+        contextlib.ExitStack() as stack,
+    ):
         spark = session_of(run.df)
         facts = {"workers": run.workers, "master": master_of(spark), "versions": versions()}
-        record = CallRecord(directory, seconds, facts)
+        record = CallRecord(directory, {"prepare": run.seconds}, facts)
+        with _recording_refusal(run, record):
+            data = stack.enter_context(preparation)
+            materialized = time.monotonic()
+            run = resolve_again(run)
+            try:
+                _check_enough_rows(data.train, run.workers)
+            except DataError:
+                # No checkpoint can depend on rows that are too few for any training.
+                if alone and run.checkpoint is None and not config.data.keep_data:
+                    discard_datasets(directory.data)
+                raise
+            spec = training_spec(run, data, _run_id(run))
+            _check_data(run, spec)
+        held_out = {"validation_rows": spec.validation.rows} if spec.validation else {}
+        _begin_record(run, spec.run_id, {"rows": spec.train.rows, **held_out})
+        record.rows_ready(materialized - began)
         tracking = begin_tracking(run.tracking, config.mlflow, directory, run.settings)
         try:
             attempts = Attempts(
@@ -296,6 +307,7 @@ def train_ranks(
         trained = time.monotonic()
         report: TrainingReport = result.result
         record.finish(result, report.accounts, report.weights)
+        record_end(run, data.train, report)
         if alone and not config.data.keep_data:
             discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
@@ -313,16 +325,27 @@ def _attach_files(spec: TrainingSpec, attach: AttachmentWriter) -> TrainingSpec:
     return replace(spec, model=model, warm_start=start)
 
 
-def _begin_record(run: ResolvedRun, spec: TrainingSpec) -> None:
+@contextlib.contextmanager
+def _recording_refusal(run: ResolvedRun, record: CallRecord) -> Iterator[None]:
+    """Record a new run whose rows could not be prepared: it is listed as any other."""
+    try:
+        yield
+    except BaseException as error:
+        if run.directory.run_id() is None and run.checkpoint is None:
+            with contextlib.suppress(CheckpointError):
+                _begin_record(run, _run_id(run), {})
+                record.fail(error)
+        raise
+
+
+def _begin_record(run: ResolvedRun, run_id: str, rows: dict[str, int]) -> None:
     """Record the run's identity, its settings and its numbers of rows in the run directory."""
     directory = run.directory
     # The script's name only: its arguments may hold secrets.
     is_script = Path(sys.argv[0]).is_file() and "ipykernel" not in sys.modules
     program = {"program": sys.argv[0]} if is_script else {}
     try:
-        directory.write_run_id(spec.run_id)
-        held_out = {"validation_rows": spec.validation.rows} if spec.validation else {}
-        rows = {"rows": spec.train.rows, **held_out}
+        directory.write_run_id(run_id)
         directory.write_config({**run.settings, **program, **rows})
     except OSError as error:
         raise CheckpointError(f"run_dir {directory.location} is not writable: {error}") from error

@@ -42,7 +42,7 @@ class CallRecord:
 
     Args:
         directory: the run directory.
-        seconds: durations before the ranks, by phase.
+        seconds: durations before the rows are prepared, by phase.
         facts: further facts, as JSON.
     """
 
@@ -53,7 +53,13 @@ class CallRecord:
         self._seconds = seconds
         self._facts = facts
         self._launched = time.monotonic()
+        self._phase = "materialize"
         self._began = time.time() - sum(seconds.values())
+
+    def rows_ready(self, seconds: float) -> None:
+        """Note how long the rows took; the ranks come next."""
+        self._seconds[self._phase] = seconds
+        self._launched, self._phase = time.monotonic(), "attempts"
 
     def finish(self, result: RunResult, accounts: dict[str, Any], weights: str) -> None:
         """Record a call that has trained to the end.
@@ -80,7 +86,7 @@ class CallRecord:
         message = (
             str(error).partition("\n")[0] if isinstance(error, HorovodSparkError) else repr(error)
         )
-        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=message)
+        self._add(ending, {self._phase: time.monotonic() - self._launched}, error=message)
 
     def _add(self, ending: str, launching: dict[str, float], **facts: Any) -> None:
         seconds = {name: round(took, 4) for name, took in {**self._seconds, **launching}.items()}

@@ -26,7 +26,13 @@ from ..serialize import check_picklable
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource
 from ..training.warm_start import read_warm_start
-from .columns import Columns, recorded_columns, resolve_columns, resolve_columns_by_model
+from .columns import (
+    Columns,
+    check_labels,
+    recorded_columns,
+    resolve_columns,
+    resolve_columns_by_model,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -137,9 +143,13 @@ def _resolve(df: DataFrame | str | Path, config: TrainingConfig, console: Consol
 
     directory.check_writable()
     start = _resolve_start(config, directory, model.engine, allotment.workers, console)
-    if columns is None:  # needs a Spark job: after all checks that need none
+    # What needs a Spark job comes after all checks that need none.
+    if columns is None:
         console.report("building the model once, to match its inputs with columns")
         columns = resolve_columns_by_model(df, config, model)
+    elif not columns.outputs.slots and start.checkpoint is None:
+        console.report("building the model once, to see whether it needs labels")
+        check_labels(df, config, model)
     return ResolvedRun(
         df=df,
         config=replace(config, fit=start.fit),

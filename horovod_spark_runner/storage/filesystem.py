@@ -428,7 +428,7 @@ class _WriteFaults:
         """Fail the write to ``path`` that is about to happen, if a test requests it.
 
         Raises:
-            OSError: it does.
+            OSError: the test requests the failure.
         """
         with self._lock:
             fails = self._next or time.monotonic() < self._until

@@ -34,6 +34,15 @@ def _need_threads(what: str, others: str) -> None:
         )
 
 
+def shares_gpu(world: MPI.Comm) -> bool:
+    """Return whether several ranks of this host compute on one GPU; all ranks must call it."""
+    host = world.Split_type(MPI.COMM_TYPE_SHARED)
+    devices = host.allgather(os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0])
+    host.Free()
+    named = [device for device in devices if device]
+    return bool(world.allreduce(len(named) > len(set(named)), MPI.LOR))
+
+
 # Of one MPI call, whose counts and offsets have 31 bits.
 _MOST_ELEMENTS = 1 << 28
 _MOST_BYTES = 1 << 30

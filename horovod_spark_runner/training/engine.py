@@ -29,7 +29,6 @@ from ..frameworks import KERAS, TORCH
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
-from .onnx import ClassColumn
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
 from .trainee import Evaluator, Question
@@ -217,7 +216,6 @@ class Engine(Protocol):
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
-        classes: Sequence[ClassColumn] = (),
     ) -> None:
         """Write the model in a format that other programs read. On the driver.
 
@@ -227,11 +225,10 @@ class Engine(Protocol):
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
             target: the place, a folder or file that is replaced.
-            classes: columns of classes, in place of the outputs they are made of.
 
         Raises:
             ModelError: the format cannot hold the model.
-            InvalidInputError: there is no such format, or it has no columns of classes.
+            InvalidInputError: there is no such format.
             EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """
@@ -298,7 +295,7 @@ def check_format(format: object, formats: Sequence[str]) -> None:
     """Check that ``format`` is one of those an engine exports to.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the engine does not export to ``format``.
     """
     if format not in formats:
         listed = ", ".join(map(repr, formats)) or "none for a model of this engine"

@@ -1,6 +1,8 @@
-"""Values of labels that a loss cannot be computed of."""
+"""Values of integers that cannot be computed with: of labels, and of inputs that are indices."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -46,3 +48,22 @@ def outside(values: np.ndarray, low: float, high: float) -> np.ndarray:
     if not values.size or (values.min() >= low and values.max() <= high):
         return values.reshape(-1)[:0]
     return values[(values < low) | (values > high)]
+
+
+def explain_index(failed: str, columns: Mapping[str, np.ndarray]) -> ModelError:
+    """Return an error of a failed lookup, which names the columns of integers and their ranges.
+
+    Args:
+        failed: what the framework says of it.
+        columns: the inputs' values, by name.
+    """
+    ranges = [
+        f"{name} {values.min()} to {values.max()}"
+        for name, values in columns.items()
+        if values.dtype.kind in "iu" and values.size
+    ]
+    held = f": in this batch, the columns of integers hold {', '.join(ranges)}" if ranges else ""
+    return ModelError(
+        f"an index is out of range ({failed}){held}; an embedding needs more rows than its largest "
+        "id"
+    )

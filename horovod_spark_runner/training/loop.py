@@ -114,7 +114,7 @@ def _check_outputs(config: TrainingConfig, trainee: Trainee) -> None:
     """Check that the model's outputs fit the requested predictions.
 
     Raises:
-        InvalidInputError: they do not.
+        InvalidInputError: the outputs do not fit the predictions.
     """
     check, columns = config.check_outputs, config.prediction_col
     if check is None and (columns is None or isinstance(columns, str)):  # which fit any outputs

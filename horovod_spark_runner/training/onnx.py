@@ -6,13 +6,13 @@ import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._version import __version__
-from ..errors import DataError, EnvironmentProblem, InvalidInputError, ModelError
+from ..errors import DataError, EnvironmentProblem, ModelError
 from ..typed_json import load_json
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def check_installed(*packages: str) -> None:
     """Check that packages are installed which write ONNX files, and onnxruntime, which runs them.
 
     Raises:
-        EnvironmentProblem: one is not.
+        EnvironmentProblem: a package is not installed.
     """
     try:
         import_onnxruntime()
@@ -168,36 +168,3 @@ def write_facts(
 PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
 # How far probabilities may be from a sum of 1, by the type that they are computed in.
 TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
-
-
-@dataclass(frozen=True)
-class ClassColumn:
-    """A column made from an output of classes.
-
-    Attributes:
-        name: its name.
-        output: place of the output among the model's.
-        holds: what is made of it: `CLASS`, `PROBABILITY` or `SCORES`.
-        scores: whether the output is scores of classes, and not their probabilities.
-    """
-
-    name: str
-    output: int
-    holds: str
-    scores: bool
-
-
-def check_no_classes(format: str, classes: Sequence[ClassColumn]) -> None:
-    """Check that no columns of classes are requested from a format without them.
-
-    Raises:
-        InvalidInputError: it is asked for some.
-    """
-    if classes:
-        names = ", ".join(repr(column.name) for column in classes)
-        raise InvalidInputError(
-            f"a {format!r} gives a model's outputs as they are, and probability_col and "
-            f"raw_prediction_col ask for {names}, which are made of them: clear these two in a "
-            "copy of the transformer, or export it as a pipeline, "
-            "export_pipeline(PipelineModel([transformer]), path, frame, format='onnx')"
-        )

@@ -24,7 +24,7 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
     """Check that two outputs of one model on one machine are equal, but for rounding.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: the outputs differ by more than rounding.
     """
     if value.dtype.kind in "iubOS":
         np.testing.assert_array_equal(value, other, "its outputs differ")

@@ -119,7 +119,7 @@ def check_model_fn(function: Callable[..., Any]) -> None:
     """Check that ``model_fn`` can be called without arguments.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: the function needs arguments.
     """
     wrong = explain_misfit(function)
     if wrong:
@@ -190,7 +190,7 @@ class ModelNames:
         inputs: the names of all its inputs, once for each way to call them (by their layers, by
             the keys of a dictionary); empty if it has none before it is given data.
         outputs: those of its outputs, likewise.
-        needs_labels: whether it is compiled with a loss that compares outputs with labels.
+        needs_labels: whether it has a loss that surely compares outputs with labels.
     """
 
     inputs: tuple[tuple[str, ...], ...] = ()

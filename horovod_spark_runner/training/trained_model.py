@@ -259,7 +259,7 @@ class StoredModel:
             strict: raise an error if the file is missing or damaged.
 
         Raises:
-            RunDirectoryError: it is.
+            RunDirectoryError: the file is missing or damaged.
         """
         if SAMPLE_FILE not in self.sums:
             return None

@@ -289,7 +289,7 @@ class Trainee(ABC):
             Warnings of what they compute otherwise than one process.
 
         Raises:
-            ModelError: they cannot.
+            ModelError: several ranks cannot compute the step exactly.
         """
         return ()
 

@@ -418,7 +418,7 @@ def check_trial_run(
         place: the run directory.
 
     Raises:
-        RunDirectoryError: it was not.
+        RunDirectoryError: the run is not of this trial.
     """
     if before != json.loads(json.dumps(params)):
         raise RunDirectoryError(

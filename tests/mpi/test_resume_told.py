@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner import CheckpointOptions
+from horovod_spark_runner import CheckpointOptions, RunDirectoryError
 from tests import trainings
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -63,11 +63,22 @@ def test_a_call_says_what_is_left_to_train(
     )
     assert re.search(r"^report: .*report.html.*tensorboard --logdir", printed, re.MULTILINE)
     # What changes has no effect where nothing is left, and nothing else is said of it.
+    files = {file: file.stat() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     count, printed, warned = call(3, validation=0.25, batch_size=16, model_fn=other_loss)
     assert count == 3
     assert " from step-" not in printed
     (text,) = warned
     assert re.search(r"nothing is left.*\b3\b.*epochs=3", text)
+    # No row was written and no rank started.
+    assert "loaded the model of the finished run (weights: epoch 3, the last)" in printed
+    assert "preparing the data" not in printed
+    written = {file: file.stat() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert written.keys() == files.keys()
+    changed = [file for file in files if files[file].st_mtime_ns != written[file].st_mtime_ns]
+    assert not changed
+    # Other rows, and another model, are refused as ever.
+    with pytest.raises(RunDirectoryError, match="the rows have changed"):
+        trainings.train(small.filter("id > 3"), tmp_path / "run", epochs=3, validation=0.25)
 
 
 @pytest.mark.thorough

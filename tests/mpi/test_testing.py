@@ -20,6 +20,7 @@ from horovod_spark_runner import (
     CheckpointOptions,
     HorovodRunner,
     InvalidInputError,
+    ModelError,
     PreemptedError,
     RankFailedError,
     RestartOptions,
@@ -179,6 +180,24 @@ def test_a_loss_that_is_no_number_any_more_is_warned_of_once(
     assert math.isnan(given.summary.history[-1]["loss"])
     assert len(warned) == 1
     assert re.search("loss of epoch 1 .*step 12 .*TerminateOnNaN", warned[0])
+
+
+def looking_up(eager: bool) -> Any:
+    import keras
+
+    layers = [keras.layers.Embedding(10, 1), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+    model.compile("sgd", "mse", run_eagerly=eager)
+    return model
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_ids_beyond_an_embedding_name_their_column(spark: Any, tmp_path: Path, eager: bool) -> None:
+    frame = spark.range(24).selectExpr("id % 12 as word", "1.0 as y")
+    columns = {"feature_cols": ["word"], "label_cols": ["y"]}
+    message = r"= 1[01] is not in \[0, 10\).*integers hold word \d to 11;"
+    with one_rank_here(), pytest.raises(ModelError, match=message):
+        train(frame, tmp_path, model_fn=lambda: looking_up(eager), num_workers=1, **columns)
 
 
 def small_model() -> Any:

@@ -66,6 +66,42 @@ def test_what_is_sent_arrives_whole_in_one_piece_or_many(spark: Any, limit: int)
         assert count == pytest.approx(summed + gathered + swapped)
 
 
+DEVICES = [("0", "0", True), ("0", "1", False), ("", "", False), ("GPU-1,GPU-2", "GPU-1", True)]
+
+
+def sum_on_devices() -> list[tuple[bool, list[float], int]]:
+    """Return, for each pair of `DEVICES`, if it is shared, and a sum's value and copies to host."""
+    import horovod.torch as hvd
+    import torch
+    from mpi4py import MPI
+
+    from horovod_spark_runner.engines.torch import exchange, trainee
+
+    copies = []
+    to_host = torch.Tensor.cpu
+
+    def copy(tensor: Any) -> Any:
+        copies.append(1)
+        return to_host(tensor)
+
+    torch.Tensor.cpu = copy  # type: ignore[assignment]
+    found = []
+    for case in DEVICES:
+        copies.clear()
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(case[MPI.COMM_WORLD.Get_rank()])
+        trainee.begin(0)
+        (total,) = exchange.TensorCollectives().sum([torch.tensor([hvd.rank() + 1.0])], "some")
+        found.append((exchange.TensorCollectives.through_host, total.tolist(), len(copies)))
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_ranks_that_share_a_gpu_sum_through_the_host(spark: Any) -> None:
+    for found in HorovodRunner(2).run(sum_on_devices).results:
+        assert found == [(shared, [3.0], int(shared)) for _, _, shared in DEVICES]
+
+
 def test_an_mpi_of_one_thread_is_refused(tmp_path: Path) -> None:
     code = (
         "from horovod_spark_runner.sync.mpi import MpiWire\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -25,6 +26,7 @@ from horovod_spark_runner import (
     prepare_dataset,
 )
 from horovod_spark_runner.cluster.driver.launch import SparkLauncher, using_launcher
+from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.data.prepare.datasets import check_data
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.tune import choice, tune
@@ -237,6 +239,22 @@ def test_values_name_column_and_first_row(
     with pytest.raises(DataError, match=message):
         attempt(frame, tmp_path, feature_cols=["v"])
     assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_a_run_whose_rows_were_refused_is_listed_as_any_other(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = spark.createDataFrame([(1.0, 0), (float("nan"), 1)], "a double, y int")
+    with pytest.raises(DataError, match="NaN") as refused:
+        attempt(frame, tmp_path)
+    run = tmp_path / "run"
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    assert re.search(r"^run +not finished", capsys.readouterr().out, re.M)
+    assert main(["runs", "show", str(run)]) == 0
+    assert re.search(r"state +not finished", capsys.readouterr().out)
+    (call,) = map(json.loads, (run / "calls.jsonl").read_text().splitlines())
+    assert call["error"] == str(refused.value).partition("\n")[0]
+    assert list(call["seconds"]) == ["prepare", "materialize"]
 
 
 @pytest.mark.thorough

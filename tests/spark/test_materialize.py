@@ -24,7 +24,7 @@ from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.columns import DataRequest
 from horovod_spark_runner.data.prepare.datasets import frame_of, rows_to_write
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
-from horovod_spark_runner.data.prepare.materialize import materialize
+from horovod_spark_runner.data.prepare.materialize import RowsIdentity, materialize
 from horovod_spark_runner.data.prepare.parquet import open_parquet, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
@@ -429,6 +429,30 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
     assert not changed.reused
     assert read(changed.manifest)["a"][0] == 2.0
     assert run(1).reused
+
+
+def test_rows_are_known_by_their_identity_once_they_are_deleted(spark: Any, tmp_path: Path) -> None:
+    rows = spark.range(8).selectExpr("id / 8 as a", "id")
+    rows.write.parquet(str(tmp_path / "files"))
+    files = spark.read.parquet(str(tmp_path / "files"))
+    request, said = request_for("a", "id"), list[str]()
+
+    def identity(frame: Any) -> RowsIdentity:
+        return RowsIdentity.of(materialize(frame, request, Location(tmp_path / "data")).manifest)
+
+    def fits(identity: RowsIdentity, frame: Any, request: DataRequest = request) -> bool:
+        return identity.fits(frame, request, said.append)
+
+    assert fits(identity(files), spark.read.parquet(str(tmp_path / "files")))
+    assert not said, "no pass over the rows"
+    computed = spark.createDataFrame(rows.collect(), rows.schema)
+    assert fits(identity(files), computed.orderBy("id", ascending=False))
+    assert not fits(identity(files), rows.filter("id < 7"))
+    assert not fits(identity(files), rows.union(rows.filter("id < 2")))
+    assert not fits(identity(files), rows, request_for("a", "id", dtypes={"a": "float64"}))
+    assert any("1 pass" in line for line in said)
+    nested = rows.selectExpr("array(array(a)) as a", "id")
+    assert not fits(identity(nested), nested), "whose sizes are not kept"
 
 
 def test_passes_are_reported_as_they_are(spark: Any, tmp_path: Path) -> None:

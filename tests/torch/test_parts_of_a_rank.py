@@ -699,8 +699,44 @@ def test_changed_values_that_no_checkpoint_holds_are_reported_once(
         train(one, number)
         hooks.capture()
     (text,) = notices
-    names = {"tau", "mean", "calls", "count"}
+    names = {"tau", "mean", "last", "calls", "count"}
     assert set(re.findall(r"'(\w+)'", text)) == names
+
+
+def test_memory_of_a_step_is_reported_whatever_it_is_kept_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.optim.swa_utils import AveragedModel
+
+    from horovod_spark_runner.engines.torch import trainee as module
+
+    notices: list[str] = []
+    monkeypatch.setattr(module, "notify", notices.append)
+
+    def made() -> TorchModel:
+        network, lazy, bank = nn.Linear(3, 1), dict[str, Tensor](), torch.zeros(300, 300)
+        average, saved, fixed = AveragedModel(network), AveragedModel(network), nn.Linear(3, 1)
+        none: Tensor | None = None
+
+        def train_step(step: Any) -> None:
+            nonlocal none
+            stepping(mean)(step)
+            none = step.labels[0]
+            lazy.update({name: one.detach().clone() for name, one in network.named_parameters()})
+            bank[:100] += 1
+            for each in (average, saved):
+                each.update_parameters(network)
+            fixed(step.inputs[0])
+
+        return TorchModel(network, train_step=train_step, optimizer="SGD", state={"saved": saved})
+
+    one = trainee(made)
+    hooks = one.hooks(steps=1, resumed=False)
+    for number in range(3):
+        hooks.capture()
+        train(one, number)
+    (text,) = notices
+    assert set(re.findall(r"variable '(\w+)'", text)) == {"lazy", "bank", "average", "none"}
 
 
 def test_a_scheduler_that_watches_a_validation_steps_where_there_was_one() -> None:

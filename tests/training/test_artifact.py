@@ -17,12 +17,19 @@ from keras import layers
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.keras.artifact import adopt_model
-from horovod_spark_runner.engines.keras.model import keras_state, output_specs, using_keras_state
+from horovod_spark_runner.engines.keras.model import (
+    build_model,
+    keras_state,
+    output_specs,
+    using_keras_state,
+)
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, KerasFacts
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
 from horovod_spark_runner.model.load import check_callable, read_finished_run, read_trained_model
 from horovod_spark_runner.model.shipping import load_model
+from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.training.sample_rows import SAMPLE_FILE
+from horovod_spark_runner.training.spec import ModelSource
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, read_model
 
 from ..runs import save_run, source
@@ -430,3 +437,5 @@ def test_a_model_file_that_keras_cannot_load_is_refused(tmp_path: Path) -> None:
             target.writestr(name, content.replace(b'"units": 7', b'"units": "many"'))
     with pytest.raises(ModelError, match="cannot load the model file.*custom_objects"):
         adopt_model(RunDirectory(str(tmp_path / "run")), broken, None, {})
+    with pytest.raises(ModelError, match="cannot load the model file.*custom_objects"):
+        build_model(ModelSource(file=Contents(broken.read_bytes())))

@@ -366,9 +366,9 @@ def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -
     with pytest.raises(InvalidInputError, match="mode.*error.*overwrite"):
         transformer.export(target, mode="replace")
     classes = transformer.copy({transformer.rawPredictionCol: "raw"})
-    for format in ("onnx", "keras"):
-        with pytest.raises(InvalidInputError, match=f"'{format}'.*'prediction'.*'raw'"):
-            classes.export(f"{target}.{format}", format=format)
+    for format, suffix in (("saved_model", ""), ("onnx", ".onnx"), ("keras", ".keras")):
+        with pytest.raises(InvalidInputError, match=f"'{format}'.*'prediction'.*'raw'.*pipeline"):
+            classes.export(f"{target}{suffix}", format=format)
     struct = transformer.copy({transformer.outputForm: "struct"})
     with pytest.raises(InvalidInputError, match="'struct'"):
         struct.export(target)

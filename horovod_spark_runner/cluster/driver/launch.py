@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,7 @@ from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
 from ..protocol.topology import format_ranks
 from ..slot.slot import SlotTask
 from ..slot.worker_pool import request_import
+from ..slot.workspace import Workspace
 from ..spark.capacity import Allotment, check_slots
 from ..spark.jobs import TaggedJob
 from ..spark.session import (
@@ -52,6 +55,8 @@ from .watch import RunWatch, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 # How long the slots may take to end by themselves before Spark kills them.
 _STOP_GRACE = 5.0
@@ -388,7 +393,8 @@ class SparkLauncher:
     ) -> None:
         """Import ``modules`` on the executors while the driver still prepares the data.
 
-        It only saves time: whatever goes wrong here shows again when the ranks are started.
+        It saves time, and warns early of hosts with little shared memory: whatever goes wrong here
+        shows again when the ranks are started.
         """
         if not options.worker_idle_timeout:
             return
@@ -398,7 +404,12 @@ class SparkLauncher:
         def run() -> None:
             description = "Horovod: importing ahead of ranks"
             with contextlib.suppress(Exception), described(spark, description):
-                collect_from_tasks(spark, slots, task, profile=shape.profile)
+                for lacking in set(collect_from_tasks(spark, slots, task, profile=shape.profile)):
+                    logger.warning(
+                        "MPI may not start: %s; make it larger (docker run --shm-size, "
+                        "in Kubernetes an emptyDir of medium Memory)",
+                        lacking.decode(),
+                    )
 
         inheriting_thread(spark, run, "hsr-warm-up").start()
 
@@ -422,7 +433,10 @@ class SparkLauncher:
 
 @dataclass(frozen=True)
 class _WarmUpTask:
-    """Spark task that makes its executor's prefork process import modules."""
+    """Spark task that makes its executor's prefork process import modules.
+
+    It returns what may keep MPI from starting there.
+    """
 
     options: LaunchSettings
     ranks: int
@@ -442,7 +456,8 @@ class _WarmUpTask:
             temporary="",
         )
         request_import(environment, self.modules, self.options.worker_idle_timeout)
-        return ()
+        lacking = Workspace.lacking_shared_memory()
+        return (f"{lacking} (host {socket.gethostname()})".encode(),) if lacking else ()
 
 
 _chosen: ContextVar[Launcher] = ContextVar("launcher", default=SparkLauncher())  # noqa: B039

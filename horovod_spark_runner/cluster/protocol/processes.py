@@ -36,7 +36,7 @@ def find_mpirun() -> str:
     """Return the path of ``mpirun``: the one of this Python environment first, then ``PATH``'s.
 
     Raises:
-        EnvironmentProblem: there is none.
+        EnvironmentProblem: neither has an ``mpirun``.
     """
     beside_python = Path(sys.executable).with_name("mpirun")
     path = str(beside_python) if beside_python.exists() else shutil.which("mpirun")

@@ -76,7 +76,7 @@ class DriverLink:
         """Check that the driver was reached.
 
         Raises:
-            LaunchError: it was not.
+            LaunchError: the driver was not reached.
         """
         if self._socket is None:
             host, port = self._address

@@ -50,7 +50,7 @@ class Allotment:
     """
 
     slots: int
-    shape: TaskShape
+    shape: _TaskShape
     total: int | None
     reason: str = ""
 
@@ -116,7 +116,7 @@ def check_slots(
         replacing: whether Spark may be replacing executors that were lost.
 
     Raises:
-        NotEnoughSlotsError: it cannot.
+        NotEnoughSlotsError: Spark cannot run that many tasks at once.
         InvalidInputError: resources and ranks do not fit together, or the number of ranks is
             missing and Spark's capacity unknown.
         EnvironmentProblem: Spark's settings rule out barrier scheduling, the resources, the memory
@@ -230,7 +230,7 @@ def _more_executors(options: LaunchSettings, master: str) -> str:
 
 
 def _not_enough(
-    slots: int, shape: TaskShape, capacity: _Capacity, more: str
+    slots: int, shape: _TaskShape, capacity: _Capacity, more: str
 ) -> NotEnoughSlotsError:
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
@@ -241,7 +241,7 @@ def _not_enough(
 
 
 @dataclass(frozen=True)
-class TaskShape:
+class _TaskShape:
     """Resources of one task.
 
     Attributes:
@@ -267,7 +267,7 @@ class TaskShape:
         return f"{self.cpus} core{'s' * (self.cpus > 1)}{gpus} each"
 
 
-def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
+def _task_shape(spark: SparkSession, options: LaunchSettings) -> _TaskShape:
     """Return the resources of a task of this run.
 
     Raises:
@@ -294,7 +294,7 @@ def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
             raise EnvironmentProblem(_too_few_gpus(options.gpus_per_worker, session_gpus, executor))
         cpus, gpus = session_cpus, float(options.gpus_per_worker)
     else:
-        return TaskShape(session_cpus, int(session_gpus), _count_ranks(options, session_gpus))
+        return _TaskShape(session_cpus, int(session_gpus), _count_ranks(options, session_gpus))
     ranks = _count_ranks(options, gpus)
     _check_profiles_work(spark, master)
     profile = options.resources
@@ -302,7 +302,7 @@ def _task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
         others = {k: v for k, v in (profile or {}).items() if k not in ("cpus", "gpu")}
         profile = _make_profile(cpus, gpus, others)
     _check_executors_have(spark, profile)
-    return TaskShape(cpus, int(gpus), ranks, profile)
+    return _TaskShape(cpus, int(gpus), ranks, profile)
 
 
 def _count_ranks(options: LaunchSettings, task_gpus: float) -> int:

@@ -23,7 +23,7 @@ from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS, add_row_number, encoding_of
 from .columns import DataRequest, missing_image_shape, sources_of
 from .fingerprint import table_versions
-from .materialize import Materialized, materialize
+from .materialize import Materialized, RowsIdentity, materialize
 from .parquet import STREAM_LOG, open_parquet, parquet_files, read_metadata
 from .schema import Roles, check_named, quoted
 from .split import check_validation, split_rows
@@ -156,7 +156,7 @@ def _check_spark_reaches(spark: SparkSession, place: Location) -> None:
 
 
 @contextlib.contextmanager
-def explain_changed_files() -> Iterator[None]:
+def _explain_changed_files() -> Iterator[None]:
     """Name the cause where a DataFrame's files have changed since it was made.
 
     Raises:
@@ -330,7 +330,7 @@ def track_datasets(
                 delete_dataset(one.manifest, quietly=True)
 
 
-@explain_changed_files()
+@_explain_changed_files()
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
     """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
@@ -358,7 +358,46 @@ def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
     )
 
 
-@explain_changed_files()
+@_explain_changed_files()
+def holds_rows(
+    data: Any,
+    roles: Roles,
+    options: DataOptions,
+    validation: Any,
+    seed: int,
+    known: RowsIdentity,
+    say: Callable[[str], object],
+) -> bool:
+    """Return whether the training rows are those of an earlier dataset; nothing is written.
+
+    Args:
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their roles.
+        options: how to prepare them.
+        validation: which rows to validate with; see `run_training`.
+        seed: seed of the split.
+        known: identity of the earlier dataset.
+        say: prints a line for the user.
+
+    Raises:
+        DataError: the columns cannot be trained on.
+    """
+    request = _request(roles, options, reuse=True)
+    direct = _open_in_place(data, validation, request)
+    if direct is not None:
+        return direct.fingerprint == known.fingerprint
+    with split_rows(frame_of(data), validation, roles, seed, options.stratify) as (train, _):
+        return known.fits(train, request, say)
+
+
+def _open_in_place(data: Any, validation: Any, request: DataRequest) -> Manifest | None:
+    """Return the training rows, if they are Parquet files that can be read in place."""
+    if _is_place(data) and not isinstance(validation, (str, int, float)):
+        return open_parquet(Location(data), request)
+    return None
+
+
+@_explain_changed_files()
 def _prepare(
     data: Any,
     roles: Roles,
@@ -368,9 +407,8 @@ def _prepare(
     seed: int,
     say: Callable[[str], object],
 ) -> Prepared:
-    direct, folder, request = None, tracked.folder, tracked.request
-    if _is_place(data) and not isinstance(validation, (str, int, float)):
-        direct = open_parquet(Location(data), request)
+    folder, request = tracked.folder, tracked.request
+    direct = _open_in_place(data, validation, request)
     reused: list[bool] = []
     parts: list[Manifest] = []
     frame = frame_of(data)

@@ -27,7 +27,7 @@ from ...errors import DataError, InvalidInputError
 from ...storage.filesystem import Location
 from ...storage.folders import delete_quietly
 from ..manifest import Manifest
-from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
+from ..store import find_datasets, key_of, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
 from .checks import check_values, levels, nested_observations, observations
 from .columns import ROW_GROUP_BYTES, DataRequest, Source, columns_of, expression, sources_of
@@ -71,6 +71,49 @@ class Materialized:
 
     manifest: Manifest
     reused: bool
+
+
+@dataclass(frozen=True)
+class RowsIdentity:
+    """What the rows of a dataset are known by once they are deleted.
+
+    Attributes:
+        key: that of the request; see `DataRequest.key`.
+        source: see `Manifest.source`.
+        checksum: see `Manifest.checksum`.
+        fingerprint: see `Manifest.fingerprint`.
+    """
+
+    key: str
+    source: str
+    checksum: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> RowsIdentity:
+        return cls(key_of(manifest), manifest.source, manifest.checksum, manifest.fingerprint)
+
+    def fits(self, frame: DataFrame, request: DataRequest, say: Callable[[str], object]) -> bool:
+        """Return whether a dataset of ``frame`` would be this one; nothing is written.
+
+        Args:
+            frame: the data.
+            request: which columns, in which types and shapes.
+            say: prints a line for the user.
+
+        Raises:
+            DataError: the columns cannot be trained on.
+        """
+        sources = sources_of(frame, request.roles, request.dtypes)
+        # Of nested arrays, the sizes are not kept here; see `_fits`.
+        if request.key(sources) != self.key or any(levels(one) > 1 for one in sources):
+            return False
+        chosen = frame.select(*(quoted(source.name) for source in sources))
+        if self.source and source_fingerprint(chosen) == self.source:
+            return True
+        if is_computed_anew(frame):
+            say("comparing the rows with those of the finished run: 1 pass over the DataFrame")
+        return _checksum(_read_contents(frame, sources)) == self.checksum
 
 
 def materialize(
@@ -177,11 +220,16 @@ def _find(
             f"comparing the rows with those in {folder}: 1 pass over the DataFrame, and a second "
             "one if they differ; df.cache() before the call computes them once"
         )
-    hashed = _hashed(sources, [expression(source) for source in sources])
-    row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
-    facts = {} if row is None else row.asDict()
+    facts = _read_contents(frame, sources)
     same = [candidate for candidate in candidates if candidate.checksum == _checksum(facts)]
     return next((candidate for candidate in same if _fits(candidate, sources, shapes, facts)), None)
+
+
+def _read_contents(frame: DataFrame, sources: Sequence[Source]) -> dict[str, object]:
+    """Return what identifies the rows of a frame, and the sizes of nested arrays, in one pass."""
+    hashed = _hashed(sources, [expression(source) for source in sources])
+    row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
+    return {} if row is None else row.asDict()
 
 
 def _fits(

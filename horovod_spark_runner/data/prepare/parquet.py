@@ -114,7 +114,7 @@ class _ParquetFiles:
             advice: what to do if one does.
 
         Raises:
-            DataError: one does.
+            DataError: a log decides.
         """
         if self.log:
             raise DataError(

@@ -128,7 +128,7 @@ def check_shape(name: str, shape: tuple[int, ...], width: int) -> None:
         width: elements per row; 0 for a scalar.
 
     Raises:
-        DataError: it does not.
+        DataError: the shape holds another number of elements.
     """
     elements = math.prod(shape)
     if elements != max(width, 1) or (shape and not width):

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ...checkpoint.run_directory import RunDirectory
 from ...data.manifest import TEXT, Column, Manifest
-from ...errors import CheckpointError, HorovodSparkError, ModelError, on_one_line
+from ...errors import CheckpointError, ModelError
 from ...frameworks import KERAS
 from ...serialize import dumps
 from ...storage.arrays import Arrays, write_arrays
@@ -47,6 +47,7 @@ from .model import (
     calling,
     check_stateless,
     finalize_layers,
+    first_line,
     fixed_batch,
     fresh_keras_state,
     keras_state,
@@ -207,7 +208,7 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
         try:
             _write_archive(model, place)
         except Exception as error:  # a custom layer's get_config may fail in any way
-            reason = _first_line(error)
+            reason = first_line(error)
             logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
             yield None
             return
@@ -223,7 +224,7 @@ def _write_archive(model: keras.Model, place: Path) -> None:
         save_unpacked(model, place)
         return
     except Exception as error:
-        reason = _first_line(error)
+        reason = first_line(error)
     if _name_lambdas(model):
         with contextlib.suppress(Exception):
             save_unpacked(model, place)
@@ -262,7 +263,7 @@ def outputs_of(
         with unchanged(model):
             return tuple(output_specs(model, sample_inputs(model, bind, rows))), rows, ""
     except Exception as error:  # the user's own call may fail in any way
-        return None, {}, _first_line(error)
+        return None, {}, first_line(error)
 
 
 def probe_loading(
@@ -287,7 +288,7 @@ def probe_loading(
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)
         return SavedModel("archive"), ""
     except Exception as error:  # whatever Keras raises for what it does not know
-        problem = _first_line(error)
+        problem = first_line(error)
     try:
         parts = custom_parts(read_unpacked_config(archive))
         objects = dumps(_find_objects(model, parts, custom_objects))
@@ -296,7 +297,7 @@ def probe_loading(
             _check_same(loaded, model, inputs, expected)
         return SavedModel("objects", objects), problem
     except Exception as error:  # also whatever the user's own classes raise
-        problem = _first_line(error)
+        problem = first_line(error)
         logger.info("predictions will build the model anew: %s", problem)
         return SavedModel("source"), problem
 
@@ -337,10 +338,6 @@ def _parts(array: np.ndarray) -> list[np.ndarray]:
     """Return an array in parts, of which a copy is small."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {on_one_line(error, 300)}"
 
 
 def _find_objects(
@@ -418,16 +415,7 @@ def adopt_model(
             cannot be called, or cannot be written so that it is the same when it is read.
     """
     if isinstance(model, (str, os.PathLike)):
-        archive = read_archive(model)
-        try:
-            model = load_archive(archive, custom_objects)
-        except HorovodSparkError:
-            raise
-        except Exception as error:  # whatever Keras raises for what it does not know
-            raise ModelError(
-                f"Keras cannot load the model file: {_first_line(error)}. Give classes and "
-                "functions of your own that it names as custom_objects"
-            ) from error
+        model = load_archive(read_archive(model), custom_objects)
     if not isinstance(model, keras.Model):
         raise ModelError(
             "from_keras takes a keras.Model, or the path or URL of a .keras file, got "

@@ -560,7 +560,7 @@ def _check_within(values: np.ndarray, bounds: tuple[int, int], column: str, take
         taken: the input and its type, for messages.
 
     Raises:
-        DataError: it cannot.
+        DataError: a number is out of the input's bounds.
     """
     low, high = bounds
     wrong = outside(values, low, high)

@@ -25,7 +25,6 @@ from ...training.engine import (
     Engine,
     check_format,
 )
-from ...training.onnx import ClassColumn, check_no_classes
 from ...training.spec import (
     Binding,
     ModelNames,
@@ -100,8 +99,17 @@ class _KerasEngine:
         import horovod.tensorflow as hvd
         import keras
         import tensorflow as tf
+        from mpi4py import MPI
+
+        from ...sync.mpi import shares_gpu
 
         hvd.init()
+        if shares_gpu(MPI.COMM_WORLD) and hvd.nccl_built():
+            raise EnvironmentProblem(
+                "several ranks share a GPU (share_gpus=True), but NCCL sums only over ranks with a "
+                "GPU each; give each rank one, or install a Horovod without NCCL "
+                "(horovod-spark-runner install-horovod)"
+            )
         for device in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(device, True)
         keras.utils.set_random_seed(seed)
@@ -175,11 +183,8 @@ class _KerasEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
-        classes: Sequence[ClassColumn] = (),
     ) -> None:
         check_format(format, self.export_formats)
-        if format != SAVED_MODEL:
-            check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_keras, export_onnx, export_saved_model
         if format == KERAS_FILE:
@@ -187,7 +192,7 @@ class _KerasEngine:
         elif format == ONNX:
             export_onnx(recipe, columns, outputs, target)
         else:
-            export_saved_model(recipe, columns, outputs, target, classes)
+            export_saved_model(recipe, columns, outputs, target)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():
@@ -355,7 +360,7 @@ def _check_file(place: Location) -> None:
     """Check that there is a file to read a model from.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no file at ``place``.
     """
     if place.is_folder:
         kind = "a folder"
@@ -382,7 +387,7 @@ def read_archive(place: str | os.PathLike[str] | Location) -> Contents:
     """Return the contents of a ``.keras`` file.
 
     Raises:
-        ModelError: it is none.
+        ModelError: the file is not a ``.keras`` archive.
     """
     location = place if isinstance(place, Location) else Location(place)
     if not location.name.endswith(".keras"):

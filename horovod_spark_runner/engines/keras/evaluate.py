@@ -384,7 +384,7 @@ def _check_no_custom_metrics(model: keras.Model) -> None:
     """Check that Keras computes the results of a compiled model, not a custom method.
 
     Raises:
-        ModelError: it does not.
+        ModelError: a custom method computes the results.
     """
     for name in ("test_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):

@@ -28,12 +28,8 @@ from ...frameworks import quiet_imports
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
 from ...training.onnx import (
-    CLASS,
     MOST_BYTES,
-    PROBABILITY,
     ROWS,
-    TOLERANCE,
-    ClassColumn,
     OnnxSession,
     check_installed,
     write_facts,
@@ -74,11 +70,10 @@ def export_saved_model(
     columns: Sequence[str],
     outputs: Sequence[str],
     target: Location,
-    classes: Sequence[ClassColumn] = (),
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
     with _serving(recipe, recipe.columns, columns, outputs) as builder:
-        replace(builder, classes=classes).write(target)
+        builder.write(target)
 
 
 @contextlib.contextmanager
@@ -154,7 +149,6 @@ class SavedModelBuilder:
         rows: how many it has to be called with; ``None`` for any number.
         transformed: feature columns that were trained with a transform.
         eager: whether the model is called without making a graph of it.
-        classes: columns of classes, in place of the outputs they are made of.
         kind: what it is made for, in messages.
         checked: whether a number that an input's type cannot hold is an error of the call.
 
@@ -171,26 +165,20 @@ class SavedModelBuilder:
     rows: int | None = None
     transformed: Sequence[str] = ()
     eager: bool = False
-    classes: Sequence[ClassColumn] = ()
     kind: str = "a SavedModel"
     checked: bool = True
 
     def __post_init__(self) -> None:
         check_exportable(self.names, self.transformed)
-        names = [name for _, name in self._plain] + [column.name for column in self.classes]
-        if len(set(names)) < len(names):
-            raise ModelError(f"{self.kind} cannot give several outputs one name: {names}")
+        if len(set(self.added)) < len(self.added):
+            raise ModelError(
+                f"{self.kind} cannot give several outputs one name: {list(self.added)}"
+            )
         if self.eager:
             raise ModelError(
                 f"{self.kind} cannot hold this model: it is compiled with run_eagerly=True, so its "
                 "Python code runs for every batch, and a graph would keep one run of it"
             )
-
-    @property
-    def _plain(self) -> list[tuple[int, str]]:
-        """Indices of the outputs that are exported unchanged, and their exported names."""
-        of_classes = {column.output for column in self.classes}
-        return [(n, name) for n, name in enumerate(self.added) if n not in of_classes]
 
     @property
     def inputs(self) -> list[Column]:
@@ -243,12 +231,10 @@ class SavedModelBuilder:
                 for name, bounds in self.bind.bounds.items():
                     values[name] = _within(values[name], bounds, outside[name])
             outputs = call_model(self.model, self.bind.of_tensors(values))
-            leaves = [pick(outputs, output.path) for output in self.outputs]
-            named_outputs = {name: tf.identity(leaves[place]) for place, name in self._plain}
-            for one in self.classes:
-                spec, leaf = self.outputs[one.output], leaves[one.output]
-                named_outputs[one.name] = _class_values(one, spec, leaf)
-            return named_outputs
+            return {
+                name: tf.identity(pick(outputs, output.path))
+                for name, output in zip(self.added, self.outputs, strict=True)
+            }
 
         function = tf.function(serve, autograph=False)
         made = function.get_concrete_function(
@@ -271,7 +257,7 @@ def _check_no_python(graph: Any) -> None:
     """Check that a graph calls no function of Python's, which only this process has.
 
     Raises:
-        ModelError: it does.
+        ModelError: the graph calls a function of Python's.
     """
     functions = (node for function in graph.library.function for node in function.node_def)
     for node in itertools.chain(graph.node, functions):
@@ -290,61 +276,6 @@ def _within(values: tf.Tensor, bounds: tuple[int, int], column: str) -> tf.Tenso
     right = (values >= max(low, have.min)) & (values <= min(high, have.max))
     message = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
     return _assert_all(right, message, values)
-
-
-def _class_values(column: ClassColumn, spec: OutputSpec, output_value: tf.Tensor) -> tf.Tensor:
-    """Return a column of classes, of doubles as Spark's are.
-
-    What cannot be probabilities or scores of classes is an error of the call.
-
-    Args:
-        column: what is made.
-        spec: the output it is made of.
-        output_value: the value of that output.
-    """
-    rows = tf.shape(output_value)[0]
-    values = tf.cast(
-        tf.reshape(output_value, [rows, spec.shape[0] if spec.shape else 1]), tf.float64
-    )
-    make = _of_two if values.shape[1] == 1 else _of_several
-    classes = make(column, spec, values)
-    if column.holds == CLASS:
-        return tf.cast(tf.argmax(classes, axis=1), tf.float64)
-    return classes
-
-
-def _of_two(column: ClassColumn, spec: OutputSpec, value: tf.Tensor) -> tf.Tensor:
-    """Return the values of both classes from an output that describes class 1."""
-    if not column.scores:
-        value = _checked(column, spec, value, (value >= 0) & (value <= 1))
-        return tf.concat([1.0 - value, value], axis=1)
-    value = _checked(column, spec, value, tf.math.logical_not(tf.math.is_nan(value)))
-    if column.holds == PROBABILITY:
-        share = 1.0 / (1.0 + tf.exp(-value))
-        return tf.concat([1.0 - share, share], axis=1)
-    return tf.concat([-value, value], axis=1)
-
-
-def _of_several(column: ClassColumn, spec: OutputSpec, values: tf.Tensor) -> tf.Tensor:
-    """Return an output's value of each class."""
-    if not column.scores:
-        tolerance = TOLERANCE[spec.dtype]
-        low = tf.reduce_min(values, axis=1) >= -tolerance
-        near = tf.abs(tf.reduce_sum(values, axis=1) - 1.0) <= tolerance
-        return _checked(column, spec, values, low & near)
-    values = _checked(column, spec, values, tf.math.logical_not(tf.math.is_nan(values)))
-    if column.holds != PROBABILITY:
-        return values
-    powers = tf.exp(values - tf.reduce_max(values, axis=1, keepdims=True))
-    return powers / tf.reduce_sum(powers, axis=1, keepdims=True)
-
-
-def _checked(
-    column: ClassColumn, spec: OutputSpec, values: tf.Tensor, right: tf.Tensor
-) -> tf.Tensor:
-    """Return ``values``; the call fails where some are not right."""
-    what = "has scores that are no numbers" if column.scores else "is no probabilities"
-    return _assert_all(right, f"output {spec.name!r} of the model {what}:", values)
 
 
 def _assert_all(right: tf.Tensor, message: str, values: tf.Tensor) -> tf.Tensor:
@@ -543,7 +474,7 @@ def _check_outputs(
     """Check that the file's outputs equal those of Keras.
 
     Raises:
-        ModelError: it does not.
+        ModelError: an output of the two differs.
     """
     try:
         session = OnnxSession(contents)

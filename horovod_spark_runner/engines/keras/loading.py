@@ -53,6 +53,7 @@ from .model import (
     build_model,
     call_model,
     calling,
+    explaining_files,
     finalize_layers,
     fresh_keras_state,
     keras_state,
@@ -243,11 +244,15 @@ def load_archive(archive: Contents, objects: Mapping[str, object] | None) -> ker
     Args:
         archive: contents of the file.
         objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
+
+    Raises:
+        ModelError: Keras cannot load it.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "model")
         unpack(archive.open(), place, KIND)
-        return load_unpacked(place, objects)
+        with explaining_files():
+            return load_unpacked(place, objects)
 
 
 def load_unpacked(folder: Path, objects: Mapping[str, object] | None) -> keras.Model:

@@ -19,7 +19,7 @@ from keras.src.backend.common import global_state
 
 from ...checkpoint.attachments import AttachedFile, contents_of
 from ...checkpoint.model_state import Variable
-from ...errors import ModelError
+from ...errors import HorovodSparkError, ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ...storage.contents import Contents
 from ...training.sample_rows import Call, repeat_rows
@@ -61,9 +61,30 @@ def _build(source: ModelSource) -> tuple[object, str]:
             path = Path(folder, "model.keras")
             contents_of(source.file).write_to(path)
             objects = dict(source.custom_objects)
-            return keras.saving.load_model(path, custom_objects=objects), "the model file"
-    model = keras.models.model_from_json(source.file, custom_objects=source.custom_objects)
+            with explaining_files():
+                return keras.saving.load_model(path, custom_objects=objects), "the model file"
+    with explaining_files():
+        model = keras.models.model_from_json(source.file, custom_objects=source.custom_objects)
     return model, "the model file"
+
+
+@contextlib.contextmanager
+def explaining_files() -> Iterator[None]:
+    """Raise a `ModelError` where Keras cannot load a model's file."""
+    try:
+        yield
+    except HorovodSparkError:
+        raise
+    except Exception as error:  # whatever Keras raises for what it does not know
+        raise ModelError(
+            f"Keras cannot load the model file: {first_line(error)}. Give classes and functions of "
+            "your own that it names as custom_objects"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's class and message, shortened."""
+    return f"{type(error).__name__}: {on_one_line(error, 300)}"
 
 
 def _describe(value: object) -> str:
@@ -114,7 +135,7 @@ def check_stateless(model: keras.Model, why: str) -> None:
         why: why none may, for the message.
 
     Raises:
-        ModelError: one does.
+        ModelError: a layer is stateful.
     """
     for layer in all_layers(model)[1:]:
         if getattr(layer, "stateful", False) is True:

@@ -79,7 +79,7 @@ def check_optimizers(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
     """Check that none is a `DistributedOptimizer` of Horovod's.
 
     Raises:
-        ModelError: one is.
+        ModelError: an optimizer is a `DistributedOptimizer`.
     """
     for optimizer in leaf_optimizers(optimizers):
         if any(

@@ -360,7 +360,7 @@ def check_transforms(transformed: Collection[str], kind: str) -> None:
         kind: what is to hold the graph, for messages.
 
     Raises:
-        ModelError: it does not.
+        ModelError: a column was trained with a transform.
     """
     for name in transformed:
         raise ModelError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +22,10 @@ from ...checkpoint.run_directory import RunDirectory
 from ...config.prediction import added_columns
 from ...config.sync import Allreduce, DiLoCo, Sync
 from ...errors import ModelError
+from ...storage.arrays import Arrays
 from ...sync.synchroniser import SyncedState, Synchroniser
 from ...training.epochs import Step
+from ...training.label_values import explain_index
 from ...training.progress import Logs
 from ...training.spec import OutputSpec, TrainingSpec, WarmStart
 from ...training.traces import Timeline
@@ -118,16 +122,30 @@ class KerasTrainee(Trainee):
         arrays = step.batch.arrays if step.batch.rows else self._batches.filler
         data = self._batches.training_data(arrays)
         self._exchange.want_logs(last)
-        if step.equal:
-            logs, counts = self._steps.train_full(data, requests)
-        else:
-            logs, counts = self._steps.train(data, step.fraction, requests)
+        with self._explaining_indices(arrays):
+            if step.equal:
+                logs, counts = self._steps.train_full(data, requests)
+            else:
+                logs, counts = self._steps.train(data, step.fraction, requests)
         return logs, None if counts is None else counts.numpy().tolist()
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
         arrays = step.batch.arrays if step.batch.rows else self._batches.filler
         self._exchange.want_logs(last)
-        return self._steps.test(self._batches.data(arrays), step.fraction)
+        with self._explaining_indices(arrays):
+            return self._steps.test(self._batches.data(arrays), step.fraction)
+
+    @contextlib.contextmanager
+    def _explaining_indices(self, arrays: Arrays) -> Iterator[None]:
+        """Name the columns of integers where a step looks up what is not there."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            lookup = re.search(r"\S+ = -?\d+ is not in \[0, \d+\)", error.message)
+            if lookup is None:
+                raise
+            inputs = {name: arrays[name] for name in self._spec.inputs.columns}
+            raise explain_index(lookup[0], inputs) from error
 
     def reset_metrics(self) -> None:
         self.model.reset_metrics()

@@ -133,7 +133,7 @@ def check_lone_rows(
         together: whether moments are taken of the rows of all ranks.
 
     Raises:
-        ModelError: one does.
+        ModelError: a batch may have one row for a layer that needs two.
     """
     left = spec.train.rows % spec.global_batch
     if together and size > 1:  # moments are those of all ranks' rows

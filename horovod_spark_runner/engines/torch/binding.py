@@ -15,6 +15,7 @@ from ...data.manifest import Column
 from ...data.read.decode import classes_of
 from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
+from ...training.label_values import explain_index
 from ...training.sample_rows import made_up_rows, repeat_rows
 from ...training.spec import Binding, TrainingSpec
 from .model import dtype_name, forward_signature, output_leaves
@@ -87,7 +88,7 @@ def check_columns(slots: Sequence[Sequence[str]], columns: Mapping[str, Column])
     """Check that all columns can be tensors, and those of a slot can be joined.
 
     Raises:
-        ModelError: one cannot.
+        ModelError: a column cannot be a tensor, or cannot be joined with the others of its slot.
     """
     for slot in slots:
         for name in slot:
@@ -198,7 +199,9 @@ class BatchBinding:
                 raise
             raise self._do_not_fit(module, batch, error) from error
         except IndexError as error:
-            raise self._out_of_range(batch, error) from error
+            slots = zip(self.feed.slots, batch.inputs, strict=True)
+            values = {" + ".join(slot): value.cpu().numpy() for slot, value in slots}
+            raise explain_index(on_one_line(error, 200), values) from error
         if self._spec.fit.class_weight is not None and not _are_classes(outputs, batch.labels[0]):
             raise ModelError(
                 f"class_weight weighs rows by their class, but column "
@@ -233,20 +236,6 @@ class BatchBinding:
             f"{type(module).__name__}.forward cannot compute with what it is fed, {fed}; its "
             f"weights are {', '.join(held) or 'none'} (PyTorch says: {on_one_line(error, 200)})"
             f"{advice}"
-        )
-
-    def _out_of_range(self, batch: TorchBatch, error: IndexError) -> Exception:
-        """Return an error that names the columns of indices and their ranges."""
-        ranges = [
-            f"{' + '.join(slot)} {int(value.min())} to {int(value.max())}"
-            for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
-            if not value.dtype.is_floating_point and value.numel()
-        ]
-        if not ranges:
-            return error
-        return ModelError(
-            f"an index is out of range ({on_one_line(error, 200)}): in this batch, the columns of "
-            f"integers hold {', '.join(ranges)}; an embedding needs more rows than its largest id"
         )
 
     def target(self, batch: TorchBatch) -> Any:

@@ -13,7 +13,6 @@ from ...frameworks import TORCH, quiet_imports
 from ...storage.filesystem import Location
 from ...sync.synchroniser import Collectives, Synchroniser
 from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
-from ...training.onnx import ClassColumn, check_no_classes
 from ...training.sample_rows import SAMPLE_FILE
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, check_model_fn
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
@@ -139,9 +138,7 @@ class _TorchEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
-        classes: Sequence[ClassColumn] = (),
     ) -> None:
-        check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
         export_recipe(recipe, format, columns, outputs, target)

@@ -310,7 +310,9 @@ class GradientExchange:
 
     def _control(self) -> Tensor:
         numbers = [*map(float, self._requests), self._divisor]
-        return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+        # One rank alone does not wait for its GPU to read them back.
+        device = self._device if self.size > 1 else None
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
 
     def _note(self, control: Tensor) -> None:
         *self.counts, self.total_count = control.tolist()
@@ -355,7 +357,13 @@ class _Part:
 
 
 class TensorCollectives:
-    """Sums of tensors, as `horovod_spark_runner.sync` needs them."""
+    """Sums of tensors, as `horovod_spark_runner.sync` needs them.
+
+    Attributes:
+        through_host: sum in the host's memory, as NCCL refuses ranks that share a GPU.
+    """
+
+    through_host = False
 
     def __init__(self) -> None:
         self._sent = self._whole = 0.0
@@ -386,7 +394,9 @@ class TensorCollectives:
             parts = [detached[index] for index in indices]
             flat = torch.cat([part.reshape(-1).to(dtype) for part in parts])
             label = f"{name}.{dtype_name(dtype)}"
-            flat = hvd.synchronize(hvd.allreduce_async_(flat, name=label, op=hvd.Sum))
+            sent = flat.cpu() if self.through_host else flat
+            sent = hvd.synchronize(hvd.allreduce_async_(sent, name=label, op=hvd.Sum))
+            flat = sent.to(flat.device)
             pieces = flat.split([part.numel() for part in parts])
             for index, part, piece in zip(indices, parts, pieces, strict=True):
                 result[index] = piece.view(part.shape).to(part.dtype)

@@ -191,7 +191,7 @@ def _compare(
     """Check that an export's outputs equal the module's.
 
     Raises:
-        ModelError: it does not.
+        ModelError: an output of the two differs.
     """
     kind = type(called.module).__name__
     for rows in _SIZES if recipe.batch_size is None else (recipe.batch_size,):
@@ -212,7 +212,7 @@ def _need_onnx() -> None:
     """Check that the packages that write and run ONNX files are installed.
 
     Raises:
-        EnvironmentProblem: it is not.
+        EnvironmentProblem: a package is not installed.
     """
     import_onnxruntime()
     try:

@@ -243,7 +243,7 @@ def loss_named(name: str) -> nn.Module:
     """Return the loss of torch.nn that is called so.
 
     Raises:
-        ModelError: there is none.
+        ModelError: torch.nn has no loss of that name.
     """
     loss = getattr(nn, name, None)
     names = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]

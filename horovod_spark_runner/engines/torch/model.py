@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -119,7 +119,9 @@ def names_of(source: ModelSource) -> ModelNames:
     """
     model, module = build_model(source)
     names = input_names(module)
-    return ModelNames(inputs=(names,) if names else (), needs_labels=model.loss is not None)
+    # A function may be one of the outputs alone.
+    compares = isinstance(model.loss, (str, nn.Module, Mapping, Sequence))
+    return ModelNames(inputs=(names,) if names else (), needs_labels=compares)
 
 
 def input_names(module: nn.Module) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def check_gradients(module: nn.Module, *, alone: bool) -> None:
         alone: whether a step on this rank is all that changes its weights, until ranks meet.
 
     Raises:
-        ModelError: one does.
+        ModelError: a layer gives sparse gradients, or changes its weights.
     """
     for name, layer in module.named_modules():
         if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
@@ -171,7 +171,7 @@ def check_complex(module: nn.Module, sync: Sync, ranks: int) -> None:
     """Check that complex weights, if there are any, are those of one rank.
 
     Raises:
-        ModelError: they are not.
+        ModelError: several ranks, or a compression, would train complex weights.
     """
     held = [name for name, parameter in module.named_parameters() if parameter.is_complex()]
     if held and (ranks > 1 or sync != Allreduce()):
@@ -380,7 +380,7 @@ def _watched(schedule: Schedule, results: Mapping[str, object]) -> float:
     """Return the result that a scheduler looks at.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: the results do not hold what the scheduler looks at.
     """
     if schedule.monitor is not None:
         value, what = results.get(schedule.monitor), repr(schedule.monitor)

@@ -22,6 +22,7 @@ from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
 from ...errors import EnvironmentProblem, ModelError, RanksDivergedError
 from ...storage.arrays import Arrays
+from ...sync.mpi import shares_gpu
 from ...sync.synchroniser import Synchroniser
 from ...training.agreement import checksum
 from ...training.epochs import Step
@@ -37,6 +38,7 @@ from .binding import BatchBinding, InputBinding
 from .callbacks import Callbacks, check_callbacks
 from .custom_step import CustomSteps
 from .engine import SavedModel
+from .exchange import TensorCollectives
 from .loading import load_initial_weights
 from .metrics import Results, training_results
 from .model import Modes, preserve_random, seed_generators, usable_threads
@@ -80,6 +82,7 @@ def begin(seed: int) -> None:
             f"Horovod was built without PyTorch ({error}); once PyTorch is installed, run "
             "horovod-spark-runner install-horovod"
         ) from error
+    TensorCollectives.through_host = shares_gpu(MPI.COMM_WORLD)
     # A copy of a warm process counted the cores before this rank was bound to its own.
     torch.set_num_threads(usable_threads())
     seed_generators(seed)
@@ -151,8 +154,8 @@ class TorchTrainee(Trainee):
         self._last_rates: list[float] = []
         self._tried = False
         # Rank 0 reports them for all.
-        functions = self._steps.step_functions()
-        self._unsaved = {} if self._world.Get_rank() else unsaved_values(self.module, functions)
+        self._unsaved = {} if self._world.Get_rank() else self._find_unsaved()
+        self._reported: set[str] = set()
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -250,10 +253,13 @@ class TorchTrainee(Trainee):
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that checkpoints do not hold, each once, if training has changed them."""
-        if not self._unsaved:
+        if self._world.Get_rank():
             return
-        now = unsaved_values(self.module, self._steps.step_functions())
-        changed = changed_values(self._unsaved, now)
+        now = self._find_unsaved()
+        owners = tuple(self._reported)
+        changed = [n for n in changed_values(self._unsaved, now) if not n.endswith(owners)]
+        self._reported.update(name.partition(" in ")[2] or name for name in changed)
+        self._unsaved = {**now, **self._unsaved}
         if changed:
             notify(
                 f"training has changed values that are not in checkpoints: "
@@ -262,8 +268,9 @@ class TorchTrainee(Trainee):
                 "a persistent buffer of the module, or keep it in an object with state_dict and "
                 "load_state_dict, TorchModel(state={…})"
             )
-        for name in changed:
-            del self._unsaved[name]
+
+    def _find_unsaved(self) -> dict[str, bytes]:
+        return unsaved_values(self.module, self._steps.step_functions(), self.saved_objects)
 
     def _capture(self, arrays: Arrays) -> dict[str, Any]:
         self._warn_of_unsaved()

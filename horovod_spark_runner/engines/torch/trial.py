@@ -10,7 +10,6 @@ import functools
 import gc
 import itertools
 import os
-import pickle
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,9 +46,8 @@ from .engine import ENGINE
 from .exchange import TensorCollectives
 from .model import seed_generators, usable_threads
 from .optimizers import parameters_of
-from .packing import pack_state
 from .state import as_array, saved_buffers, set_tensor
-from .unsaved import changed_values, unsaved_buffers
+from .unsaved import changed_values, fingerprint, has_state, parts_within, unsaved_buffers
 
 if TYPE_CHECKING:
     from .trainee import TorchTrainee
@@ -154,7 +152,7 @@ def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
     module, functions = trainee.module, trainee.step_functions()
     trainee.modes.train()
     before = _float_buffers(module, functions)
-    ends: list[dict[str, np.ndarray]] = []
+    ends: list[dict[str, bytes]] = []
 
     def compute(chosen: np.ndarray, fraction: float) -> Values:
         arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
@@ -183,7 +181,7 @@ def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
 
 def _attempt(
     trainee: TorchTrainee, step: Step, vary: bool, seed: int
-) -> tuple[Values, dict[str, np.ndarray]]:
+) -> tuple[Values, dict[str, bytes]]:
     """Return a step's gradients and changes of buffers, and the buffers that are not saved.
 
     PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
@@ -256,12 +254,14 @@ def _changed_objects(trainee: TorchTrainee, step: Step) -> list[tuple[str, bool,
     torch.set_num_threads(usable_threads())
     warnings.simplefilter("ignore")
     held = [trainee.module, *trainee.saved_objects]
-    held += [part for each in held if not isinstance(each, Optimizer) for part in _within(each)]
+    held += [part for each in held for part in parts_within(each)]
     known = {id(each) for each in held}
-    found = [each for each in gc.get_objects() if _has_state(each) and id(each) not in known]
-    inner = {id(part) for each in found if isinstance(each, nn.Module) for part in _within(each)}
+    found = [each for each in gc.get_objects() if has_state(each) and id(each) not in known]
+    inner = {
+        id(part) for each in found if isinstance(each, nn.Module) for part in parts_within(each)
+    }
     found = [each for each in found if id(each) not in inner]
-    before = [_digest(each) for each in found]
+    before = [fingerprint(each) for each in found]
     stepped: set[int] = set()
     register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.add(id(optimizer)))
     whole = Step(0, step.batch, step.batch.rows, equal=True)
@@ -272,37 +272,8 @@ def _changed_objects(trainee: TorchTrainee, step: Step) -> list[tuple[str, bool,
     return [
         (type(each).__name__, id(each) in stepped, isinstance(each, LRScheduler))
         for each, digest in zip(found, before, strict=True)
-        if id(each) in stepped or _digest(each) != digest
+        if id(each) in stepped or fingerprint(each) != digest
     ]
-
-
-def _has_state(value: object) -> bool:
-    names = ("state_dict", "load_state_dict")
-    try:
-        return not isinstance(value, type) and all(hasattr(type(value), name) for name in names)
-    except Exception:  # of a user's own class
-        return False
-
-
-def _within(value: Any) -> Sequence[object]:
-    """Return the parts of a module, or what an object's attributes are and hold."""
-    if isinstance(value, nn.Module):
-        return list(value.modules())[1:]
-    parts = list(getattr(value, "__dict__", {}).values())
-    parts += [part for held in parts if isinstance(held, (list, tuple)) for part in held]
-    return parts + [
-        inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()
-    ]
-
-
-def _digest(value: Any) -> bytes | None:
-    """Return the bytes of an object's state; ``None`` where it has another form."""
-    arrays: Arrays = {}
-    try:
-        packed = pack_state(value.state_dict(), "", arrays, "")
-    except Exception:
-        return None
-    return pickle.dumps((packed, [array.tobytes() for array in arrays.values()]))
 
 
 class Recorder:
@@ -330,11 +301,11 @@ class Recorder:
         self._early = [each for each in self._early if each is not optimizer]
 
 
-def _float_buffers(module: nn.Module, functions: Sequence[object]) -> dict[str, np.ndarray]:
-    """Return copies of the float buffers that ranks do not share."""
-    buffers = unsaved_buffers(module, functions)
-    return {
-        name: as_array(buffer).copy()
-        for name, buffer in buffers.items()
-        if buffer.dtype.is_floating_point and buffer.layout is torch.strided
+def _float_buffers(module: nn.Module, functions: Sequence[object]) -> dict[str, bytes]:
+    """Return fingerprints of the float buffers that ranks do not share, by name and shape."""
+    found = {
+        f"{name} of shape {tuple(buffer.shape)}": fingerprint(buffer)
+        for name, buffer in unsaved_buffers(module, functions).items()
+        if buffer.dtype.is_floating_point
     }
+    return {name: one for name, one in found.items() if one is not None}

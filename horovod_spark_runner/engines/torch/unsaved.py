@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import math
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...storage.arrays import Arrays
 from .metrics import is_torchmetrics
+from .packing import pack_state
 from .state import as_array, saved_buffers
 
 # What PyTorch itself keeps in a module.
@@ -27,8 +31,10 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("pyarrow", "pyspark", "py4j", "tensorflow", "keras", "horovod", "mpi4py", "transformers"),
     __name__.partition(".")[0],
 }
-# Larger tensors are data, and larger containers, or what lies deeper, are not searched.
-_MOST_VALUES, _MOST_PARTS, _DEPTH = 10_000, 100, 8
+# Larger containers, more objects, or what lies deeper are not searched.
+_MOST_PARTS, _MOST_OBJECTS, _DEPTH = 100, 10_000, 8
+# About so many elements of a tensor are compared.
+_SAMPLED = 50_000
 
 
 def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str, Tensor]:
@@ -44,14 +50,22 @@ def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str,
     }
 
 
-def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, np.ndarray]:
-    """Return copies of the numbers and small tensors that no checkpoint holds, by name.
+def unsaved_values(
+    module: nn.Module, functions: Iterable[object], saved: Iterable[object] = ()
+) -> dict[str, bytes]:
+    """Return fingerprints of the values that no checkpoint holds, by name.
 
     They are attributes of the user's modules, variables of functions and of the functions that
-    these call, and what is within these: containers, objects of the user's classes, generators.
-    What a library keeps is its own.
+    these call, and what is within these: numbers, tensors, containers, generators, objects with a
+    ``state_dict``, objects of the user's classes. What a library keeps is its own.
+
+    Args:
+        module: the module.
+        functions: the user's functions that a step calls.
+        saved: objects beside the module that checkpoints hold.
     """
-    search = _Search()
+    saved = [*saved, *module.parameters(), *module.modules()]
+    search = _Search([*saved, *(part for each in saved for part in parts_within(each))])
     for name, buffer in unsaved_buffers(module, functions).items():
         search.visit(name, buffer)
     for prefix, part in module.named_modules():
@@ -68,19 +82,26 @@ def unsaved_values(module: nn.Module, functions: Iterable[object]) -> dict[str, 
 class _Search:
     """Search for values in objects, each searched once.
 
+    Args:
+        saved: objects that are passed over.
+
     Attributes:
-        values: copies of what was found, by name.
+        values: fingerprints of what was found, by name.
     """
 
-    def __init__(self) -> None:
-        self.values: dict[str, np.ndarray] = {}
-        self._seen: dict[int, object] = {}  # held, so that no other object gets its number
+    def __init__(self, saved: Iterable[object]) -> None:
+        self.values: dict[str, bytes] = {}
+        # Held, so that no other object gets its number.
+        self._seen: dict[int, object] = {id(each): each for each in saved}
+        self._most = len(self._seen) + _MOST_OBJECTS
 
     def visit(self, name: str, value: object, depth: int = 0) -> None:
         """Search a value, which has a name for messages."""
-        if (array := _copied(value)) is not None:
-            self.values[name] = array
-        elif id(value) not in self._seen and depth < _DEPTH and len(self._seen) < _MOST_VALUES:
+        if id(value) in self._seen:
+            return
+        if (found := fingerprint(value)) is not None:
+            self.values[name] = found
+        elif depth < _DEPTH and len(self._seen) < self._most:
             self._seen[id(value)] = value
             for inner, part in _parts_of(value):
                 self.visit(inner + (f" in {name}" if name else ""), part, depth + 1)
@@ -96,6 +117,7 @@ def _parts_of(value: Any) -> Iterable[tuple[str, object]]:
         if _package(value.__module__) not in _LIBRARIES:
             yield from _variables_of(value)
     elif isinstance(value, dict):
+        yield "length", len(value)
         if len(value) <= _MOST_PARTS:
             yield from ((f"{key!r}", held) for key, held in value.items())
     elif isinstance(value, list | tuple | set | deque):
@@ -149,30 +171,67 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _copied(value: Any) -> np.ndarray | None:
-    """Return a copy of a number, or of a tensor that is neither data nor derived from weights."""
-    if isinstance(value, Tensor):
-        small = value.layout is torch.strided and value.numel() <= _MOST_VALUES
-        if small and not value.requires_grad:
-            with contextlib.suppress(Exception):  # NumPy has no such tensors
-                return np.array(as_array(value))
+def fingerprint(value: Any) -> bytes | None:
+    """Return what identifies a value: plain ones, tensors, arrays, an object's ``state_dict``.
+
+    Of a large tensor, elements at equal distances count.
+
+    Returns:
+        ``None`` for anything else, as for tensors derived from weights.
+    """
+    if has_state(value):
+        arrays: Arrays = {}
+        with contextlib.suppress(Exception):  # of a user's own class
+            packed = pack_state(value.state_dict(), "", arrays, "")
+            return _digest(repr(packed).encode(), *(one.tobytes() for one in arrays.values()))
         return None
-    is_array = isinstance(value, np.ndarray) and value.dtype != object
-    if is_array and value.size > _MOST_VALUES:
-        return None
-    is_number = isinstance(value, (bool, int, float, np.number)) and abs(value) < 2**63
-    return np.array(value) if is_array or is_number else None
+    with contextlib.suppress(Exception):  # NumPy has no such tensors
+        if isinstance(value, Tensor):
+            derived = value.grad_fn is not None or value.layout is not torch.strided
+            return None if derived else _sampled(value.detach())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return _sampled(value)
+        if value is None or isinstance(value, (bool, int, float, str, np.number)):
+            return repr(value).encode()
+    return None
 
 
-def changed_values(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the names of values that have others of the same shape."""
-    return [
-        name
-        for name, value in before.items()
-        if name in after
-        and after[name].shape == value.shape
-        and after[name].tobytes() != value.tobytes()
+def _sampled(values: Tensor | np.ndarray) -> bytes:
+    every = max(1, math.prod(values.shape) // _SAMPLED)
+    some = values.reshape(-1)[::every]
+    array = as_array(some) if isinstance(some, Tensor) else some
+    return _digest(f"{tuple(values.shape)} {array.dtype}".encode(), array.tobytes())
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def has_state(value: object) -> bool:
+    """Return whether an object has ``state_dict`` and ``load_state_dict``."""
+    names = ("state_dict", "load_state_dict")
+    try:
+        return not isinstance(value, type) and all(hasattr(type(value), name) for name in names)
+    except Exception:  # of a user's own class
+        return False
+
+
+def parts_within(value: Any) -> Sequence[object]:
+    """Return the parts of a module, or what an object's attributes are and hold."""
+    if isinstance(value, nn.Module):
+        return list(value.modules())[1:]
+    if isinstance(value, Optimizer | Tensor):
+        return []
+    parts = list(getattr(value, "__dict__", {}).values())
+    parts += [part for held in parts if isinstance(held, (list, tuple)) for part in held]
+    return parts + [
+        inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()
     ]
+
+
+def changed_values(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+    """Return the names of values that have other fingerprints."""
+    return [name for name, value in before.items() if name in after and after[name] != value]
 
 
 def _package(module: object) -> str:
