@@ -33,7 +33,7 @@ def test_tables(cases: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1100,
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
