@@ -33,12 +33,14 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
 # Cached: sysconfig computes them anew each time, and there are thousands of modules.
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _THIS_PACKAGE = __name__.partition(".")[0]
+# Those of an unpacked Spark are in none of these folders, and are there on all machines.
+_EVERYWHERE = (_THIS_PACKAGE, "__main__", "pyspark", "py4j")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def is_callers_module(name: str, file: Any) -> bool:
     """Return whether a module is neither installed nor of Python: others need it sent."""
-    if not isinstance(file, str) or name.partition(".")[0] in (_THIS_PACKAGE, "__main__"):
+    if not isinstance(file, str) or name.partition(".")[0] in _EVERYWHERE:
         return False
     return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 

@@ -81,17 +81,18 @@ def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
 @contextlib.contextmanager
 def _caller_modules_by_value() -> Iterator[None]:
     already = cloudpickle.list_registry_pickle_by_value()
-    modules = [
-        module
+    modules = {  # by their own names: one may be imported by two
+        module.__name__: module
         for name, module in list(sys.modules.items())
-        if is_callers_module(name, getattr(module, "__file__", None)) and name not in already
-    ]
-    for module in modules:
+        if is_callers_module(name, getattr(module, "__file__", None))
+    }
+    own = [module for name, module in modules.items() if name not in already]
+    for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in modules:
+        for module in own:
             cloudpickle.unregister_pickle_by_value(module)
 
 

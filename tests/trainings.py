@@ -27,7 +27,9 @@ def digits_model(width: int = 16, rate: float = 0.01) -> Any:
     return model
 
 
-def train(frame: Any, run_dir: Path, *, model_fn: Any = digits_model, **arguments: Any) -> Any:
+def train(
+    frame: Any, run_dir: Path | str, *, model_fn: Any = digits_model, **arguments: Any
+) -> Any:
     """Call `run_training`, with these defaults for what a test does not say."""
     given: dict[str, Any] = {
         "feature_cols": ["image"],

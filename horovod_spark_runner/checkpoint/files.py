@@ -60,6 +60,7 @@ class CheckpointInfo:
         epoch: whole epochs so far.
         history: metrics of each of those epochs.
         data_fingerprint: identity of the training data.
+        tables: versions of the tables that they were read from, by name.
         variables: (name, path, shape, dtype) of the model's and optimizer's variables, in order.
         engine: dotted name of the engine whose model they are.
         epoch_step: steps of the epoch after those; 0 at the end of an epoch.
@@ -88,6 +89,7 @@ class CheckpointInfo:
     state: dict[str, Any] = field(default_factory=dict)
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     model: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
 
 
 class _IncompleteCheckpoint(ValueError):

@@ -127,6 +127,7 @@ class CheckpointManager:
             epoch=progress.epoch,
             history=list(progress.history),
             data_fingerprint=self._spec.train.fingerprint,
+            tables=dict(self._spec.train.tables),
             variables=self._variables.describe(),
             engine=self._spec.engine,
             epoch_step=progress.epoch_step,

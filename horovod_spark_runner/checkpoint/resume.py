@@ -23,6 +23,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..cluster.protocol.messages import Resumed
@@ -363,7 +364,11 @@ def _as_json(value: object) -> object:
 
 
 def check_same_data(
-    info: CheckpointInfo, fingerprint: str, settings: Mapping[str, Any], where: str
+    info: CheckpointInfo,
+    fingerprint: str,
+    settings: Mapping[str, Any],
+    where: str,
+    tables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Check that a run is resumed with its own rows.
 
@@ -372,6 +377,7 @@ def check_same_data(
         fingerprint: that of this call's training rows.
         settings: this call's settings, as checkpoints record them.
         where: the run directory, for the message.
+        tables: versions of the tables that this call reads, by name.
 
     Raises:
         RunDirectoryError: they are other rows; arguments that differ are named.
@@ -399,13 +405,24 @@ def check_same_data(
         for name in _KINDS
         if name in then and then[name] != now[name]
     ]
-    changes = [*roles, *split, *kinds]
+    changes = [*roles, *split, *kinds, *_moved_tables(info.tables, tables)]
     reason = "; ".join(changes) or "the arguments are the same, but the rows have changed"
     raise RunDirectoryError(
         f"run_dir {where} holds a run on other data: {reason} (fingerprint of the training rows "
         f"{info.data_fingerprint}, now {fingerprint}). Resume with the same data, or give another "
         "run_dir to train anew"
     )
+
+
+def _moved_tables(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield how tables have moved on since the run began, and how to read them as they were."""
+    for name, version in then.items():
+        if name in now and now[name] != version:
+            number = version.rpartition("_")[2]  # Iceberg's names a branch, too
+            yield (
+                f"table {name} has moved on to version {now[name].rpartition('_')[2]} since; read "
+                f"it as it was, by SQL's VERSION AS OF {number} or .option('versionAsOf', {number})"
+            )
 
 
 def _same_columns(then: Any, now: Any) -> bool:

@@ -10,8 +10,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -132,6 +132,7 @@ class Manifest:
             ``checksum`` covers the order.
         file_sizes: bytes of each file.
         footers: checksum of each file's footer; empty if unknown.
+        tables: versions of the tables that the rows were read from, by name or path.
         source: identity of the plan and input files it was made from; ``""`` if it has none.
         verified: whether its stored numbers need no further check for NaN and infinity.
         allow_nan: whether decoded values and results of transforms may be NaN or infinite.
@@ -148,6 +149,7 @@ class Manifest:
     allow_nan: bool = False
     row_order: str = ""
     footers: tuple[str, ...] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

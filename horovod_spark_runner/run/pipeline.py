@@ -397,7 +397,8 @@ def _check_data(run: ResolvedRun, spec: TrainingSpec) -> None:
     if run.checkpoint is not None:
         directory, step = run.directory, run.checkpoint.step
         place = str(directory.location)
-        check_same_data(run.checkpoint, spec.train.fingerprint, run.settings, place)
+        rows = spec.train
+        check_same_data(run.checkpoint, rows.fingerprint, run.settings, place, rows.tables)
         check_rest_of_epoch(run.checkpoint, spec.order, str(directory.checkpoint(step)))
 
 

@@ -86,8 +86,8 @@ def credentials_hint(scheme: str) -> str:
         return ""
     return (
         ". This process has none of the environment variables AWS_… for endpoint, region and "
-        "credentials; pass the driver's to executors with spark.executorEnv.NAME, before the "
-        "Spark session is made"
+        "credentials, and Spark's settings fs.s3a.… are only for Spark; pass the driver's to "
+        "executors with spark.executorEnv.NAME, before the Spark session is made"
     )
 
 

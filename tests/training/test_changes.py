@@ -374,6 +374,15 @@ def test_other_data_are_refused_by_name(
         check_same_data(INFO, fingerprint, settings, "runs/x")
 
 
+def test_a_table_that_has_moved_on_is_named_with_its_version() -> None:
+    then = {"file:/delta": "3", "ice.t": "branch_null_snapshot_77", "file:/same": "1"}
+    now = {"file:/delta": "5", "ice.t": "branch_null_snapshot_88", "file:/same": "1"}
+    settings, info = {**INFO.settings, "fit": {"seed": 0}}, replace(INFO, tables=then)
+    with pytest.raises(RunDirectoryError, match="VERSION AS OF 3.*VERSION AS OF 77") as caught:
+        check_same_data(info, "g", settings, "runs/x", now)
+    assert "file:/same" not in str(caught.value)
+
+
 def test_the_same_rows_may_be_validated_otherwise() -> None:
     data = {**INFO.settings["data"], "validation": "a DataFrame"}
     settings = {**INFO.settings, "fit": {"seed": 5}, "data": data}

@@ -60,18 +60,36 @@ def test_folders_of_columns_and_of_other_names(tmp_path: Path) -> None:
     assert read_footers(place).files[-1].name == "_k%20a=1/l=2/1"
 
 
-@pytest.mark.parametrize("log", ["_spark_metadata/0", "_delta_log/00.json", ".hoodie/a.commit"])
-def test_what_a_log_tells_of_files_is_not_passed_over(tmp_path: Path, log: str) -> None:
-    source = tmp_path / "in"
+@pytest.mark.parametrize(
+    ("log", "below"),
+    [
+        ("_spark_metadata/0", ""),
+        ("_delta_log/00.json", ""),
+        (".hoodie/a.commit", ""),
+        ("metadata/v1.metadata.json", ""),
+        ("_delta_log/00.json", "k=1/l=2"),
+        ("metadata/00-a.metadata.json", "data"),
+        ("metadata/00-a.metadata.json", "data/k=1"),
+    ],
+)
+def test_what_a_log_tells_of_files_is_not_passed_over(tmp_path: Path, log: str, below: str) -> None:
+    table, source = tmp_path / "in", tmp_path / "in" / below
     rows(source / "1.parquet")
-    (source / log).parent.mkdir()
-    (source / log).write_text("v1")
+    (table / log).parent.mkdir()
+    (table / log).write_text("v1")
     assert open_parquet(Location(source), REQUEST) is None
     target = Location(tmp_path / "out")
     request = FilesRequest(Location(source), target, None, "error", PredictionSettings())
     predictor: Any = None  # the files are looked at first
     with pytest.raises(DataError, match=rf"files.*{log.partition('/')[0]}\b"):
         plan_files(request, predictor, 1, by_case=False)
+
+
+def test_a_folder_that_is_named_as_one_of_a_table_is_none(tmp_path: Path) -> None:
+    rows(tmp_path / "data" / "k=1" / "1.parquet")
+    rows(tmp_path / "data" / "metadata" / "1.parquet")
+    assert parquet_files(Location(tmp_path / "data")).log == ""
+    assert parquet_files(Location(tmp_path / "data" / "k=1")).log == ""
 
 
 @pytest.mark.parametrize(

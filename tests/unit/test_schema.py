@@ -197,11 +197,12 @@ def test_which_plans_compute_the_same_every_time(
     [
         ("execution.datasources.InMemoryFileIndex", True),
         ("execution.datasources.CatalogFileIndex", True),
-        # A deletion vector takes rows from a file whose name, size and time stay.
-        ("delta.files.TahoeLogFileIndex", False),
+        # By the table's version: a deletion vector takes rows from a file whose facts stay.
+        ("delta.files.TahoeLogFileIndex", True),
+        ("hudi.HoodieFileIndex", False),
     ],
 )
-def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, reliable: bool) -> None:
+def test_files_or_a_version_tell_the_rows(index: str, reliable: bool) -> None:
     plan = MagicMock()
     plan.collectLeaves().size.return_value = 1
     leaf = plan.collectLeaves().apply(0)

@@ -188,5 +188,6 @@ def test_the_callers_own_modules_travel_by_value(
     monkeypatch.syspath_prepend(str(tmp_path))
     import hsr_model  # type: ignore[import-not-found]
 
+    monkeypatch.setitem(sys.modules, "hsr_other_name", hsr_model)  # as PySpark has of its own
     code = "f, x = it; print(f(x)); assert 'hsr_model' not in sys.modules"
     assert loaded_elsewhere(dumps((hsr_model.f, 4)), code, tmp_path) == "9"

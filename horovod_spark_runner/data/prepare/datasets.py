@@ -22,6 +22,7 @@ from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS, add_row_number, encoding_of
 from .columns import DataRequest, missing_image_shape, sources_of
+from .fingerprint import table_versions
 from .materialize import Materialized, RowsIdentity, materialize
 from .parquet import STREAM_LOG, open_parquet, parquet_files, read_metadata
 from .schema import Roles, check_named, quoted
@@ -410,18 +411,19 @@ def _prepare(
     direct = _open_in_place(data, validation, request)
     reused: list[bool] = []
     parts: list[Manifest] = []
-    rows = split_rows(frame_of(data), validation, roles, seed, options.stratify)
-    with rows as frames:
-        for part, frame in zip(("train", "validation"), frames, strict=True):
+    frame = frame_of(data)
+    tables = {} if direct else table_versions(frame)
+    with split_rows(frame, validation, roles, seed, options.stratify) as frames:
+        for part, rows in zip(("train", "validation"), frames, strict=True):
             if part == "train" and direct is not None:
                 parts.append(direct)
-            elif frame is not None:
-                dataset = _materialize_part(frame, request, folder, part, validation, say)
+            elif rows is not None:
+                dataset = _materialize_part(rows, request, folder, part, validation, say)
                 tracked.made.append(dataset)
                 parts.append(dataset.manifest)
                 reused.append(dataset.reused)
     held_out = match_columns(parts[1], parts[0]) if len(parts) > 1 else None
-    return Prepared(parts[0], held_out, all(reused))
+    return Prepared(replace(parts[0], tables=tables), held_out, all(reused))
 
 
 def _materialize_part(

@@ -1,16 +1,18 @@
 """Fingerprint of a DataFrame, without computing its rows.
 
-Only plans that read files and use Spark's own deterministic expressions have one. For others (rows
-from memory, user functions, the current time) the contents are compared instead, see
-`horovod_spark_runner.data.prepare.materialize`.
+Only plans that read files or versioned tables and use Spark's own deterministic expressions have
+one. For others (rows from memory, user functions, the current time) the contents are compared
+instead, see `horovod_spark_runner.data.prepare.materialize`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.spark.session import classic_context, with_settings
@@ -24,15 +26,19 @@ if TYPE_CHECKING:
 _NODES = {
     *("Project", "Filter", "Join", "Aggregate", "Union", "SubqueryAlias", "View", "Distinct"),
     *("Sort", "Repartition", "RepartitionByExpression", "Window", "Generate", "Expand"),
-    "LogicalRelation",
+    *("LogicalRelation", "DataSourceV2Relation"),
 }
 # Expressions that look deterministic to Spark, but depend on code or on the time.
 _OPAQUE = re.compile(
     r"UDT?F|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
 )
 # File indexes all of whose rows count. Tables such as Delta Lake's are read by the same plan, but
-# can lose rows while their files are unchanged.
+# can lose rows while their files are unchanged: their version counts.
 _SPARK_INDEX = "org.apache.spark.sql.execution."
+_DELTA_INDEX = "org.apache.spark.sql.delta.files.TahoeLogFileIndex"
+# Parts of plans, as JSON and as text: names of sessions, and the choice of a version, which counts.
+_TRANSIENT = re.compile(r'"jvmId":"[^"]*"|,"timeTravelSpec":null')
+_TIME_TRAVEL = re.compile(r"(?m)(?<=\S) (VERSION|TIMESTAMP) AS OF \S+$")
 # Session settings that change the rows of the same plan and files.
 _SETTINGS = (
     "spark.sql.session.timeZone",
@@ -48,11 +54,11 @@ _lock = threading.Lock()
 
 
 def source_fingerprint(frame: DataFrame) -> str:
-    """Return the identity of ``frame``'s plan and of the files it reads, or ``""``.
+    """Return the identity of ``frame``'s plan and of the files and tables it reads, or ``""``.
 
-    It changes with the plan, with the path, size and time of change of every input file, and with
-    the session's settings that affect expressions. ``""`` means that the plan does not determine
-    the contents.
+    It changes with the plan, with the path, size and time of change of every input file, with the
+    version of every table, and with the session's settings that affect expressions. ``""`` means
+    that the plan does not determine the contents.
     """
     if classic_context(frame.sparkSession) is None:
         return ""  # Spark Connect shows no plan
@@ -66,11 +72,16 @@ def source_fingerprint(frame: DataFrame) -> str:
         return ""
     # Cached rows may be of earlier files.
     relations = _relations(execution.withCachedData())
-    files = _file_facts(frame.inputFiles())
-    if relations is None or files is None:
+    if relations is None:
+        return ""
+    # The version of a table determines its files, which may be many.
+    versioned = all(table for table, _ in relations)
+    files = [] if versioned else _file_facts(frame.inputFiles())
+    if files is None:
         return ""
     settings = [frame.sparkSession.conf.get(name, None) for name in _SETTINGS]
-    return _digest([text, relations, files, settings])
+    read = [(table and [table.identity, table.version], facts) for table, facts in relations]
+    return _digest([text, read, files, settings])
 
 
 def is_computed_anew(frame: DataFrame) -> bool:
@@ -81,8 +92,8 @@ def is_computed_anew(frame: DataFrame) -> bool:
     if classic_context(frame.sparkSession) is None:
         return False
     execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
-    leaves = execution.withCachedData().collectLeaves()
-    names = {leaves.apply(n).getClass().getSimpleName() for n in range(leaves.size())}
+    leaves = _leaves(execution.withCachedData())
+    names = {leaf.getClass().getSimpleName() for leaf in leaves}
     return not names & {"InMemoryRelation", "LocalRelation"}
 
 
@@ -106,30 +117,97 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
     longest = {"spark.sql.debug.maxToStringFields": str(2**31 - 1)}
     with _lock, with_settings(frame.sparkSession, longest):
         text = canonical.toString()
-    return re.sub(r'"jvmId":"[^"]*"', "", str(canonical.toJSON())) + str(text)
+    return _TRANSIENT.sub("", str(canonical.toJSON())) + _TIME_TRAVEL.sub("", str(text))
 
 
-def _relations(plan: Any) -> list[list[str]] | None:
-    """Return how the plan's files are read; ``None`` if they do not determine its rows."""
-    relations = []
+@dataclass(frozen=True)
+class _Table:
+    """A table with versions, as a plan reads it.
+
+    Attributes:
+        name: its name or path.
+        identity: what another table of that name has otherwise.
+        version: its version.
+    """
+
+    name: str
+    identity: str
+    version: str
+
+
+def table_versions(frame: DataFrame) -> dict[str, str]:
+    """Return the versions of the tables that ``frame`` reads now, by name or path, if known."""
+    if classic_context(frame.sparkSession) is None:
+        return {}
+    # A new frame: the plan of one that was computed has the versions of that time.
+    execution = getattr(frame.select("*"), "_jdf").queryExecution()  # noqa: B009
+    tables = map(_table_of, _leaves(execution.withCachedData()))
+    return {table.name: table.version for table in tables if table is not None}
+
+
+def _leaves(plan: Any) -> list[Any]:
     leaves = plan.collectLeaves()
-    for number in range(leaves.size()):
-        leaf = leaves.apply(number)
-        if leaf.getClass().getSimpleName() != "LogicalRelation":
+    return [leaves.apply(number) for number in range(leaves.size())]
+
+
+def _table_of(leaf: Any) -> _Table | None:
+    """Return the table that a leaf of a plan reads; ``None`` if it has no versions."""
+    from py4j.protocol import Py4JError
+
+    kind = leaf.getClass().getSimpleName()
+    with contextlib.suppress(Py4JError):  # what Spark 4.0 and other releases of Delta Lake lack
+        if kind == "DataSourceV2Relation":
+            table = leaf.table()
+            if table.version() and table.id():
+                return _Table(table.name(), table.id(), table.version())
+        elif kind == "LogicalRelation":
+            index = leaf.relation().location()
+            if index.getClass().getName() == _DELTA_INDEX:
+                snapshot = index.getSnapshotToScan()  # the one that is read
+                identity = f"{snapshot.metadata().id()} {index.partitionFilters()}"
+                return _Table(str(index.path()), identity, str(snapshot.version()))
+    return None
+
+
+def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
+    """Return the tables that a plan reads, ``None`` for files, and how each is read.
+
+    Returns:
+        ``None`` if files and versions of tables do not determine the plan's rows.
+    """
+    relations: list[tuple[_Table | None, list[str]]] = []
+    for leaf in _leaves(plan):
+        table, kind = _table_of(leaf), leaf.getClass().getSimpleName()
+        if kind == "DataSourceV2Relation" and table is not None:
+            options = leaf.options().asCaseSensitiveMap().items()
+            read = [f"{name}={value}" for name, value in options]
+            relations.append((table, [leaf.schema().json(), *_other_options(read)]))
+            continue
+        if kind != "LogicalRelation":
             return None
         relation = leaf.relation()
-        if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        if table is None and not _is_of_files(relation):
             return None
-        if not relation.location().getClass().getName().startswith(_SPARK_INDEX):
-            return None
-        relations.append(
-            [
-                relation.fileFormat().getClass().getName(),
-                relation.schema().json(),
-                *sorted(_scala_map(relation.options())),
-            ]
-        )
+        facts = [
+            relation.fileFormat().getClass().getName(),
+            relation.schema().json(),
+            *_other_options(_scala_map(relation.options())),
+        ]
+        relations.append((table, facts))
     return relations
+
+
+def _is_of_files(relation: Any) -> bool:
+    """Return whether a relation reads all rows of files that Spark lists."""
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        return False
+    return bool(relation.location().getClass().getName().startswith(_SPARK_INDEX))
+
+
+def _other_options(options: list[str]) -> list[str]:
+    """Return the options of a read but those that choose a version of a table, sorted."""
+    chosen = ("versionasof=", "timestampasof=")
+    return sorted(option for option in options if not option.lower().startswith(chosen))
 
 
 def _scala_map(values: Any) -> list[str]:

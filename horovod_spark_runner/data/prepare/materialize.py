@@ -31,7 +31,7 @@ from ..store import find_datasets, key_of, mark_used, new_folder, publish, sweep
 from . import petastorm_compat
 from .checks import check_values, levels, nested_observations, observations
 from .columns import ROW_GROUP_BYTES, DataRequest, Source, columns_of, expression, sources_of
-from .fingerprint import is_computed_anew, source_fingerprint
+from .fingerprint import is_computed_anew, source_fingerprint, table_versions
 from .parquet import first_value, manifest_of, read_footers
 from .schema import quoted
 
@@ -153,7 +153,10 @@ def materialize(
             target = new_folder(folder, key)
         try:
             with _writing_to(folder):
+                tables = table_versions(chosen)
                 manifest = _write_dataset(frame, prepared, sources, request, target)
+                if table_versions(chosen) != tables:
+                    origin = ""  # which version the rows are of is not known
                 manifest = replace(manifest, source=origin)
                 publish(manifest)
         except BaseException:

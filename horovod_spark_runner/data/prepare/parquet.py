@@ -6,6 +6,7 @@ checks, row group by row group.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -28,7 +29,13 @@ from .columns import DataRequest, Layout, Source, columns_of
 
 # Folders of logs that decide which files count, and who writes them.
 STREAM_LOG = "_spark_metadata"
-_LOGS = {STREAM_LOG: "a stream", "_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+_ICEBERG_LOG = "metadata"
+_LOGS = {
+    STREAM_LOG: "a stream",
+    "_delta_log": "Delta Lake",
+    ".hoodie": "Hudi",
+    _ICEBERG_LOG: "Iceberg",
+}
 # Hint in errors about a file that is not Parquet.
 EVERY_FILE = "of a folder, every file counts whose name does not begin with _ or ."
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
@@ -126,9 +133,29 @@ def parquet_files(location: Location) -> _ParquetFiles:
         return _ParquetFiles(location.parent, (single,))
     listed = location.files()
     files = tuple(file for file in listed if _counts(file))
-    within = {file.name.partition("/")[0] for file in listed if "/" in file.name}
-    log = next((name for name in _LOGS if name in within), "")
+    log = _log_of(location, [file.name for file in listed])
     return _ParquetFiles(location, files, log, _partitions(files))
+
+
+def _log_of(location: Location, names: Sequence[str]) -> str:
+    """Return the folder that decides which files below ``location`` count; ``""`` if all do.
+
+    Args:
+        location: a folder; of a partition or of Iceberg's files, the table's is the folder above.
+        names: all files below it.
+    """
+    within = {name.partition("/")[0] for name in names if "/" in name}
+    metadata = [name for name in names if name.startswith(f"{_ICEBERG_LOG}/")]
+    table = location
+    while "=" in table.name or table.name == "data":
+        table = table.parent
+    if str(table) != str(location):
+        with contextlib.suppress(OSError):  # others need not be readable
+            within = {place.name for place in table.list()} - {STREAM_LOG}
+            metadata = [place.name for place in table.join(_ICEBERG_LOG).list()]
+    if not any(name.endswith(".metadata.json") for name in metadata):
+        within -= {_ICEBERG_LOG}
+    return next((name for name in _LOGS if name in within), "")
 
 
 def _counts(file: FileStat) -> bool:
