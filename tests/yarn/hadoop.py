@@ -36,7 +36,8 @@ FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.lang", "java.net")]
 SECONDS_TO_START = 90
 # Variables of a node manager that its containers have: Hadoop's default, and the tests' own.
-KEPT = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ", MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD")
+KEPT = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
+KEPT += (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "TMPDIR")
 LOGGING = """
 log4j.rootLogger=INFO,out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
@@ -80,6 +81,7 @@ class Yarn:
 
     def __enter__(self) -> Yarn:
         jars = fetch()
+        self._folder.mkdir(exist_ok=True)
         with contextlib.ExitStack() as running:
             self.hosts = running.enter_context(Hosts(self._folder / "hosts", self.names))
             self.url = f"hdfs://{self.names[0]}:8020"
@@ -143,6 +145,7 @@ class Yarn:
     def submit(
         self, *arguments: str, mode: str = "client", settings: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None, without: Sequence[str] = (),
+        properties: Path | None = None,
     ) -> subprocess.Popen[str]:  # fmt: skip
         """Start ``spark-submit`` on the first host.
 
@@ -152,23 +155,28 @@ class Yarn:
             settings: of Spark.
             env: changes of the environment.
             without: variables that it does not have.
+            properties: a file of settings, in place of what else the executors have.
         """
-        own = {
-            # As a cluster with Spark on every host; else each submission uploads Spark's jars.
-            "spark.yarn.jars": f"local:{SPARK_HOME}/jars/*",
+        executors = {
             "spark.executor.instances": "2",
             "spark.executor.memory": "512m",
             # One executor and one driver fit on a host, two executors do not.
             "spark.executor.memoryOverhead": "2g",
+        }
+        own = {
+            # As a cluster with Spark on every host; else each submission uploads Spark's jars.
+            "spark.yarn.jars": f"local:{SPARK_HOME}/jars/*",
             "spark.driver.memory": "512m",
             "spark.driver.memoryOverhead": "768m",
             "spark.yarn.am.memory": "512m",
             "spark.ui.enabled": "false",
             "spark.log.level": "WARN",
+            **({} if properties else executors),
             **(settings or {}),
         }
         confs = [word for item in own.items() for word in ("--conf", "=".join(item))]
         command = [str(BIN / "spark-submit"), "--master", "yarn", "--deploy-mode", mode]
+        command += ["--properties-file", str(properties)] if properties else []
         environment = self.environment(**(env or {}))
         for name in without:
             environment.pop(name, None)
@@ -180,6 +188,10 @@ class Yarn:
             env=environment,
             cwd=self._folder,
         )
+
+    def pids(self, name: str) -> list[str]:
+        """Return the processes of a host."""
+        return self.hosts._pids(self.hosts._space(name))
 
     def local_files(self, name: str) -> list[str]:
         """Return the application folders that a host's node manager still has."""
@@ -256,9 +268,14 @@ class Yarn:
                 "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "200",
             },
             "capacity-scheduler": {
-                "yarn.scheduler.capacity.maximum-am-resource-percent": "0.5",
-                "yarn.scheduler.capacity.root.queues": "default",
-                "yarn.scheduler.capacity.root.default.capacity": "100",
+                "yarn.scheduler.capacity.maximum-am-resource-percent": "1",
+                "yarn.scheduler.capacity.resource-calculator":
+                    "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator",
+                "yarn.scheduler.capacity.root.queues": "default,small",
+                "yarn.scheduler.capacity.root.default.capacity": "70",
+                "yarn.scheduler.capacity.root.default.maximum-capacity": "100",
+                "yarn.scheduler.capacity.root.small.capacity": "30",
+                "yarn.scheduler.capacity.root.small.maximum-capacity": "30",
             },
         }  # fmt: skip
         for name, more in self._sites.items():
@@ -293,7 +310,9 @@ def fetch() -> Path:
     place = cache / f"hadoop-{version}"
     if not place.is_dir():
         if shutil.which("mvn") is None:
-            pytest.skip("no YARN to test with: mvn is not installed (Debian: apt-get install maven)")
+            pytest.skip(
+                "no YARN to test with: mvn is not installed (Debian: apt-get install maven)"
+            )
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = ["mvn", "-B", "-q", "-f", str(Path(__file__).with_name("pom.xml"))]
