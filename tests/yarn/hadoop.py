@@ -311,7 +311,7 @@ def fetch() -> Path:
     if not place.is_dir():
         if shutil.which("mvn") is None:
             pytest.skip(
-                "no YARN to test with: mvn is not installed (Debian: apt-get install maven)"
+                "no YARN to test with: no mvn (Debian: apt-get install maven)"
             )
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:

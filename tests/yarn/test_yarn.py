@@ -34,8 +34,8 @@ ROOT = HERE.parent.parent
 HOSTS = ("hsr-a", "hsr-b")
 
 
-# What nvidia-smi prints to Hadoop's node manager (-q -x) and to `discover_gpus.sh` (-L): a GPU, with
-# the host in its UUID.
+# What nvidia-smi prints to Hadoop's node manager (-q -x) and to `discover_gpus.sh` (-L): one GPU,
+# with the host in its UUID.
 NVIDIA_SMI = """#!/bin/sh
 uuid=GPU-$(hostname)
 case "$*" in

@@ -19,19 +19,19 @@ def describe_queue(context: Any) -> str:
     """
     from py4j.protocol import Py4JError
 
-    yarn = context._jvm.org.apache.hadoop.yarn
-    conf = yarn.conf.YarnConfiguration(context._jsc.hadoopConfiguration())
+    jvm = context._jvm
+    records = jvm.org.apache.hadoop.yarn.api.records
+    conf = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration(context._jsc.hadoopConfiguration())
     conf.set("yarn.resourcemanager.connect.max-wait.ms", _CONNECT_MILLISECONDS)
-    client = yarn.client.api.YarnClient.createYarnClient()
+    client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
     try:
         client.init(conf)
         client.start()
-        application = yarn.api.records.ApplicationId.fromString(context.applicationId)
+        application = records.ApplicationId.fromString(context.applicationId)
         report = client.getApplicationReport(application)
         queue = client.getQueueInfo(report.getQueue())
-        running = yarn.api.records.NodeState.RUNNING
-        states = context._gateway.new_array(yarn.api.records.NodeState, 1)
-        states[0] = running
+        states = context._gateway.new_array(records.NodeState, 1)
+        states[0] = records.NodeState.RUNNING
         nodes = ", ".join(
             f"{node.getNodeId().getHost()} {node.getUsed()} of {node.getCapability()}"
             for node in client.getNodeReports(states)
