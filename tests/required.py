@@ -26,7 +26,6 @@ MAY_BE_SKIPPED = {
     "tests/mpi/test_hdfs.py": (
         "fetches Hadoop's server from PyPI and Debian; the summary says loudly where it cannot"
     ),
-    "tests/yarn/test_yarn.py": "fetches Hadoop by Maven; the summary says loudly where it cannot",
     "tests/unit/test_learning_rate.py::test_optimizers_that_others_wrap_are_scaled": (
         "Keras for Python 3.10 has no such optimizers"
     ),

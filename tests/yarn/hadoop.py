@@ -310,9 +310,7 @@ def fetch() -> Path:
     place = cache / f"hadoop-{version}"
     if not place.is_dir():
         if shutil.which("mvn") is None:
-            pytest.skip(
-                "no YARN to test with: no mvn (Debian: apt-get install maven)"
-            )
+            pytest.skip("no YARN to test with: no mvn (Debian: apt-get install maven)")
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = ["mvn", "-B", "-q", "-f", str(Path(__file__).with_name("pom.xml"))]
