@@ -19,6 +19,7 @@ from .affected import affected_tests
 PARTS: dict[str, tuple[str, ...]] = {
     "conformance": ("tests/conformance/",),
     "clusters": ("tests/cluster/", "tests/mpi/test_hdfs.py", "tests/mpi/test_object_store.py"),
+    "yarn": ("tests/yarn/",),
     "faults": ("tests/faults/", "tests/mpi/test_failures.py"),
     "tables": ("tests/tables/",),
     "torch": ("tests/torch/",),

@@ -18,6 +18,7 @@ from .session import (
     classic_context,
     master_of,
 )
+from .yarn import describe_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,6 +160,8 @@ def check_slots(
     )
     reason = _explain_executors(spark, slots, waited)
     if slots < (requested or 1):
+        if master == "yarn" and (limits := describe_queue(context)):
+            reason += f"; {limits}"
         more = _more_executors(options, master)
         raise _not_enough(requested or 1, shape, _Capacity(slots, reason), more)
     return Allotment(requested or slots, shape, slots, reason if requested is None else "")

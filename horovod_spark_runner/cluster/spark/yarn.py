@@ -1,0 +1,48 @@
+"""Limits of the YARN queue that an application's executors come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Milliseconds to look for a resource manager that does not answer.
+_CONNECT_MILLISECONDS = "5000"
+
+
+def describe_queue(context: Any) -> str:
+    """Return the queue's limit, what the application has of it, and the nodes, for a message.
+
+    Args:
+        context: a ``SparkContext`` on YARN.
+
+    Returns:
+        The text; empty if the resource manager does not answer.
+    """
+    from py4j.protocol import Py4JError
+
+    jvm = context._jvm
+    records = jvm.org.apache.hadoop.yarn.api.records
+    conf = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration(context._jsc.hadoopConfiguration())
+    conf.set("yarn.resourcemanager.connect.max-wait.ms", _CONNECT_MILLISECONDS)
+    client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
+    try:
+        client.init(conf)
+        client.start()
+        application = records.ApplicationId.fromString(context.applicationId)
+        report = client.getApplicationReport(application)
+        queue = client.getQueueInfo(report.getQueue())
+        states = context._gateway.new_array(records.NodeState, 1)
+        states[0] = records.NodeState.RUNNING
+        nodes = ", ".join(
+            f"{node.getNodeId().getHost()} {node.getUsed()} of {node.getCapability()}"
+            for node in client.getNodeReports(states)
+        )
+        has = report.getApplicationResourceUsageReport().getUsedResources()
+        return (
+            f"YARN's queue {report.getQueue()} may use {queue.getMaximumCapacity():.0%} of its "
+            f"parent, and has given this application {has.toString()}, with its application "
+            f"master; in use on its nodes: {nodes or 'none is running'}"
+        )
+    except Py4JError:
+        return ""
+    finally:
+        client.stop()

@@ -1,0 +1,1 @@
+"""Trainings on a YARN of Hadoop's own servers."""
