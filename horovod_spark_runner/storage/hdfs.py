@@ -96,7 +96,7 @@ def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return function(*args, **options)
     except RuntimeError as error:
         answer = _ANSWER.search(str(error))
-        text = f"{answer[2]} ({answer[1]})" if answer else str(error)
+        text = f"{answer[2]} ({answer[1]})".replace('\\"', '"') if answer else str(error)
         raise OSError(text) from error
     except OSError as error:
         text, java, _ = str(error).partition("\n\tat ")

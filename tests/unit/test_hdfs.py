@@ -12,7 +12,7 @@ from horovod_spark_runner.storage.filesystem import Location
 
 ANSWER = (
     'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", '
-    '"The quota of /run is exceeded\\n\\tat org.apache.hadoop.Some(Some.java:1)\\n")'
+    '"The quota of \\"/run\\" is exceeded\\n\\tat org.apache.hadoop.Some(Some.java:1)\\n")'
 )
 
 
@@ -31,7 +31,7 @@ def test_a_name_service_nobody_knows() -> None:
 
 
 def test_what_the_name_node_refuses_is_an_os_error_without_the_stack() -> None:
-    text = r"^The quota of /run is exceeded \(org\.apache\.hadoop\.hdfs\.\w+\.DSQuota\w+\)$"
+    text = r'^The quota of "/run" is exceeded \(org\.apache\.hadoop\.hdfs\.\w+\.DSQuota\w+\)$'
     with pytest.raises(OSError, match=text):
         hdfs._call(fail, RuntimeError(ANSWER))
     with pytest.raises(FileNotFoundError) as missing:

@@ -93,22 +93,18 @@ class Job:
 
 
 def test_client_mode_trains_and_cluster_mode_resumes(yarn: Yarn, tmp_path: Path) -> None:
+    """By another user than that of the cluster, without a home."""
+    alice: dict[str, Any] = {"env": {"HADOOP_USER_NAME": "alice"}, "without": ["HOME"]}
     run = f"{yarn.url}/runs/first"
-    first = Job(yarn, tmp_path, {"run_dir": run})
-    answer = first.answer()
-    assert sorted(answer["hosts"]) == list(HOSTS), answer
-    assert len(answer["loss"]) == 2
-    assert answer["predicted"] == job.ROWS
-    # The driver is in a container, and the user another one than that of the cluster, without HOME.
-    alice = {"mode": "cluster", "env": {"HADOOP_USER_NAME": "alice"}, "without": ["HOME"]}
-    second = Job(yarn, tmp_path, {"run_dir": run, "epochs": 3}, **alice)
-    again = second.answer()
-    assert again["loss"][:2] == answer["loss"]
+    first = Job(yarn, tmp_path, {"run_dir": run}, **alice).answer()
+    assert sorted(first["hosts"]) == list(HOSTS), first
+    assert len(first["loss"]) == 2
+    assert first["predicted"] == job.ROWS
+    again = Job(yarn, tmp_path, {"run_dir": run, "epochs": 3}, mode="cluster", **alice).answer()
+    assert again["loss"][:2] == first["loss"], again
     assert len(again["loss"]) == 3
     assert again["user"] == "alice"
     assert again["predicted"] == job.ROWS
-    logs = yarn.hadoop("logs", "-applicationId", again["application"], user="alice")
-    Path("/tmp/me/Y/logs").write_text(logs)
 
 
 def left_by(yarn: Yarn) -> list[str]:
@@ -193,6 +189,10 @@ def test_second_attempt_of_the_application_resumes(yarn: Yarn, tmp_path: Path) -
     assert len(answer["loss"]) == 2, answer
     assert attempts_of(yarn, "master")[-1]["first_step"] >= 4
     await_nothing_left(yarn)
+    # The driver's log has the output of all ranks.
+    logs = yarn.hadoop("logs", "-applicationId", answer["application"])
+    for rank in range(2):
+        assert re.search(f"rank {rank} of \\d+ acts", logs)
 
 
 def test_node_manager_that_is_killed(yarn: Yarn, tmp_path: Path) -> None:
