@@ -29,6 +29,9 @@ MAY_BE_SKIPPED = {
     "tests/tables/test_tables.py": (
         "fetches Spark from PyPI and packages from Maven; the summary says loudly where it cannot"
     ),
+    "tests/yarn/test_yarn.py": (
+        "fetches Hadoop's servers with Maven; the summary says loudly where it cannot"
+    ),
     "tests/unit/test_learning_rate.py::test_optimizers_that_others_wrap_are_scaled": (
         "Keras for Python 3.10 has no such optimizers"
     ),
