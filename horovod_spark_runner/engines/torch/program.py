@@ -69,6 +69,24 @@ def dump_program(program: ExportedProgram) -> bytes:
     return buffer.getvalue()
 
 
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Raise errors of PyTorch as one that names the file.
+
+    Raises:
+        ModelError: instead of any error.
+    """
+    try:
+        with silent():
+            yield
+    except Exception as error:  # of Python's, of the archive, or of PyTorch
+        raise ModelError(
+            f"torch.export.load cannot read {where}: {type(error).__name__}: "
+            f"{on_one_line(error, 300)}; write it anew with this PyTorch, "
+            "torch.export.save(torch.export.export(module, …), path)"
+        ) from error
+
+
 def read_program(data: bytes, where: str) -> ExportedProgram:
     """Read a program by torch.export.load, which runs code that the file may hold.
 
@@ -79,15 +97,8 @@ def read_program(data: bytes, where: str) -> ExportedProgram:
     Raises:
         ModelError: torch.export.load fails, or the file has no example of its inputs.
     """
-    try:
-        with silent():
-            program = torch.export.load(io.BytesIO(data))
-    except Exception as error:  # of Python's, of the archive, or of PyTorch
-        raise ModelError(
-            f"torch.export.load cannot read {where}: {type(error).__name__}: "
-            f"{on_one_line(error, 300)}; write it anew with this PyTorch, "
-            "torch.export.save(torch.export.export(module, …), path)"
-        ) from error
+    with _reading(where):
+        program = torch.export.load(io.BytesIO(data))
     if program.example_inputs is None:
         raise ModelError(f"{where} has no example of its inputs; write it anew")
     return program
@@ -105,8 +116,6 @@ def load_program(data: bytes, where: str, device: torch.device = _CPU) -> nn.Mod
         ModelError: see `read_program`.
     """
     program = read_program(data, where)
-    if device.type != "cpu":
-        program = move_to_device_pass(program, device)
     names = input_names(program)
     by_position = len(program.example_inputs[0])
 
@@ -117,7 +126,8 @@ def load_program(data: bytes, where: str, device: torch.device = _CPU) -> nn.Mod
             zip(names[by_position:], ordered[by_position:], strict=False)
         )
 
-    module = program.module()
+    with _reading(where):
+        module = (program if device == _CPU else move_to_device_pass(program, device)).module()
     # Before PyTorch's own hook, which compares the call with the one that was captured.
     module.register_forward_pre_hook(arrange, with_kwargs=True, prepend=True)
     return module
