@@ -119,7 +119,7 @@ def run_training(
         initial_weights: weights to begin a new run with: another run's directory or one of its
             checkpoints; or, for a Keras model, a ``.keras`` or ``.weights.h5`` file or a SavedModel
             written by Keras; for a PyTorch module, a ``.pt`` or ``.pth`` file of
-            ``torch.save(module.state_dict())``, or a ``.pt2`` file of ``torch.export``; as
+            ``torch.save(module.state_dict())``; as
             `InitialWeights`, to take over only those that fit.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.

@@ -39,7 +39,9 @@ class Counted:
 
 
 class CountingEngine(NumpyEngine):
-    def parts(self, model: Any, source: Any, saved: Any, custom_objects: Any) -> Any:
+    def parts(
+        self, model: Any, source: Any, saved: Any, custom_objects: Any, trusted: bool = False
+    ) -> Any:
         return model.read(WEIGHTS_FILE), str(model.directory.location)
 
     def load(self, recipe: Any) -> Model:

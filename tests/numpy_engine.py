@@ -230,7 +230,9 @@ class NumpyEngine:
     ) -> None:
         raise NotImplementedError("lines are trained here only")
 
-    def parts(self, model: Any, source: Any, saved: Any, custom_objects: Any) -> bytes:
+    def parts(
+        self, model: Any, source: Any, saved: Any, custom_objects: Any, trusted: bool = False
+    ) -> bytes:
         weights: bytes = model.read(WEIGHTS_FILE)
         return weights
 

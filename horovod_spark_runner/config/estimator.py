@@ -279,8 +279,7 @@ class EstimatorSettings(Settings):
         optional(PLACE),
         "weights to begin with: another run's directory or one of its checkpoints; or, for a Keras "
         "model, a ``.keras`` or ``.weights.h5`` file or a SavedModel written by Keras; for a "
-        "PyTorch module, a ``.pt`` or ``.pth`` file of ``torch.save(module.state_dict())``, or a "
-        "``.pt2`` file of ``torch.export``.",
+        "PyTorch module, a ``.pt`` or ``.pth`` file of ``torch.save(module.state_dict())``.",
     )
     label_col: str | None = setting(
         "label",

@@ -292,8 +292,7 @@ class InitialWeights(Settings):
         "path or URL of another run's directory or one of its checkpoints; or, for a Keras model, "
         "a ``.keras`` or ``.weights.h5`` file or a SavedModel written by Keras; for a PyTorch "
         "module, a ``.pt`` or ``.pth`` file of ``torch.save(module.state_dict())`` or of a "
-        'dictionary with it as ``"state_dict"`` or ``"model_state_dict"``, or a ``.pt2`` file of '
-        "``torch.export``.",
+        'dictionary with it as ``"state_dict"`` or ``"model_state_dict"``.',
     )
     _: KW_ONLY
     skip_mismatch: bool = setting(

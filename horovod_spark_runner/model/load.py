@@ -15,7 +15,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.protocol.topology import RankPlacement
 from ..cluster.spark.tasks import query_worker
 from ..config.data import Transform
-from ..config.validators import ColumnNames, check_count
+from ..config.validators import ColumnNames, check_count, check_flag
 from ..errors import (
     DataError,
     InvalidInputError,
@@ -174,7 +174,7 @@ def adopt_model(
         directory = RunDirectory(folder)
         saved = engine_named(engine).adopt(directory, model, inputs, objects, signature)
         if signature:
-            return read_finished_run(directory, engine=engine)
+            return read_finished_run(directory, engine=engine, trusted=True)
         source = ModelSource(custom_objects=objects, engine=engine)
         return read_trained_model(directory, source, saved, {})
 
@@ -186,6 +186,7 @@ def read_finished_run(
     custom_objects: Mapping[str, object] | None = None,
     model_fn: Callable[[], object] | None = None,
     transforms: Mapping[str, Transform] | None = None,
+    trusted: bool = False,
     checkpoint: int | None = None,
 ) -> TrainedModel:
     """Return the model that an earlier run left in its directory.
@@ -197,6 +198,7 @@ def read_finished_run(
         model_fn: builds the model, if it is to be built and given its weights.
         transforms: the functions its columns were trained with; those of other columns, as of other
             stages of a pipeline, are left out.
+        trusted: whether code that the files hold may be run.
         checkpoint: steps after which the checkpoint was taken whose weights are meant.
 
     Raises:
@@ -206,6 +208,7 @@ def read_finished_run(
         InvalidInputError: an argument cannot be used.
     """
     custom_objects, transforms = check_objects(custom_objects), dict(transforms or {})
+    trusted = check_flag("trusted", trusted)
     if model_fn is not None and not callable(model_fn):
         raise InvalidInputError(
             "model_fn must be a function without arguments that returns the model, got "
@@ -246,7 +249,7 @@ def read_finished_run(
         recipe = _make_recipe(model, engine, transforms, source)
         if signature.outputs is None and model_fn is None:
             return _trained(model, recipe)
-        parts = engine_named(engine).parts(model, source, None, custom_objects)
+        parts = engine_named(engine).parts(model, source, None, custom_objects, trusted)
     trained = _trained(model, replace(recipe, parts=parts))
     return replace(trained, learn_outputs=model_fn is not None)
 

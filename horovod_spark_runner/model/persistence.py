@@ -206,6 +206,7 @@ class UserCode:
     custom_objects: Mapping[str, object] | None = None
     model_fn: Callable[[], object] | None = None
     transforms: Mapping[str, Transform] | None = None
+    trusted: bool = False
 
 
 # By the name of the class.
@@ -279,7 +280,9 @@ class StageWriter(MLWriter):  # type: ignore[misc]
     def _warn_of_needs(self, location: Location) -> None:
         """Load the files, and warn of code that loading needs besides."""
         try:
-            loaded = read_finished_run(RunDirectory(location), engine=self._stage.engine)
+            loaded = read_finished_run(
+                RunDirectory(location), engine=self._stage.engine, trusted=True
+            )
         except (RunDirectoryError, DataError) as error:
             logger.warning(
                 "%s is saved, but does not load by itself: %s. %s",
@@ -362,6 +365,15 @@ class KerasStageReader(StageReader):
     def customObjects(self, custom_objects: Mapping[str, object]) -> KerasStageReader:
         """Set the model's own classes and functions, by name."""
         self._code["custom_objects"] = custom_objects
+        return self
+
+
+class TorchStageReader(StageReader):
+    """Loads a transformer of a PyTorch module."""
+
+    def trusted(self) -> TorchStageReader:
+        """Allow code that the files hold to run, because only trusted users write them."""
+        self._code["trusted"] = True
         return self
 
 

@@ -14,13 +14,14 @@ from ..config.prediction import (
     OutputForm,
     PredictionCol,
 )
-from ..config.validators import ColumnNames, check_place
+from ..config.validators import ColumnNames, check_flag, check_place
 from ..engines.torch.engine import PROGRAM, SCRIPT, ModuleWithExample
+from ..errors import InvalidInputError
 from ..frameworks import TORCH
 from ..training.engine import TORCH_EXPORT
 from .load import ModelHandle, adopt_model
 from .params import setters
-from .persistence import StageReader, UserCode, loading_with
+from .persistence import TorchStageReader, UserCode, loading_with
 from .transformer import TrainedTransformer
 
 
@@ -39,8 +40,9 @@ class TorchTransformer(TrainedTransformer):
 
     engine = TORCH
     loading_advice = (
-        "Of a saved transformer, that is TorchTransformer.read().modelFn(…).load(path); of one in "
-        "a pipeline, with TorchTransformer.loading(model_fn=…): PipelineModel.load(path)"
+        "Of a saved transformer, that is TorchTransformer.read().modelFn(…).load(path), or "
+        ".trusted(); of one in a pipeline, with TorchTransformer.loading(model_fn=…), or "
+        "(trusted=True): PipelineModel.load(path)"
     )
 
     @classmethod
@@ -52,6 +54,7 @@ class TorchTransformer(TrainedTransformer):
         checkpoint: int | None = None,
         model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        trusted: bool = False,
         feature_cols: ColumnNames | None = None,
         prediction_col: PredictionCol = None,
         probability_col: ClassCol = None,
@@ -62,8 +65,9 @@ class TorchTransformer(TrainedTransformer):
     ) -> TorchTransformer:
         """Return the transformer of a finished run.
 
-        A module that torch.export can hold needs the run directory only, which has a program of
-        it. Another one needs ``model_fn``, because code is not kept in storage.
+        Give ``model_fn``, which builds the module; the run directory's weights alone are read then.
+        Or give ``trusted=True``: of a module that torch.export can hold, the run directory has a
+        program.
 
         Args:
             run_dir: its run directory.
@@ -72,6 +76,8 @@ class TorchTransformer(TrainedTransformer):
             model_fn: function without arguments that returns the `TorchModel`, or the module
                 alone, which is then given the trained weights.
             transforms: the functions its columns were trained with.
+            trusted: whether to read the program by ``torch.export.load``, which may run code of it:
+                only where trusted users alone can write to the run directory.
             feature_cols: see `TorchTransformer.featureCols`.
             prediction_col: see `TorchTransformer.predictionCol`.
             probability_col: see `TorchTransformer.probabilityCol`.
@@ -82,13 +88,13 @@ class TorchTransformer(TrainedTransformer):
 
         Raises:
             RunDirectoryError: it holds no finished model, no such checkpoint, or a model that needs
-                ``model_fn``; the message says why.
+                ``model_fn`` or ``trusted``; the message says why.
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
         return cls._of_run(
             run_dir,
-            UserCode(None, model_fn, transforms),
+            UserCode(None, model_fn, transforms, trusted),
             checkpoint,
             feature_cols=feature_cols,
             prediction_col=prediction_col,
@@ -107,8 +113,8 @@ class TorchTransformer(TrainedTransformer):
         """Return the transformer of a module that was trained elsewhere.
 
         There is no `summary`. The module is left in evaluation mode. It travels to Spark's workers
-        as it is; saved, it is the program that torch.export makes of it, or, where that cannot hold
-        it, its weights, with which ``model_fn`` is given again.
+        as it is; saved, it is its weights, and the program that torch.export makes of it, if it
+        can: to load it, give what `from_run` needs.
 
         Args:
             module: the ``torch.nn.Module``, with its weights.
@@ -130,25 +136,35 @@ class TorchTransformer(TrainedTransformer):
     @classmethod
     @check_keywords("TorchTransformer.from_exported", setters)
     def from_exported(
-        cls, path: str | os.PathLike[str], feature_cols: ColumnNames | None = None
+        cls,
+        path: str | os.PathLike[str],
+        feature_cols: ColumnNames | None = None,
+        *,
+        trusted: bool = False,
     ) -> TorchTransformer:
         """Return the transformer of a program of ``torch.export``, a ``.pt2`` file.
 
-        A file is read as a graph of PyTorch's operators and tensors, not by ``torch.export.load``,
-        which would run code that a file may hold. Custom operators and pickled objects are refused.
-        `getModel` returns a module that computes the graph.
+        `getModel` returns what ``torch.export.load(path).module()`` does.
 
         Args:
             path: file or URL.
             feature_cols: columns of its inputs: a dictionary by their names, or a list of one; by
                 default ``features`` for one input, else the inputs' names.
+            trusted: must be True, because ``torch.export.load`` may run code that a file holds:
+                take only files of a trusted origin.
 
         Raises:
             ModelError: there is no such program, it takes or gives no rows of tensors, or columns
                 do not fit its inputs.
-            InvalidInputError: another argument cannot be right.
+            InvalidInputError: ``trusted`` is not True, or another argument is invalid.
         """
         check_place("path", path)
+        if not check_flag("trusted", trusted):
+            raise InvalidInputError(
+                f"{os.fspath(path)} may hold code, which is not run by default: give trusted=True, "
+                "if the file is of a trusted origin, by which torch.export.load reads it, or build "
+                "the module yourself, TorchTransformer.from_module(module, example=…)"
+            )
         return cls(ModelHandle(adopt_model(cls.engine, path, feature_cols, signature=PROGRAM)))
 
     @classmethod
@@ -209,17 +225,16 @@ class TorchTransformer(TrainedTransformer):
         super().export(path, format, mode=mode)
 
     @classmethod
-    def read(cls) -> StageReader:
-        """Return a reader of transformers: ``read().load(path)``.
+    def read(cls) -> TorchStageReader:
+        """Return a reader of transformers: ``read().modelFn(make_model).load(path)``.
 
-        Code of the user's that it needs is given by ``modelFn`` and ``transforms``, as to
-        `from_run`: ``read().modelFn(make_model).load(path)``.
+        What it needs is given by ``modelFn``, ``transforms`` and ``trusted()``, as to `from_run`.
 
         Raises:
             RunDirectoryError: from its ``load``: there is no transformer, it is damaged, of a newer
                 format, or needs code of the user's; the message names it.
         """
-        return StageReader(cls)
+        return TorchStageReader(cls)
 
     @classmethod
     def loading(
@@ -227,6 +242,7 @@ class TorchTransformer(TrainedTransformer):
         *,
         model_fn: Callable[[], object] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        trusted: bool = False,
     ) -> AbstractContextManager[None]:
         """Pass user code to transformers that are loaded inside pipelines.
 
@@ -235,8 +251,9 @@ class TorchTransformer(TrainedTransformer):
         Args:
             model_fn: function without arguments that builds the model.
             transforms: the functions that columns were trained with.
+            trusted: see `from_run`.
 
         Raises:
             InvalidInputError: from the loading: an argument cannot be used.
         """
-        return loading_with(cls.__name__, UserCode(None, model_fn, transforms))
+        return loading_with(cls.__name__, UserCode(None, model_fn, transforms, trusted))

@@ -156,6 +156,7 @@ class Engine(Protocol):
         source: ModelSource | None,
         saved: Any,
         custom_objects: Mapping[str, object],
+        trusted: bool = False,
     ) -> Any:
         """Return the parts that a trained model is rebuilt from: `Recipe.parts`. On the driver.
 
@@ -164,6 +165,7 @@ class Engine(Protocol):
             source: builds it; ``None`` if what is stored has to do.
             saved: what `Trainee.save` returned; ``None`` for an earlier run's model.
             custom_objects: the user's own classes and functions by name.
+            trusted: whether code that the files hold may be run.
 
         Raises:
             RunDirectoryError: a file is damaged, or something of the user's is needed.

@@ -41,12 +41,14 @@ def main() -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-    model = PipelineModel.load(source)
+    with TorchTransformer.loading(trusted=True):
+        model = PipelineModel.load(source)
     before = [name for name in FRAMEWORKS if name in sys.modules]
     frame = spark.createDataFrame([([1.0, 2.0, 3.0], 4)], "x array<float>, n int").coalesce(1)
     predicted = model.transform(frame).first().p
     model.write().overwrite().save(target)
-    again = PipelineModel.load(target).transform(frame).first().p
+    with TorchTransformer.loading(trusted=True):
+        again = PipelineModel.load(target).transform(frame).first().p
     trained = run_training(
         frame.selectExpr("explode(sequence(1, 32)) AS i", "x", "n"),
         make_model,
@@ -59,7 +61,9 @@ def main() -> None:
         stream_logs=False,
     )
     trained.write().overwrite().save(target)
-    own = TorchTransformer.load(target).transform(frame).first().prediction
+    own = (
+        TorchTransformer.read().modelFn(make_model).load(target).transform(frame).first().prediction
+    )
     driver = [name for name in FRAMEWORKS if name in sys.modules]
     import torch
 

@@ -172,7 +172,7 @@ def test_ranks_train_what_lightnings_trainer_does(frame: Any, held: Any, tmp_pat
         theirs.pop("train_loss_step")
         assert ours == pytest.approx(theirs, rel=1e-4)
     # What is kept is read without the module's code; Spark's tasks know none of its logs.
-    again = TorchTransformer.from_run(str(tmp_path / "run"))
+    again = TorchTransformer.from_run(str(tmp_path / "run"), trusted=True)
     assert again.evaluate(held, metrics=["accuracy"])["accuracy"] == pytest.approx(
         run.summary.history[-1]["val_MulticlassAccuracy"]
     )

@@ -59,7 +59,8 @@ def test_a_search_over_folds(spark: Any, tmp_path: Path) -> None:
     assert found.avgMetrics[1] < found.avgMetrics[0] / 2
     assert isinstance(found.bestModel, TorchTransformer)
     found.write().save(str(tmp_path / "search"))
-    loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+    with TorchTransformer.loading(trusted=True):
+        loaded = CrossValidatorModel.load(str(tmp_path / "search"))
     told = [model.transform(frame).select("prediction").collect() for model in (found, loaded)]
     assert told[0] == told[1]
 

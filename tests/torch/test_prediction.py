@@ -107,7 +107,7 @@ def test_uneven_batches_of_several_inputs_and_outputs(
     images, labels = digits
     module = TwoHeads()
     save_run(tmp_path, module, [Column("image", "float32", (64,)), Column("group", "int32")])
-    transformer = TorchTransformer.from_run(tmp_path, predict_batch_size=100)
+    transformer = TorchTransformer.from_run(tmp_path, trusted=True, predict_batch_size=100)
     assert transformer.output_names == ["number", "kind"]
     by_column = transformer.copy().setFeatureCols({"image": "image", "group": "g"})
     given = digits_df.selectExpr("*", "digit % 7 as g").withColumn("x", digits_df.id * 2)
@@ -125,7 +125,7 @@ def test_uneven_batches_of_several_inputs_and_outputs(
 @pytest.mark.thorough
 def test_a_module_that_changes_its_inputs_does_not_change_rows(frame: Any, tmp_path: Path) -> None:
     save_run(tmp_path / "run", Doubling(), [X])
-    transformer = TorchTransformer.from_run(tmp_path / "run", predict_batch_size=3)
+    transformer = TorchTransformer.from_run(tmp_path / "run", trusted=True, predict_batch_size=3)
     assert transformer.output_names == ["output_0", "1_whole", "1_class"]
     frame.write.parquet(str(tmp_path / "rows"))
     scored = transformer.predict_files(tmp_path / "rows", tmp_path / "scored")
@@ -144,7 +144,7 @@ def test_a_module_that_changes_its_inputs_does_not_change_rows(frame: Any, tmp_p
 def test_a_stream_is_predicted_on(run: str, frame: Any, spark: Any, tmp_path: Path) -> None:
     frame.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
-    predicted = TorchTransformer.from_run(run, prediction_col="p").transform(stream)
+    predicted = TorchTransformer.from_run(run, trusted=True, prediction_col="p").transform(stream)
     writer = predicted.writeStream.format("memory").queryName("predicted_by_torch")
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     check(spark.table("predicted_by_torch"), "p")
@@ -156,13 +156,15 @@ def test_rows_without_values(run: str, frame: Any) -> None:
 
     holes = frame.withColumn("x", F.when(frame.id % 4 > 0, frame.x))
     with pytest.raises(Exception, match="'x'.*null.*row"):
-        TorchTransformer.from_run(run).transform(holes).collect()
-    skipping = TorchTransformer.from_run(run, handle_invalid="skip", predict_batch_size=4)
+        TorchTransformer.from_run(run, trusted=True).transform(holes).collect()
+    skipping = TorchTransformer.from_run(
+        run, trusted=True, handle_invalid="skip", predict_batch_size=4
+    )
     check(skipping.transform(holes), count=15)
-    keeping = TorchTransformer.from_run(run, handle_invalid="keep").transform(holes)
+    keeping = TorchTransformer.from_run(run, trusted=True, handle_invalid="keep").transform(holes)
     assert {row.id for row in keeping.collect() if row.prediction is None} == {0, 4, 8, 12, 16}
     with pytest.raises(DataError, match="column 'n'"):
-        TorchTransformer.from_run(run).transform(frame.drop("n"))
+        TorchTransformer.from_run(run, trusted=True).transform(frame.drop("n"))
 
 
 def test_classes_and_their_probabilities(
@@ -170,7 +172,7 @@ def test_classes_and_their_probabilities(
 ) -> None:
     module = nn.Sequential(digits_net(), nn.Softmax(1))
     save_run(tmp_path, module, [Column("image", "float32", (64,))])
-    transformer = TorchTransformer.from_run(tmp_path, probability_col="p")
+    transformer = TorchTransformer.from_run(tmp_path, trusted=True, probability_col="p")
     row = transformer.transform(digits_df.filter("id = 17")).first()
     with torch.inference_mode():
         expected = module(torch.from_numpy(digits[0][17:18].astype(np.float32)))[0]
@@ -183,7 +185,7 @@ def test_users_of_pytorch_only_do_not_need_tensorflow(
     spark: Any, run: str, python: str, tmp_path: Path
 ) -> None:
     """Which is nowhere: on the driver, in Spark's workers, on the ranks."""
-    pipeline = PipelineModel([TorchTransformer.from_run(run, prediction_col="p")])
+    pipeline = PipelineModel([TorchTransformer.from_run(run, trusted=True, prediction_col="p")])
     pipeline.write().save(str(tmp_path / "saved"))
     places = [str(tmp_path / name) for name in ("saved", "again", "run")]
     told = subprocess.run(
@@ -249,7 +251,8 @@ def test_modules_that_were_trained_elsewhere(frame: Any, tmp_path: Path) -> None
     other = frame.withColumnsRenamed({"x": "v", "n": "m"})
     check(named.transform(other).withColumnsRenamed({"v": "x", "m": "n"}))
     made.save(str(tmp_path / "stage"))
-    check(TorchTransformer.load(str(tmp_path / "stage")).transform(frame))
+    loaded = TorchTransformer.read().modelFn(Summing).load(str(tmp_path / "stage"))
+    check(loaded.transform(frame))
     refused: list[tuple[Any, Any, str]] = [
         (Summing, example, "from_module.*torch.nn.Module"),
         (module, example[0], "'n'|n.*feature_cols|x, n"),
@@ -274,20 +277,25 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
             dynamic_shapes={"x": {0: batch}, "n": {0: batch}},
         )
         torch.export.save(program, place)
-        read = TorchTransformer.from_exported(place)
+        read = TorchTransformer.from_exported(place, trusted=True)
         check(read.transform(frame))
     read.save(str(tmp_path / "stage"))
-    check(TorchTransformer.load(str(tmp_path / "stage")).transform(frame))
+    with pytest.raises(RunDirectoryError, match=r"code.*give trusted=True"):
+        TorchTransformer.load(str(tmp_path / "stage"))
+    stage = TorchTransformer.read().trusted().load(str(tmp_path / "stage"))
+    check(stage.transform(frame))
+    with pytest.raises(RunDirectoryError, match="no weights.*trusted=True"):
+        TorchTransformer.read().modelFn(Summing).load(str(tmp_path / "stage"))
     fixed = torch.export.export(module, (torch.zeros(6, 3), torch.zeros(6, dtype=torch.int32)))
     torch.export.save(fixed, place)
-    check(TorchTransformer.from_exported(place, ["x", "n"][:0] or None).transform(frame))
+    check(TorchTransformer.from_exported(place, trusted=True).transform(frame))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(module), tmp_path / "summing.pt")
     script = TorchTransformer.from_torchscript(tmp_path / "summing.pt", ["x", "n"], example=example)
     check(script.transform(frame))
     with pytest.raises(ModelError, match=".pt2|program"):
-        TorchTransformer.from_exported(tmp_path / "summing.pt")
+        TorchTransformer.from_exported(tmp_path / "summing.pt", trusted=True)
     module.train()
     for dropped, said in (
         (0.5, "same"),
@@ -301,11 +309,11 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
             traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, tmp_path / "traced.pt")
         with pytest.raises(ModelError, match=f"{said}.*eval.*torch.export.export"):
-            TorchTransformer.from_exported(place)
+            TorchTransformer.from_exported(place, trusted=True)
         with pytest.raises(ModelError, match=f"{said}.*eval.*torch.jit.script"):
             TorchTransformer.from_torchscript(tmp_path / "traced.pt", example=example)
     with pytest.raises(ModelError, match="exist"):
-        TorchTransformer.from_exported(tmp_path / "nothing.pt2")
+        TorchTransformer.from_exported(tmp_path / "nothing.pt2", trusted=True)
 
 
 def test_exports_give_what_the_module_gives(
@@ -315,7 +323,7 @@ def test_exports_give_what_the_module_gives(
     columns = [Column("image", "float32", (64,)), Column("group", "int32")]
     module = TwoHeads()
     save_run(tmp_path / "run", module, columns)
-    transformer = TorchTransformer.from_run(tmp_path / "run", prediction_col="p")
+    transformer = TorchTransformer.from_run(tmp_path / "run", trusted=True, prediction_col="p")
     transformer.setFeatureCols({"image": "image", "group": "g"})
     image, group = images[:50].astype(np.float32), labels[:50].astype(np.int32) % 7
     with torch.inference_mode():
@@ -334,7 +342,7 @@ def test_exports_give_what_the_module_gives(
     for value, name in zip(scored, ("number", "kind"), strict=True):
         np.testing.assert_allclose(value, expected[name], atol=1e-5)
     given = digits_df.selectExpr("*", "digit % 7 as g").filter("id < 50")
-    read = TorchTransformer.from_exported(tmp_path / "model.pt2")
+    read = TorchTransformer.from_exported(tmp_path / "model.pt2", trusted=True)
     for row in read.transform(given).collect():
         assert row.p_number == pytest.approx(expected["number"][row.id].item(), abs=1e-5)
     with pytest.raises(RunDirectoryError, match="mode='overwrite'"):
@@ -426,7 +434,7 @@ def test_evaluation_equals_one_process(
     assert given["summed"] == pytest.approx(outputs.amax(1).mean().item(), rel=1e-6)
     assert given["loss"] == pytest.approx(each.mean().item(), rel=1e-6)
     assert 0 < given["spark:f1"] < 1
-    alone = TorchTransformer.from_run(tmp_path)
+    alone = TorchTransformer.from_run(tmp_path, trusted=True)
     assert alone.evaluate(frame, {"share": wrong_share}) == {"share": pytest.approx(1 - right)}
     # "accuracy" leaves out what the loss does, where code tells the loss.
     ignoring = TorchTransformer.from_run(tmp_path, model_fn=ignoring_model)

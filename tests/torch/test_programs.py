@@ -1,8 +1,7 @@
-"""Programs of torch.export are read as graphs and tensors: a hostile file runs no code."""
+"""Programs of torch.export, which hold code: from storage, they are read only where trusted."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import json
@@ -16,26 +15,38 @@ from typing import Any
 
 import pytest
 import torch
+from pyspark.ml import PipelineModel
 from torch import Tensor, nn
 
-from horovod_spark_runner import ModelError, TorchTransformer
+from horovod_spark_runner import (
+    InitialWeights,
+    InvalidInputError,
+    ModelError,
+    RunDirectoryError,
+    TorchTransformer,
+)
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.binding import InputBinding
-from horovod_spark_runner.engines.torch.loading import load_initial_weights
+from horovod_spark_runner.engines.torch.engine import ENGINE
 from horovod_spark_runner.engines.torch.model import output_leaves
-from horovod_spark_runner.engines.torch.program import dump_program, load_program, make_program
+from horovod_spark_runner.engines.torch.program import (
+    describe_inputs,
+    dump_program,
+    load_program,
+    make_program,
+    read_program,
+)
+from horovod_spark_runner.frameworks import TORCH
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
-from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.training.spec import WarmStart
+from horovod_spark_runner.training.warm_start import read_warm_start
 
 from .runs import save_run
 
 pytestmark = pytest.mark.spark
 
 GRAPH = "models/model.json"
-WEIGHTS = "data/weights/model_weights_config.json"
 CONSTANTS = "data/constants/model_constants_config.json"
 INPUTS = "data/sample_inputs/model.pt"
 
@@ -69,66 +80,20 @@ def replaced(entries: Entries, name: str, data: bytes) -> Entries:
     return [(n, data if n == name else d) for n, d in entries]
 
 
-def node(content: Any) -> Any:
-    return content["graph_module"]["graph"]["nodes"][0]
-
-
-def code(mark: Path) -> str:
-    return f"__import__('pathlib').Path({str(mark)!r}).touch()"
-
-
-def twice(name: str, entries: Entries, mark: Path) -> Entries:
-    """Return entries of which one is there twice; PyTorch reads the first, Python the last."""
-    clean = dict(entries)[name]
-    if name == INPUTS:
-        harm = (name, saved(Harmful(mark)))
-        return [harm, harm, *replaced(entries, name, harm[1]), (name, clean)]
-    entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}
-    config = json.dumps({"config": {"x": {**entry, "tensor_meta": None}}}).encode()
-    planted = ("data/constants/opaque_obj_0", pickle.dumps(Harmful(mark)))
-    return [*replaced(entries, name, config), planted, (name, clean)]
-
-
 def shape(entries: Entries, mark: Path) -> Entries:
     def change(content: Any) -> None:
-        values = content["graph_module"]["graph"]["tensor_values"]
-        expression = {"as_expr": {"expr_str": code(mark), "hint": None}}
-        for value in values.values():
-            value["sizes"][0] = expression
+        code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+        for value in content["graph_module"]["graph"]["tensor_values"].values():
+            value["sizes"][0] = {"as_expr": {"expr_str": code, "hint": None}}
 
     return edit(entries, GRAPH, change)
-
-
-def function(entries: Entries, mark: Path) -> Entries:
-    def change(content: Any) -> None:
-        node(content)["target"] = "torch.os.system"
-        text = {"as_string": f"touch {mark}"}
-        node(content)["inputs"] = [{"name": "", "arg": text, "kind": 1}]
-
-    return edit(entries, GRAPH, change)
-
-
-def file_operator(entries: Entries, mark: Path) -> Entries:
-    def change(content: Any) -> None:
-        node(content)["target"] = "torch.ops.aten.from_file.default"
-        given = {
-            "filename": {"as_string": str(mark)},
-            "shared": {"as_bool": True},
-            "size": {"as_int": 3},
-        }
-        node(content)["inputs"] = [
-            {"name": name, "arg": value, "kind": 1} for name, value in given.items()
-        ]
-
-    return edit(entries, GRAPH, change)
-
-
-def guard(entries: Entries, mark: Path) -> Entries:
-    return edit(entries, GRAPH, lambda content: content.update(guards_code=[code(mark)]))
 
 
 def objects(entries: Entries, mark: Path) -> Entries:
-    return twice(CONSTANTS, entries, mark)[:-1]
+    entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}
+    config = json.dumps({"config": {"x": {**entry, "tensor_meta": None}}}).encode()
+    planted = ("data/constants/opaque_obj_0", pickle.dumps(Harmful(mark)))
+    return [*replaced(entries, CONSTANTS, config), planted]
 
 
 def example(entries: Entries, mark: Path) -> Entries:
@@ -136,12 +101,7 @@ def example(entries: Entries, mark: Path) -> Entries:
 
 
 HOSTILE: dict[str, Callable[[Entries, Path], Entries]] = {
-    "inputs twice": lambda entries, mark: twice(INPUTS, entries, mark),
-    "objects twice": lambda entries, mark: twice(CONSTANTS, entries, mark),
     "shape": shape,
-    "function": function,
-    "file operator": file_operator,
-    "guard": guard,
     "objects": objects,
     "example": example,
 }
@@ -164,10 +124,11 @@ def write(place: Path, entries: Entries) -> None:
 
 @pytest.fixture(scope="module")
 def saved_twice(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Path:
-    """Return a folder with a run directory and a saved transformer."""
+    """Return a folder with a run directory and a saved pipeline."""
     place = tmp_path_factory.mktemp("saved")
-    save_run(place / "run", nn.Linear(3, 1), [Column("x", "float32", (3,))])
-    TorchTransformer.from_run(place / "run").save(str(place / "stage"))
+    torch.manual_seed(7)
+    save_run(place / "run", made(), [Column("x", "float32", (3,))])
+    PipelineModel([TorchTransformer.from_run(place / "run", trusted=True)]).save(str(place / "all"))
     return place
 
 
@@ -188,139 +149,167 @@ def plant(directory: RunDirectory, data: bytes) -> None:
         place.write_text(json.dumps(metadata))
 
 
-def readers(folder: Path, place: Path) -> Iterator[Callable[[], object]]:
-    """Yield each way in which a user reads a program."""
-    yield lambda: TorchTransformer.from_exported(place)
-    data = place.read_bytes()
-    started = WarmStart(str(place), "program", {place.name: Contents(data)})
-    yield lambda: load_initial_weights(nn.Linear(3, 1), started)
-    for name in ("run", "stage"):
-        plant(RunDirectory(Location(folder / name)), data)
-    values = torch.zeros(2, 3)
-    yield lambda: TorchTransformer.from_run(folder / "run").getModel()(values)
-    yield lambda: TorchTransformer.load(str(folder / "stage")).getModel()(values)
+def stage_in(folder: Path) -> Path:
+    (stage,) = (folder / "all" / "stages").iterdir()
+    return stage
+
+
+def made() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+VALUES = torch.arange(6.0).reshape(2, 3)
+
+
+def readers(folder: Path, **how: Any) -> Iterator[Callable[[], Any]]:
+    """Yield each way in which a user reads the model of a run, and of a stage in a pipeline."""
+    yield lambda: TorchTransformer.from_run(folder / "run", **how)
+
+    def load(path: Path) -> Any:
+        reader = TorchTransformer.read()
+        reader = reader.modelFn(how["model_fn"]) if "model_fn" in how else reader
+        reader = reader.trusted() if "trusted" in how else reader
+        return reader.load(str(path))
+
+    yield lambda: load(stage_in(folder))
+
+    def load_all() -> Any:
+        with TorchTransformer.loading(**how):
+            return PipelineModel.load(str(folder / "all")).stages[0]
+
+    yield load_all
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_program_runs_no_code(kind: str, saved_twice: Path, tmp_path: Path) -> None:
+def test_nothing_from_storage_is_run(kind: str, saved_twice: Path, tmp_path: Path) -> None:
     mark, place = tmp_path / "mark", tmp_path / "model.pt2"
     folder = tmp_path / "saved"
     shutil.copytree(saved_twice, folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of entries that are there twice
-        write(place, HOSTILE[kind](entries_of(place), mark))
-    for number, read in enumerate(readers(folder, place)):
-        with contextlib.suppress(ModelError):
+    write(place, HOSTILE[kind](entries_of(place), mark))
+    for one in (folder / "run", stage_in(folder)):
+        plant(RunDirectory(Location(one)), place.read_bytes())
+    for read in readers(folder):
+        with pytest.raises(RunDirectoryError, match=r"code.*model_fn=.*trusted=True"):
             read()
-        assert not mark.exists(), f"reader {number}"
+    with pytest.raises(InvalidInputError, match=r"code.*trusted=True.*from_module\("):
+        TorchTransformer.from_exported(place)
+    with pytest.raises(InvalidInputError, match="trusted.*True or False.*'no'"):
+        TorchTransformer.from_run(folder / "run", trusted="no")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"torch\.export\.load\(path\)\.state_dict"):
+        read_warm_start(InitialWeights(place), TORCH, ENGINE.weights_formats)
+    found = [read().getModel()(VALUES) for read in readers(folder, model_fn=made)]
+    assert not mark.exists()
+    torch.manual_seed(7)
+    expected = made()(VALUES)
+    assert all(torch.equal(one, expected) for one in found)
+    # What has not happened above.
+    with pytest.raises(ModelError):
+        TorchTransformer.from_exported(place, trusted=True)
+    assert mark.exists()
 
 
-class Recurrent(nn.Module):
-    """Recurrent layers, buffers of both kinds, a constant, and outputs that are nested."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.LSTM(4, 6, num_layers=2, batch_first=True, bidirectional=True)
-        self.cell = nn.GRU(12, 3, batch_first=True)
-        self.register_buffer("scale", torch.arange(3.0))
-        self.register_buffer("shift", torch.ones(3), persistent=False)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        with torch.enable_grad():
-            values, (hidden, _) = self.rows(x)
-        more, _ = self.cell(values)
-        shifted = more[:, -1] * self.scale + self.shift + torch.tensor([1.0, 2.0, 3.0])
-        return {"first": shifted, "rest": (hidden.transpose(0, 1), [values.argmax(-1)])}
+def test_what_is_trusted_predicts_the_same(saved_twice: Path, spark: Any) -> None:
+    torch.manual_seed(7)
+    expected = made()(VALUES)
+    frame = spark.createDataFrame([(row.tolist(),) for row in VALUES], "x array<float>")
+    for read in readers(saved_twice, trusted=True):
+        transformer = read()
+        assert torch.equal(transformer.getModel()(VALUES), expected)
+    predicted = [row.prediction for row in transformer.transform(frame.coalesce(1)).collect()]
+    assert predicted == pytest.approx(expected[:, 0].tolist(), rel=1e-6)
 
 
-class Attending(nn.Module):
-    """A Transformer on tokens, which skips padding and ties its weights."""
+class Nested(nn.Module):
+    """Buffers of both kinds, tied weights, a branch of torch.cond, and outputs that are nested."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 8, padding_idx=0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.body = nn.TransformerEncoder(layer, 2)
         self.head = nn.Linear(8, 11, bias=False)
         self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.arange(8.0))
+        self.register_buffer("shift", torch.ones(8), persistent=False)
 
-    def forward(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        hidden = self.body(self.embedding(tokens), src_key_padding_mask=tokens == 0)
-        scores: Tensor = self.head(hidden.mean(1)) * weight[:, None]
-        return scores
+    def forward(self, tokens: Tensor, weight: Tensor) -> dict[str, Any]:
+        hidden = self.embedding(tokens).mean(1) * self.scale + self.shift
+        scores = self.head(hidden) * weight[:, None]
+        chosen = torch.cond(weight.sum() > 0, lambda x: x + 1, lambda x: x - 1, (scores,))
+        return {"first": chosen, "rest": (hidden, [scores.argmax(-1)])}
 
 
-class Image(nn.Module):
-    """Convolutions, normalisation and interpolation."""
+class Within(nn.Module):
+    """Calls a program, as exports do."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: nn.Module) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2)
-        )
-        self.end = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LazyLinear(2))
-        self(torch.zeros(2, 3, 8, 8))
+        self.program = program
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        inner = self.body(image)
-        wide = nn.functional.interpolate(inner, scale_factor=2, mode="bilinear")
-        return self.end(wide), wide.to(torch.float64).clamp(min=-float("inf"), max=1)
+    def forward(self, weight: Tensor, tokens: Tensor) -> Any:
+        return self.program(weight=weight, tokens=tokens)
 
 
-class Branching(nn.Module):
-    """Another branch for other rows, as torch.cond has it, and a type of autocast's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast("cpu", torch.bfloat16):
-            low = self.body(x)
-        parts = x.reshape(x.shape[0] * 3, 1).reshape(-1, 3).chunk(3, 1)
-        chosen = torch.cond(x.sum() > 0, lambda x: (x + 1, x), lambda x: (x - 1, x * 2), (x,))
-        return low.float(), *parts, *chosen, torch.einsum("bi,bj->bij", x, x)
+def given(count: int) -> dict[str, Tensor]:
+    return {"tokens": torch.randint(0, 11, (count, 6)), "weight": torch.randn(count)}
 
 
-def batch(*shape: int, below: int = 0) -> Tensor:
-    return torch.randint(0, below, shape) if below else torch.randn(shape)
-
-
-@pytest.mark.parametrize(
-    ("make", "shapes"),
-    [
-        (Recurrent, [{"shape": (5, 4)}]),
-        (Attending, [{"shape": (6,), "below": 11}, {"shape": ()}]),
-        (Image, [{"shape": (3, 8, 8)}]),
-        (Branching, [{"shape": (3,)}]),
-    ],
-)
-def test_programs_give_what_modules_give(make: Callable[[], nn.Module], shapes: Any) -> None:
-    def rows(count: int) -> list[Tensor]:
-        return [batch(count, *one["shape"], below=one.get("below", 0)) for one in shapes]
-
-    torch.manual_seed(1)
-    module = make().eval()
-    feed = InputBinding(tuple((str(number),) for number in range(len(shapes))))
-    read = load_program(dump_program(make_program(module, feed, rows(3))), "here")
-    # Copied, sent, and exported once more.
-    copies = [read, copy.deepcopy(read), pickle.loads(pickle.dumps(read))]
-    copies.append(load_program(dump_program(make_program(read, feed, rows(3))), "here"))
+def test_programs_give_what_modules_give() -> None:
+    module = Nested().eval()
+    rows = {"tokens": {0: torch.export.Dim.DYNAMIC}, "weight": {0: torch.export.Dim.DYNAMIC}}
+    few = given(3)
+    mixed = torch.export.export(
+        module, (few["tokens"],), {"weight": few["weight"]}, dynamic_shapes=rows
+    )
+    read = load_program(dump_program(mixed), "here")
+    feed = InputBinding((("a",), ("b",)), ("weight", "tokens"))
+    values = [few["weight"], few["tokens"]]
+    # Copied, and exported once more.
+    programs = [read, copy.deepcopy(read)]
+    programs.append(load_program(dump_program(make_program(Within(read), feed, values)), "here"))
     for count in (1, 2, 17):
-        given = rows(count)
+        batch = given(count)
+        calls: list[Callable[[nn.Module], Any]] = [
+            lambda program, batch=batch: program(*batch.values()),  # type: ignore[misc]
+            lambda program, batch=batch: program(**batch),  # type: ignore[misc]
+            lambda program, batch=batch: program(  # type: ignore[misc]
+                weight=batch["weight"], tokens=batch["tokens"]
+            ),
+        ]
         with torch.inference_mode():
-            expected = dict(output_leaves(module(*given)))
-            for program in copies:
-                found = dict(output_leaves(program(*given)))
-                assert list(found) == list(expected)
-                for path, value in expected.items():
-                    torch.testing.assert_close(found[path], value, rtol=1e-6, atol=1e-6)
+            expected = dict(output_leaves(module(**batch)))
+            for program in programs:
+                for call in calls if program is read else calls[1:]:
+                    found = dict(output_leaves(call(program)))
+                    assert list(found) == list(expected)
+                    for path, value in expected.items():
+                        torch.testing.assert_close(found[path], value, rtol=1e-6, atol=1e-6)
     assert sorted(read.state_dict()) == sorted(module.state_dict())
     for name, value in module.state_dict().items():
         assert torch.equal(read.state_dict()[name], value), name
-    wrong = [value[..., None] for value in rows(2)]
-    with pytest.raises(ModelError, match="input.*shape"):
-        read(*wrong)
+
+
+def described(shapes: Any, *sizes: tuple[int, ...]) -> Any:
+    class Adding(nn.Module):
+        def forward(self, *values: Tensor) -> Tensor:
+            return sum(value.sum(-1) for value in values)  # type: ignore[return-value]
+
+    values = tuple(torch.zeros(size) for size in sizes)
+    program = torch.export.export(Adding(), values, dynamic_shapes=(shapes,))
+    return describe_inputs(read_program(dump_program(program), "here"))
+
+
+def test_inputs_of_programs() -> None:
+    rows, some = torch.export.Dim.DYNAMIC, torch.export.Dim("some", min=3, max=8)
+    inputs, fixed = described(({0: rows}, {0: rows}), (3, 4), (3, 5))
+    assert fixed is None
+    assert [*inputs.values()] == [((4,), torch.float32), ((5,), torch.float32)]
+    assert described((None,), (3, 4))[1] == 3
+    refused: list[tuple[Any, tuple[tuple[int, ...], ...], str]] = [
+        (({0: some},), ((4, 4),), "some.*rows.*DYNAMIC|rows.*DYNAMIC"),
+        (({0: rows, 1: rows},), ((4, 5),), "any size"),
+    ]
+    for shapes, sizes, message in refused:
+        with pytest.raises(ModelError, match=message):
+            described(shapes, *sizes)
 
 
 class Writing(nn.Module):

@@ -164,10 +164,6 @@ def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
     )
     assert_same_weights(tmp_path / "again", tmp_path / "run", atol=1e-6)
 
-    program = tmp_path / "run" / "model" / "module.pt2"
-    train(frame, tmp_path / "exported", model_fn=still, epochs=1, initial_weights=str(program))
-    assert_same_weights(tmp_path / "exported", tmp_path / "run", atol=1e-6)
-
     def wider() -> TorchModel:
         return TorchModel(nn.Linear(64, 10), "CrossEntropyLoss", "SGD")
 

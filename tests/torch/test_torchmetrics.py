@@ -193,7 +193,7 @@ def test_a_training_and_an_evaluation_tell_what_one_process_does(
         check(found, expected_on(frame))
     check(run.evaluate(held.repartition(3)), expected_on(held))
     metrics = {"auroc": torchmetrics.AUROC(**CLASSES)}
-    bare = TorchTransformer.from_run(str(tmp_path / "run"))
+    bare = TorchTransformer.from_run(str(tmp_path / "run"), trusted=True)
     found = bare.evaluate(held.repartition(2), metrics=metrics)
     assert found == {"auroc": pytest.approx(expected_on(held)["auroc"], rel=1e-5)}
 

@@ -160,7 +160,7 @@ def test_ranks_equal_transformers(
     check_steps(weights, steps)
     check_predictions(transformer.transform(frame), expected.module, tokenizer)
     # Without the code of the model, and with PyTorch alone.
-    again = TorchTransformer.from_run(tmp_path / "run")
+    again = TorchTransformer.from_run(tmp_path / "run", trusted=True)
     check_predictions(again.transform(frame), expected.module, tokenizer)
     again.export(tmp_path / "bert.pt2")
     check_program(tmp_path / "bert.pt2", expected.module, tokenizer)

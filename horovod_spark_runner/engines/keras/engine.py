@@ -134,6 +134,7 @@ class _KerasEngine:
         source: ModelSource | None,
         saved: Any,
         custom_objects: Mapping[str, object],
+        trusted: bool = False,
     ) -> KerasParts:
         return keras_parts(model, source, saved, custom_objects)
 

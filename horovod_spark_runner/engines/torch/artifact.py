@@ -45,7 +45,14 @@ from .engine import (
 )
 from .loading import BY_CHANCE, CPU, ROWS, Predictor, device_of, load_script, unsteady
 from .model import check_module, evaluating, input_names, output_leaves, to_numpy
-from .program import dump_program, fixed_rows, load_program, make_program, silent, taken_by
+from .program import (
+    describe_inputs,
+    dump_program,
+    load_program,
+    make_program,
+    read_program,
+    silent,
+)
 from .state import as_array, weights_of
 
 # Rows that a program is tried with: other numbers of them than it is made with.
@@ -304,17 +311,17 @@ def _adopt_script(
 def _adopt_program(
     directory: RunDirectory, path: str | os.PathLike[str], inputs: Binding | None
 ) -> None:
-    """Write a program of torch.export to ``directory``.
+    """Write a program of torch.export, which is trusted, to ``directory``.
 
     Raises:
-        ModelError: there is none, it holds more than a graph and tensors, or columns do not fit.
+        ModelError: the file is missing or holds no such program, or columns do not fit its inputs.
     """
     place = Location(path)
     data = _contents(place)
-    program = load_program(data, str(place))
-    by_name = {one.name: (one.shape, one.dtype) for one in taken_by(program)}
+    by_name, fixed = describe_inputs(read_program(data, str(place)))
     binding, names = _bound(inputs, list(by_name), "the program")
     columns = _columns(binding, names, [by_name[name] for name in names])
+    program = load_program(data, str(place))
     called = Predictor(program, InputBinding(binding.slots, tuple(names)), CPU)
     _write_captured(
         directory,
@@ -322,7 +329,7 @@ def _adopt_program(
         called,
         ModelInputs(binding, columns, ()),
         "torch.export.export",
-        fixed_rows(program),
+        fixed,
     )
 
 

@@ -49,8 +49,12 @@ class _TorchEngine:
         "horovod_spark_runner.engines.torch.lightning.trainee",
     )
     weights_formats = (
-        WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
-        WeightsFormat("program", "a .pt2 file of torch.export", (".pt2",)),
+        WeightsFormat(
+            "state_dict",
+            "a .pt or .pth file of a state_dict (of a .pt2 file that you trust, "
+            "torch.save(torch.export.load(path).state_dict, 'weights.pt') writes one)",
+            (".pt", ".pth"),
+        ),
     )
     export_formats = (TORCH_EXPORT, ONNX)
 
@@ -104,8 +108,9 @@ class _TorchEngine:
         source: ModelSource | None,
         saved: Any,
         custom_objects: Mapping[str, object],
+        trusted: bool = False,
     ) -> TorchParts:
-        return _torch_parts(model, source, saved)
+        return _torch_parts(model, source, saved, trusted)
 
     def load(self, recipe: Recipe) -> Model:
         with quiet_imports():
@@ -232,31 +237,39 @@ class TorchParts:
 
 
 def _torch_parts(
-    model: StoredModel, source: ModelSource | None, saved: SavedModel | None
+    model: StoredModel, source: ModelSource | None, saved: SavedModel | None, trusted: bool
 ) -> TorchParts:
     """Return the parts of a stored model; see `Engine.parts`.
 
     Raises:
-        RunDirectoryError: a file is damaged, or the function that builds the module is needed.
+        RunDirectoryError: a file is damaged, or neither the function that builds the module nor
+            ``trusted`` is given.
     """
     facts, reweighted = model.facts(TorchFacts), model.signature.reweighted
     called = TorchParts(paths=model.signature.weights, names=facts.names)
-    program = model.read(PROGRAM_FILE) if facts.program else None
     if source is not None and source.function is not None:
         if WEIGHTS_FILE not in model.sums:
             raise RunDirectoryError(
                 f"{model.directory.location} holds a PyTorch program and no weights for what "
-                "model_fn builds; leave model_fn out"
+                "model_fn builds; leave model_fn out" + (", give trusted=True" * facts.program)
             )
         return replace(called, source=source, weights=model.read(WEIGHTS_FILE))
     if saved is not None and saved.module is not None:
+        program = model.read(PROGRAM_FILE) if facts.program else None
         weights = None if facts.program else model.read(WEIGHTS_FILE)
         return replace(called, module=saved.module, program=program, weights=weights)
     if facts.script:
         return replace(called, script=model.read(SCRIPT_FILE))
-    if program is not None:
+    if facts.program and trusted:
         weights = model.read(WEIGHTS_FILE) if reweighted else None
-        return replace(called, program=program, weights=weights)
+        return replace(called, program=model.read(PROGRAM_FILE), weights=weights)
+    if facts.program:
+        by_function = f"the function that builds the module, {with_model_fn(TORCH)}, or "
+        raise RunDirectoryError(
+            f"the model in {model.directory.location} holds code ({PROGRAM_FILE}), which is not "
+            f"run by default: give {by_function if WEIGHTS_FILE in model.sums else ''}trusted=True,"
+            " if only trusted users write there, by which torch.export.load reads it"
+        )
     why = f", because {model.signature.problem}" if model.signature.problem else ""
     raise RunDirectoryError(
         f"{model.directory.location} holds the weights of a PyTorch module and no program of it"

@@ -29,7 +29,7 @@ from .binding import InputBinding, join_columns
 from .engine import check_exportable
 from .loading import CPU, ROWS, Predictor, make_predictor
 from .model import pick, to_numpy
-from .program import Program, dump_program, load_program, make_program, silent
+from .program import dump_program, load_program, make_program, silent
 
 # Rows that an export is compared on.
 _SIZES = (1, 17)
@@ -160,7 +160,7 @@ def _program(
         ) from error
 
 
-def _run(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _run(program: nn.Module, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     with torch.inference_mode():
         outputs = program(**{name: torch.from_numpy(array) for name, array in inputs.items()})
     return {name: to_numpy(tensor) for name, tensor in outputs.items()}

@@ -29,7 +29,7 @@ from ...training.warm_start import ARRAYS
 from .binding import InputBinding
 from .engine import TorchParts
 from .model import build_module, output_leaves, output_specs, pick, preserve_random, to_numpy
-from .program import Program, ProgramFile, load_program
+from .program import load_program
 from .state import as_array, as_tensor, set_tensor, weights_of
 
 CPU = torch.device("cpu")
@@ -145,8 +145,6 @@ def make_predictor(recipe: Recipe, device: torch.device) -> Predictor:
     if parts.weights is not None:
         arrays = load_arrays(parts.weights)
         _give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
-    if not isinstance(module, Program):  # which is as it is
-        module = module.eval().to(device)
     called = Predictor(module, feed, device)
     if parts.source is not None:
         recipe.sample_rows().check(called.outputs)
@@ -154,15 +152,17 @@ def make_predictor(recipe: Recipe, device: torch.device) -> Predictor:
 
 
 def _make_module(parts: TorchParts, device: torch.device) -> nn.Module:
+    module: nn.Module
     if parts.source is not None:
-        return build_module(parts.source)
-    if parts.module is not None:
-        module: nn.Module = cloudpickle.loads(parts.module)
-        return module
-    if parts.script is not None:
-        return load_script(parts.script)
-    assert parts.program is not None
-    return load_program(parts.program, "the model's program", device)
+        module = build_module(parts.source)
+    elif parts.module is not None:
+        module = cloudpickle.loads(parts.module)
+    elif parts.script is not None:
+        module = load_script(parts.script)
+    else:
+        assert parts.program is not None
+        return load_program(parts.program, "the model's program", device)
+    return module.eval().to(device)
 
 
 def load_script(data: bytes) -> nn.Module:
@@ -318,11 +318,8 @@ def _of_run(start: WarmStart) -> Mapping[str, Tensor]:
 
 
 def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
-    ((name, carried),) = start.files.items()
+    (carried,) = start.files.values()
     data = contents_of(carried)
-    if name.endswith(".pt2"):
-        file = ProgramFile(data.read(), f"initial_weights={start.origin!r}")
-        return file.tensors("weights", torch.device("cpu"))
     try:
         # Nothing but tensors and plain containers is made of what a file says.
         weights = torch.load(data.open(), map_location="cpu", weights_only=True)
