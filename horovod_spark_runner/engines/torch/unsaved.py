@@ -83,7 +83,7 @@ def unsaved_values(
                 if key not in _OF_TORCH:
                     search.visit(f"attribute {path + key!r}", held)
     for each in functions:
-        search.visit("", each)
+        search.visit(f"state of {type(each).__name__}" if has_state(each) else "", each)
     for number, each in enumerate(beside):
         search.visit(f"state of {type(each).__name__} ({number})", each)
     return search.values
