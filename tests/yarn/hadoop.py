@@ -36,10 +36,11 @@ FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.lang", "java.net")]
 SECONDS_TO_START = 90
 # Variables of a node manager that its containers have: Hadoop's default, and the tests' own.
-KEPT = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
+KEPT: tuple[str, ...] = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
 KEPT += (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "TMPDIR")
 LOGGING = """
 log4j.rootLogger=INFO,out
+log4j.logger.org.apache.hadoop.yarn.server.nodemanager.containermanager.monitor=DEBUG
 log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.target=System.err
 log4j.appender.out.layout=org.apache.log4j.PatternLayout
