@@ -40,7 +40,6 @@ KEPT: tuple[str, ...] = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
 KEPT += (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "TMPDIR")
 LOGGING = """
 log4j.rootLogger=INFO,out
-log4j.logger.org.apache.hadoop.yarn.server.nodemanager.containermanager.monitor=DEBUG
 log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.target=System.err
 log4j.appender.out.layout=org.apache.log4j.PatternLayout
