@@ -36,8 +36,8 @@ FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.lang", "java.net")]
 SECONDS_TO_START = 90
 # Variables of a node manager that its containers have: Hadoop's default, and the tests' own.
-KEPT = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
-KEPT_OF_TESTS = (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "TMPDIR")
+KEPT: tuple[str, ...] = ("JAVA_HOME", "HADOOP_CONF_DIR", "PATH", "LANG", "TZ")
+KEPT += (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "TMPDIR")
 LOGGING = """
 log4j.rootLogger=INFO,out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
@@ -257,7 +257,7 @@ class Yarn:
                 "yarn.nodemanager.delete.debug-delay-sec": "0",
                 "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage":
                     "99.9",
-                "yarn.nodemanager.env-whitelist": ",".join((*KEPT, *KEPT_OF_TESTS)),
+                "yarn.nodemanager.env-whitelist": ",".join(KEPT),
                 "yarn.scheduler.minimum-allocation-mb": "128",
                 "yarn.scheduler.maximum-allocation-mb": str(self._memory),
                 "yarn.log-aggregation-enable": "true",

@@ -65,7 +65,7 @@ def make_callbacks(act: dict[str, Any]) -> Any:
                     print(f"rank {hvd.rank()} of {os.getpid()} acts", flush=True)
                     self.mark.write_text(str(os.getpid()))
                 if act["what"] == "eat" and hvd.rank() == 1:
-                    while True:
+                    while len(self.eaten) < 48:  # 3 GiB: more than the container, no more than that
                         self.eaten.append(bytearray(b"x" * 2**26))
                         time.sleep(0.02)
                 while act["what"] == "wait" and not (folder / "go").exists():
