@@ -1,4 +1,4 @@
-"""Delta Lake, Iceberg and S3 by Spark's own packages, with the newest Spark that they support.
+"""Delta Lake and Iceberg by Spark's own packages, with the newest Spark that they support.
 
 The cases run in a process of their own, with that Spark.
 """
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-@pytest.mark.parametrize("cases", ["cases_delta.py", "cases_iceberg.py", "cases_s3.py"])
+@pytest.mark.parametrize("cases", ["cases_delta.py", "cases_iceberg.py"])
 def test_tables(cases: str) -> None:
     spark, jars = fetch_packages()
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--durations=8"]
