@@ -208,6 +208,8 @@ def test_what_spark_says_begins_with_the_cause() -> None:
     assert "at a.b" not in told
     lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"
     barrier_stage = "Stage failed because barrier task ResultTask(5, 1) finished unsuccessfully."
+    gone = ConnectionRefusedError(111, "Connection refused")
+    assert re.search("driver's JVM has ended.*refused", str(explain_spark_error(gone)))
     told = str(explain_spark_error(RuntimeError(f"Job aborted: {barrier_stage}\n{lost}\n")))
     first, second = told.splitlines()[:2]
     assert first.endswith(lost)

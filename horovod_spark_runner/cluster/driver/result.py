@@ -181,6 +181,11 @@ def explain_spark_error(error: BaseException | None) -> Exception:
             "packages there, or name the right interpreter in PYSPARK_PYTHON (or "
             "spark.pyspark.python) before the Spark session is made"
         )
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        return LaunchError(
+            f"the driver's JVM has ended, and with it the Spark session ({text}): its own log, or "
+            "that of YARN's application master, says why"
+        )
     # The first lines name the cause; __cause__ has Java's stack, below. The name of the call on
     # its way to Java is not worth a line.
     cause = re.sub(r"^An error occurred while calling \S+\s*:\s*", "", text)
