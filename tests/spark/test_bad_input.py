@@ -25,8 +25,11 @@ from horovod_spark_runner import (
     plan_training,
     prepare_dataset,
 )
+from horovod_spark_runner.cluster.driver import launch
 from horovod_spark_runner.cluster.driver.launch import SparkLauncher, using_launcher
+from horovod_spark_runner.cluster.spark.capacity import check_slots
 from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.data.prepare.datasets import check_data
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.tune import choice, tune
@@ -255,6 +258,34 @@ def test_a_run_whose_rows_were_refused_is_listed_as_any_other(
     (call,) = map(json.loads, (run / "calls.jsonl").read_text().splitlines())
     assert call["error"] == str(refused.value).partition("\n")[0]
     assert list(call["seconds"]) == ["prepare", "materialize"]
+
+
+def without_labels() -> Any:
+    import torch
+
+    from horovod_spark_runner import TorchModel
+
+    return TorchModel(torch.nn.Linear(1, 1), "MSELoss", "SGD")
+
+
+def test_missing_labels_are_told_before_rows_are_written(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"label_cols.*loss compares.*autoencoder; \[\] for none"):
+        attempt(frame, tmp_path, label_cols=None, model_fn=without_labels)
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_little_shared_memory_is_warned_of_while_rows_are_prepared(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = b"/dev/shm has 16 MiB left (host a)"
+    monkeypatch.setattr(launch, "collect_from_tasks", lambda *_, **__: [lacking, lacking])
+    allotment = check_slots(spark, LaunchSettings(), 2)
+    SparkLauncher().warm_up(spark, LaunchSettings(), allotment, [])
+    for thread in threading.enumerate():
+        if thread.name == "hsr-warm-up":
+            thread.join(60)
+    (warning,) = [one.getMessage() for one in caplog.records]
+    assert re.search(r"MPI may not start: /dev/shm has 16 MiB left \(host a\); .*shm-size", warning)
 
 
 @pytest.mark.thorough
