@@ -137,7 +137,7 @@ def run_training(
             an epoch, another ``seed`` or ``steps_per_epoch``, or ``epochs`` that leave it out.
             Automatic names (``dense_3``) do not count. A run that a callback stopped has nothing
             left to train, whatever ``epochs`` is. Where nothing is left, the model is loaded, and
-            neither rows are written nor ranks started.
+            neither rows are written nor ranks started; a new loss or optimizer changes nothing.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
         stream_logs: show progress, placement and output of the ranks on the driver (default);

@@ -119,7 +119,7 @@ def test_what_a_call_that_goes_on_may_change(
         return TorchModel(digits_net(), "CrossEntropyLoss", torch.optim.Adam)
 
     with pytest.raises(RunDirectoryError, match="optimizer.*'Adam'.*'SGD'"):
-        train(frame, place, model_fn=adam, **given)
+        train(frame, place, model_fn=adam, **{**given, "epochs": 3})
 
 
 def sgd(rate: float) -> Any:
