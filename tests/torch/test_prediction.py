@@ -294,7 +294,7 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
         torch.jit.save(torch.jit.script(module), tmp_path / "summing.pt")
     script = TorchTransformer.from_torchscript(tmp_path / "summing.pt", ["x", "n"], example=example)
     check(script.transform(frame))
-    with pytest.raises(ModelError, match=".pt2|program"):
+    with pytest.raises(ModelError, match="torch.export.load cannot read"):
         TorchTransformer.from_exported(tmp_path / "summing.pt", trusted=True)
     module.train()
     for dropped, said in (

@@ -256,7 +256,8 @@ def _torch_parts(
         return replace(called, source=source, weights=model.read(WEIGHTS_FILE))
     if saved is not None and saved.module is not None:
         program = model.read(PROGRAM_FILE) if facts.program else None
-        weights = None if facts.program else model.read(WEIGHTS_FILE)
+        # Also for who loads the saved stage with model_fn.
+        weights = model.read(WEIGHTS_FILE)
         return replace(called, module=saved.module, program=program, weights=weights)
     if facts.script:
         return replace(called, script=model.read(SCRIPT_FILE))
