@@ -170,6 +170,7 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
     small: Any, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(plain.summary.run_dir, tmp_path / "run")
+    (tmp_path / "run" / "finished.json").unlink()  # as of a run that was killed at its end
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     data = bytearray((newest / "variables.npz").read_bytes())
     data[len(data) // 2] ^= 1
