@@ -257,8 +257,8 @@ def _torch_parts(
     if saved is not None and saved.module is not None:
         program = model.read(PROGRAM_FILE) if facts.program else None
         # Also for who loads the saved stage with model_fn.
-        weights = model.read(WEIGHTS_FILE)
-        return replace(called, module=saved.module, program=program, weights=weights)
+        held = model.read(WEIGHTS_FILE)
+        return replace(called, module=saved.module, program=program, weights=held)
     if facts.script:
         return replace(called, script=model.read(SCRIPT_FILE))
     if facts.program and trusted:
