@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ..checkpoint.files import read_steps
 from ..checkpoint.resume import check_same_data, is_over
@@ -14,7 +13,7 @@ from ..data.prepare.materialize import RowsIdentity
 from ..errors import CheckpointError, ModelError, RunDirectoryError
 from ..model.load import ModelHandle, TrainingSummary, read_trained_model
 from ..training.spec import TrainingReport
-from ..typed_json import load_json, read_fields
+from ..typed_json import load_json, read_fields, to_json
 from .resolve import ResolvedRun, resolve_again
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def record_end(run: ResolvedRun, train: Manifest, report: TrainingReport) -> Non
     try:
         step = max(read_steps(run.directory), default=0)
         ended = _Finished(step, report.weights, RowsIdentity.of(train))
-        run.directory.finished.write_text(json.dumps(asdict(ended)))
+        run.directory.finished.write_text(to_json(ended))
     except (OSError, CheckpointError) as error:  # the next call starts ranks to find out
         logger.debug("%s was not written: %s", run.directory.finished, error)
 

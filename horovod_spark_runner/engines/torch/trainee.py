@@ -334,10 +334,12 @@ class TorchTrainee(Trainee):
         """Warn once of objects of `TorchModel.state` that differ between ranks."""
         if not state or self._warned_of_unequal:
             return
+        # Large arrays are equal: `_check_large` has compared them.
+        small = {key: array for key, array in arrays.items() if array.nbytes <= SMALL}
         sums = {
             name: (
                 repr(packed),
-                [checksum(a) for key, a in arrays.items() if key.startswith(f"state/{name}")],
+                [checksum(a) for key, a in small.items() if key.startswith(f"state/{name}")],
             )
             for name, packed in state.items()
         }
