@@ -11,7 +11,6 @@ import cloudpickle
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.compile_utils import CompileMetrics
 
 from ...checkpoint.files import LogValue
 from ...data.manifest import Manifest
@@ -39,6 +38,7 @@ from .model import (
     unchanged,
     using_keras_state,
 )
+from .private import CompileMetrics
 from .probe import State, check_merge, close, loss_title, results_of, rows_of, values_of
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
 from .state import value_of

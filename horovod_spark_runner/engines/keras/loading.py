@@ -28,7 +28,6 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving.saving_lib import H5IOStore
 
 from ...checkpoint.attachments import contents_of
 from ...checkpoint.files import VARIABLES_FILE
@@ -64,6 +63,7 @@ from .model import (
     using_keras_state,
 )
 from .optimizers import find_optimizers
+from .private import H5IOStore
 from .saved import (
     KIND,
     KerasParts,
