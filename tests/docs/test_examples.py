@@ -59,6 +59,15 @@ def test_digits_with_pytorch(interpreter: Interpreter) -> None:
 
 
 @pytest.mark.thorough
+def test_digits_with_lightning(interpreter: Interpreter) -> None:
+    for epochs in ("2", "4"):  # the second call resumes
+        output, _ = interpreter.run(example("digits_lightning"), "--epochs", epochs)
+        assert f"Epochs trained: {epochs}" in output
+    (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)
+    assert float(accuracy) > 0.9
+
+
+@pytest.mark.thorough
 def test_text_with_keras(interpreter: Interpreter, folder: Path) -> None:
     output, _ = interpreter.run(example("text_keras"), "--epochs", "5", "--run-dir", "text")
     (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)

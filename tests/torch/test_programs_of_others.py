@@ -55,7 +55,8 @@ def train_with_lightning(data: Dataset, folder: str, checkpoint: str | None) -> 
 
         def training_step(self, batch: dict[str, Tensor], number: int) -> Tensor:
             seen.append(batch["id"].tolist())
-            return self.layer(batch["v"]).mean()
+            loss: Tensor = self.layer(batch["v"]).mean()
+            return loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 1e-6)
