@@ -182,9 +182,9 @@ class Dataset:
         """Return the batches of one rank as a ``torch.utils.data.IterableDataset``.
 
         An element is a batch: a dictionary of tensors by column, of text as lists. Rows come in
-        the order of `epoch`. Iterate over it, or give it to ``DataLoader(…, batch_size=None)``,
-        whose worker processes each read every row of the rank's but decode and transform only
-        theirs. Each iteration is one epoch: the first is epoch 0, or that of ``set_epoch(epoch)``.
+        the order of `epoch`. Iterate over it, or give it to ``DataLoader(…, batch_size=None)``:
+        each of its worker processes reads all rows of the rank, and decodes and transforms its
+        own. Each iteration is one epoch: the first is epoch 0, or that of ``set_epoch(epoch)``.
         ``len()`` is the number of steps, equal on all ranks. ``state_dict()`` is a position within
         an epoch, and the iteration after ``load_state_dict(state)`` begins there.
 
@@ -206,16 +206,16 @@ class Dataset:
         from .engines.torch.dataset import TorchDataset
 
         order = _Order.of(seed, shuffle, window_bytes)
-        place = None
+        shard = None
         if rank is not None or size is not None:
             if rank is None or size is None:
                 raise InvalidInputError(f"give rank and size together, got {rank} and {size}")
             share = _Share.of(rank, size, batch_size)
-            place = share.rank, share.size
+            shard = share.rank, share.size
         count = check_count("batch_size", batch_size)
         read = functools.partial(self._read_every, count, order)
         steps = functools.partial(self._count_steps, count, check_flag("drop_last", drop_last))
-        return TorchDataset(read, steps, place)
+        return TorchDataset(read, steps, shard)
 
     def share(self, *, rank: int, size: int, batch_size: int) -> Generator[Arrays, None, None]:
         """Yield one rank's share of all rows in the order of storage, for evaluation.

@@ -34,13 +34,13 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
     Args:
         read: reads the batches.
         steps: returns the steps of an epoch on a number of ranks.
-        place: rank and number of ranks; by default those of this process, when it reads.
+        shard: rank and number of ranks; by default those of this process, when it reads.
     """
 
     def __init__(
-        self, read: _ReadBatches, steps: Callable[[int], int], place: tuple[int, int] | None
+        self, read: _ReadBatches, steps: Callable[[int], int], shard: tuple[int, int] | None
     ) -> None:
-        self._read, self._steps, self._place = read, steps, place
+        self._read, self._steps, self._shard = read, steps, shard
         # Shared with the worker processes of a DataLoader: the number of the newest iteration with
         # its epoch, and the epoch with the step where the first iteration begins. One word each:
         # workers that begin an iteration at the same time write the same.
@@ -52,7 +52,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
         self._loaded: tuple[int, int] | None = None  # position of this worker process alone
 
     def __len__(self) -> int:
-        return self._steps(self._find_place()[1])
+        return self._steps(self._find_shard()[1])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # Lightning asks for iterators that it never uses, torchdata for a state before the first
@@ -63,7 +63,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
         epoch, step = begin or self._begin()
         worker = get_worker_info()
         every = worker.num_workers if worker else 1
-        rank, size = self._find_place()
+        rank, size = self._find_shard()
         last = self._steps(size)
         with contextlib.closing(self._read(epoch, rank, size, step, every)) as batches:
             for at, arrays in zip(range(step, last, every), batches, strict=False):
@@ -72,7 +72,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; a loaded position in that epoch is kept."""
-        if self._shared[0] or epoch != self._first()[0]:
+        if self._shared[0] or epoch != self._first_position()[0]:
             self.load_state_dict({"epoch": epoch, "step": 0})
 
     def state_dict(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
         """
         newest, epoch = divmod(int(self._shared[0]), 1 << _EPOCH_BITS)
         if not newest:
-            epoch, step = self._first()
+            epoch, step = self._first_position()
         elif newest == self._iteration:
             epoch, step = self._position
         else:
@@ -114,7 +114,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
     def _share_memory(self) -> None:
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
-    def _first(self) -> tuple[int, int]:
+    def _first_position(self) -> tuple[int, int]:
         return divmod(int(self._shared[1]), 1 << _EPOCH_BITS)
 
     def _begin(self) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
         seed = worker.seed - number if worker else 0
         self._iteration = (seed + self._iterations) % _ITERATIONS + 1
         newest, epoch = divmod(int(self._shared[0]), 1 << _EPOCH_BITS)
-        first, step = self._first()
+        first, step = self._first_position()
         if not newest:
             epoch = first
         elif newest != self._iteration:
@@ -137,9 +137,9 @@ class TorchDataset(IterableDataset[dict[str, Any]]):
         self._shared[0] = self._iteration << _EPOCH_BITS | self._position[0]
         return self._position
 
-    def _find_place(self) -> tuple[int, int]:
-        if self._place is not None:
-            return self._place
+    def _find_shard(self) -> tuple[int, int]:
+        if self._shard is not None:
+            return self._shard
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
         return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
