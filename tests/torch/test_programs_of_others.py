@@ -25,9 +25,9 @@ def data(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepare_dataset(frame, ["id", "v"], data_dir=str(tmp_path_factory.mktemp("data")))
 
 
-def run(program: Callable[..., Seen], data: Dataset, *arguments: Any) -> tuple[Seen, ...]:
+def run(program: Callable[..., Seen], *arguments: Any) -> tuple[Seen, ...]:
     """Return the tags of each rank's batches."""
-    return HorovodRunner(2, stream_logs=False).run(program, data, *arguments).results
+    return HorovodRunner(2, stream_logs=False).run(program, *arguments).results
 
 
 def expected(data: Dataset) -> tuple[Seen, ...]:
@@ -109,23 +109,28 @@ def train_with_hugging_face(data: Dataset, folder: str, checkpoint: str | None) 
 
 
 @pytest.mark.parametrize(
-    ("program", "name"),
+    ("library", "program", "checkpoint"),
     [
-        (train_with_lightning, f"step={SAVED}.ckpt"),
-        pytest.param(train_with_hugging_face, f"checkpoint-{SAVED}", marks=pytest.mark.thorough),
+        ("lightning", train_with_lightning, f"step={SAVED}.ckpt"),
+        pytest.param(
+            "accelerate",
+            train_with_hugging_face,
+            f"checkpoint-{SAVED}",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_trainer_sees_each_row_once_and_resumes_within_an_epoch(
-    data: Dataset, tmp_path: Path, program: Callable[..., Seen], name: str
+    data: Dataset, tmp_path: Path, library: str, program: Callable[..., Seen], checkpoint: str
 ) -> None:
-    pytest.importorskip({train_with_lightning: "lightning"}.get(program, "accelerate"))
+    pytest.importorskip(library)
     folder = str(tmp_path)
     assert run(program, data, folder, None) == expected(data)
-    resumed = run(program, data, folder, str(tmp_path / name))
+    resumed = run(program, data, folder, str(tmp_path / checkpoint))
     assert resumed == tuple(rows[SAVED:] for rows in expected(data))
 
 
-def train_with_accelerate(data: Dataset) -> Seen:
+def train_with_accelerate(rows: Any) -> Seen:
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderShard
 
@@ -133,7 +138,6 @@ def train_with_accelerate(data: Dataset) -> Seen:
     assert accelerator.num_processes == 2
     layer = nn.Linear(2, 1)
     layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 1e-6))
-    rows = data.torch_dataset(batch_size=6)
     loader = DataLoaderShard(rows, device=accelerator.device, batch_size=None)
     seen: Seen = []
     for _ in range(EPOCHS):
@@ -148,4 +152,4 @@ def train_with_accelerate(data: Dataset) -> Seen:
 @pytest.mark.thorough
 def test_a_loop_of_accelerate_sees_each_row_once(data: Dataset) -> None:
     pytest.importorskip("accelerate")
-    assert run(train_with_accelerate, data) == expected(data)
+    assert run(train_with_accelerate, data.torch_dataset(batch_size=6)) == expected(data)
