@@ -25,8 +25,8 @@ def data(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepare_dataset(frame, ["id", "v"], data_dir=str(tmp_path_factory.mktemp("data")))
 
 
-def run(program: Callable[..., Seen], *arguments: Any) -> tuple[Seen, ...]:
-    """Return the tags of each rank's batches."""
+def run(program: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """Return what each rank does."""
     return HorovodRunner(2, stream_logs=False).run(program, *arguments).results
 
 
@@ -108,6 +108,13 @@ def train_with_hugging_face(data: Dataset, folder: str, checkpoint: str | None) 
     return seen
 
 
+def run_and_resume(
+    program: Callable[..., Seen], data: Dataset, folder: Path, checkpoint: str
+) -> tuple[Seen, Seen]:
+    first = program(data, str(folder), None)
+    return first, program(data, str(folder), str(folder / checkpoint))
+
+
 @pytest.mark.parametrize(
     ("library", "program", "checkpoint"),
     [
@@ -121,12 +128,11 @@ def train_with_hugging_face(data: Dataset, folder: str, checkpoint: str | None) 
     ],
 )
 def test_a_trainer_sees_each_row_once_and_resumes_within_an_epoch(
-    data: Dataset, tmp_path: Path, library: str, program: Callable[..., Seen], checkpoint: str
+    data: Dataset, tmp_path: Path, library: str, program: Callable[..., Any], checkpoint: str
 ) -> None:
     pytest.importorskip(library)
-    folder = str(tmp_path)
-    assert run(program, data, folder, None) == expected(data)
-    resumed = run(program, data, folder, str(tmp_path / checkpoint))
+    first, resumed = zip(*run(run_and_resume, program, data, tmp_path, checkpoint), strict=True)
+    assert first == expected(data)
     assert resumed == tuple(rows[SAVED:] for rows in expected(data))
 
 
