@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from pyspark.sql import DataFrame
 
+    from .engines.torch.dataset import TorchDataset
+
 # Folder of rows on a ``local`` master without a cache directory.
 _DEFAULT_FOLDER = "runs/data"
 
@@ -151,11 +153,7 @@ class Dataset:
 
         share = _Share.of(rank, size, batch_size)
         order = _Order.of(seed, shuffle, window_bytes)
-        if self.rows < share.global_batch:
-            raise InvalidInputError(
-                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} rows; "
-                "lower batch_size"
-            )
+        self._count_steps(share.batch_size, True, share.size)
         roles: list[Any] = [features, labels] + ([] if weight is None else [weight])
         names = [
             *_column_names("features", features),
@@ -169,6 +167,55 @@ class Dataset:
         blocks = functools.partial(self._full_blocks, names, share, order, first)
         columns = {name: self.manifest.column(name) for name in names}
         return blocks_to_dataset(blocks, columns, tuple(roles), share.batch_size)
+
+    def torch_dataset(
+        self,
+        *,
+        batch_size: int,
+        rank: int | None = None,
+        size: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> TorchDataset:
+        """Return the batches of one rank as a ``torch.utils.data.IterableDataset``.
+
+        An element is a batch: a dictionary of tensors by column, of text as lists. Rows come in
+        the order of `epoch`. Iterate over it, or give it to ``DataLoader(…, batch_size=None)``:
+        each of its worker processes reads all rows of the rank, and decodes and transforms its
+        own. Each iteration is one epoch: the first is epoch 0, or that of ``set_epoch(epoch)``.
+        ``len()`` is the number of steps, equal on all ranks. ``state_dict()`` is a position within
+        an epoch, and the iteration after ``load_state_dict(state)`` begins there.
+
+        Args:
+            batch_size: rows per rank and step.
+            rank: this rank; by default that of ``torch.distributed``, or the variable ``RANK``.
+            size: number of ranks; by default as for ``rank``, or ``WORLD_SIZE``.
+            seed: seed of the order.
+            shuffle: ``False`` keeps the order of the rows in storage.
+            drop_last: drop a partial global batch at the end of an epoch, with other rows in each
+                epoch. With ``False`` its rows are spread over the ranks, of which some may have
+                one fewer, or none.
+            window_bytes: memory of the shuffle window, in bytes.
+
+        Raises:
+            InvalidInputError: ``rank`` is not below ``size``, only one of them is given, or a
+                number is out of range; when read, there are fewer rows than one global batch.
+        """
+        from .engines.torch.dataset import TorchDataset
+
+        order = _Order.of(seed, shuffle, window_bytes)
+        shard = None
+        if rank is not None or size is not None:
+            if rank is None or size is None:
+                raise InvalidInputError(f"give rank and size together, got {rank} and {size}")
+            share = _Share.of(rank, size, batch_size)
+            shard = share.rank, share.size
+        count = check_count("batch_size", batch_size)
+        read = functools.partial(self._read_every, count, order)
+        steps = functools.partial(self._count_steps, count, check_flag("drop_last", drop_last))
+        return TorchDataset(read, steps, shard)
 
     def share(self, *, rank: int, size: int, batch_size: int) -> Generator[Arrays, None, None]:
         """Yield one rank's share of all rows in the order of storage, for evaluation.
@@ -190,6 +237,29 @@ class Dataset:
         """Delete the rows from storage, unless they are the caller's own Parquet files."""
         delete_dataset(self.manifest)
 
+    def _count_steps(self, batch_size: int, drop_last: bool, size: int) -> int:
+        if not drop_last:
+            return self.steps(batch_size, size)
+        if self.rows < batch_size * size:
+            raise InvalidInputError(
+                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} rows; "
+                "lower batch_size"
+            )
+        return self.rows // (batch_size * size)
+
+    def _read_every(
+        self,
+        batch_size: int,
+        order: _Order,
+        epoch: int,
+        rank: int,
+        size: int,
+        first_step: int,
+        every: int,
+    ) -> Generator[Arrays, None, None]:
+        share = _Share.of(rank, size, batch_size)
+        return self._read(self._plan(epoch, share, order), share, first_step, False, every)
+
     def _plan(self, epoch: int, share: _Share, order: _Order) -> EpochPlan:
         return plan_epoch(
             [(group.rows, group.size) for group in self.manifest.row_groups],
@@ -209,14 +279,16 @@ class Dataset:
                 yield batch.arrays
 
     def _read(
-        self, plan: EpochPlan, share: _Share, first_step: int, as_tensors: bool
+        self, plan: EpochPlan, share: _Share, first_step: int, as_tensors: bool, every: int = 1
     ) -> Generator[dict[str, Any], None, None]:
         convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
             from .engines.keras.binding import as_tensors as convert
         with (
             self._reader() as reader,
-            contextlib.closing(reader.epoch(plan, share.rank, share.size, first_step)) as batches,
+            contextlib.closing(
+                reader.epoch(plan, share.rank, share.size, first_step, every)
+            ) as batches,
         ):
             for batch in batches:
                 yield convert(batch.arrays)
@@ -237,7 +309,7 @@ class Dataset:
                 full = plan.rows // plan.global_batch
                 with contextlib.closing(reader.chunks(plan, share.rank, share.size)) as chunks:
                     for chunk in chunks:
-                        if chunk.step < full:
+                        if chunk.steps.start < full:
                             steps = len(chunk.counts)
                             yield {
                                 name: values.reshape(steps, -1, *values.shape[1:])

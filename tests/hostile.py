@@ -20,7 +20,7 @@ import struct
 import sys
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,6 @@ from horovod_spark_runner.engines.keras.saved import KerasFacts
 from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.model.load import ModelHandle, read_finished_run
-from horovod_spark_runner.scoring import load_pipeline
-from horovod_spark_runner.scoring.bundle import MAIN_FILE, Bundle, bundle_files, read_bundle
-from horovod_spark_runner.scoring.columns import Input, Stage
-from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
-from horovod_spark_runner.scoring.text import HashingTF, RegexTokenizer
-from horovod_spark_runner.scoring.values import Bucketizer, OneHotEncoder, StringIndexer
-from horovod_spark_runner.scoring.vectors import Scaler, VectorAssembler
 from horovod_spark_runner.storage import retries
 from horovod_spark_runner.storage.arrays import dump_arrays
 from horovod_spark_runner.storage.checksums import seal, unseal
@@ -66,7 +59,7 @@ KEY = "0123456789abcdef"
 # Memory that a mutation may take besides what the process has.
 ROOM = 1536 * 1024 * 1024
 # Calls of which a change of the files makes an error, where sums were not made to fit.
-SILENT = {"from_run", "datasets", "load"}
+SILENT = {"from_run", "datasets"}
 # What a terminal obeys.
 ESCAPES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
@@ -130,41 +123,8 @@ def leave_dataset(directory: RunDirectory) -> None:
     )
 
 
-def leave_bundle(place: Path) -> None:
-    """Leave an exported pipeline with a file of every kind, whose network is none."""
-    network = io.BytesIO()
-    with zipfile.ZipFile(network, "w") as file:
-        file.writestr(MODEL_FILE, os.urandom(2000))
-    stages: tuple[Stage, ...] = (
-        StringIndexer(("c",), ("i",), (("a", "b"),), "keep"),
-        OneHotEncoder(("i",), ("v",), (3,), True, "keep"),
-        Bucketizer(("x",), ("k",), ((-float("inf"), 0.0, float("inf")),), "error"),
-        VectorAssembler(("v", "k", "n"), "all", "error"),
-        Scaler("all", "scaled", 5, np.zeros(5), np.ones(5)),
-        RegexTokenizer("t", "w", r"\s+", True, True, 1),
-        HashingTF("w", "h", 100, False),
-        Network(
-            ("scaled",),
-            ("column0",),
-            ("float32",),
-            ((5,),),
-            ("output0",),
-            (("p", 0, "plain", False, False, "float32", "float32"),),
-            "keep",
-            2,
-            ONNX,
-            network.getvalue(),
-        ),
-    )
-    kinds = {"c": "string", "x": "double", "n": "int", "t": "string"}
-    inputs = tuple(Input(name, kind) for name, kind in kinds.items())
-    place.mkdir(parents=True)
-    for name, data in bundle_files(Bundle(inputs, stages)).items():
-        (place / name).write_bytes(data)
-
-
 class Mutator:
-    """Changes one file of a run directory or exported pipeline in one way.
+    """Changes one file of a run directory in one way.
 
     Args:
         run: the directory.
@@ -187,7 +147,7 @@ class Mutator:
         mutations: list[Callable[[], str]] = [self._bytes, self._place, self._link]
         if self._file.suffix in (".json", ".jsonl"):
             mutations += [self._structure] * 5 + [self._text]
-        if self._file.suffix in (".keras", ".npz", ".zip"):
+        if self._file.suffix in (".keras", ".npz"):
             mutations += [self._archive] * 3
         mutation = self._random.choice(mutations)
         name = self._file.relative_to(self._run)
@@ -354,7 +314,7 @@ class Mutator:
 
     def _fit_sums(self) -> None:
         """Make the record of the file's sum fit, as whoever writes the file can."""
-        for record in ("signature.json", "checkpoint.json", MAIN_FILE):
+        for record in ("signature.json", "checkpoint.json"):
             place = self._file.with_name(record)
             if place.exists():
                 facts = unseal(place.read_text())
@@ -429,26 +389,6 @@ def look(run: Path, target: Path, chance: random.Random | None = None) -> dict[s
         "data list": command("data", "list", str(run)),
         "mlflow": lambda: repr(directory.mlflow_run()),
     }
-    return call_all(calls, chance)
-
-
-def look_at_bundle(
-    place: Path, target: Path, chance: random.Random | None = None
-) -> dict[str, str]:
-    """Call what a user calls on an exported pipeline; see `look`."""
-    row = {"c": "a", "x": 1.5, "n": 2, "t": "a b"}
-    calls = {
-        "load": lambda: repr([*map(bytes, bundle_files(read_bundle(place)).values())]),
-        "score": lambda: repr(load_pipeline(place).score_row(row, ["scaled", "h"])),
-        "predict": lambda: repr(load_pipeline(place).score_row(row)),
-    }
-    return call_all(calls, chance)
-
-
-def call_all(
-    calls: Mapping[str, Callable[[], str]], chance: random.Random | None
-) -> dict[str, str]:
-    """Return what came of each call."""
     results = {}
     for name, call in calls.items():
         if chance and name not in (*SILENT, "runs list") and chance.random() < 0.5:
@@ -468,8 +408,7 @@ def picture(folder: Path) -> dict[str, bytes]:
 
 
 def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> list[str]:
-    """Return what went wrong with each of so many mutations of a run or exported pipeline."""
-    called = look_at_bundle if (pristine / MAIN_FILE).exists() else look
+    """Return what went wrong with each of so many mutations of a run."""
     retries.PAUSES = ()  # type: ignore[assignment]
     cli.make_parser = functools.cache(cli.make_parser)  # takes longer than a command
     os.environ[retries.TIMEOUT_VARIABLE] = "20"
@@ -482,9 +421,8 @@ def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> 
     shutil.copytree(pristine, run)
     shutil.copytree(pristine, runs / "good")
     target.mkdir()
-    usual = called(run, target)
-    refused = {name for name, one in usual.items() if one.startswith("refused")}
-    assert refused <= {"predict"}, usual
+    usual = look(run, target)
+    assert not any(one.startswith("refused") for one in usual.values()), usual
     before = picture(outside)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, resource.RLIM_INFINITY))
@@ -498,7 +436,7 @@ def mutate_all(pristine: Path, box: Path, seed: int, first: int, count: int) -> 
         mutator.mutate()
         label = f"{seed}-{number}: {mutator.told}"
         try:
-            results = called(run, target, random.Random(number))
+            results = look(run, target, random.Random(number))
         except BaseException:
             wrong.append(f"{label}\n{traceback.format_exc()[-3000:]}")
             continue

@@ -40,7 +40,7 @@ FLOORS: list[set[str]] = [
     # The loop knows an engine only by name.
     {"training"},
     {"engines", "engines.keras", "engines.torch"},
-    {"model", "observe", "scoring"},
+    {"model", "observe"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
     {"tune", "planning"},
@@ -161,7 +161,6 @@ SATELLITES = {
     "commands": set(),
     "export": {""},
     "planning": {"", "commands"},
-    "scoring": {"export"},
     "testing": set(),
     "tune": {"commands"},
 }
@@ -224,11 +223,6 @@ def all_imports(path: Path) -> set[str]:
     [
         # By itself, the package is as good as nothing.
         ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow", "IPython", "ipywidgets"]),
-        # What scores without Spark is to run where there is little.
-        (
-            "import horovod_spark_runner.scoring",
-            [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow", "pandas"],
-        ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
             "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset, "

@@ -1,10 +1,8 @@
-"""A `TFTransformer` or `TorchTransformer` as a stage of a scorer."""
+"""A `TFTransformer` or `TorchTransformer` as a stage of an exported pipeline."""
 
 from __future__ import annotations
 
-import io
 import tempfile
-import zipfile
 from pathlib import Path
 
 from ..data.manifest import Column
@@ -16,22 +14,18 @@ from ..model.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..model.outputs import added_by
 from ..model.params import prediction_settings
 from ..model.transformer import TrainedTransformer
-from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
-from ..training.engine import engine_named
+from ..training.engine import ONNX, engine_named
+from .onnx_network import Network
 from .readers import Fitted
 
 
-def network(fitted: Fitted, format: str) -> Network:
-    """Return a transformer with its network, exported again; its framework is imported.
-
-    Args:
-        fitted: the transformer.
-        format: ``"saved_model"`` or ``"onnx"``.
+def network(fitted: Fitted) -> Network:
+    """Return a transformer with its network as an ONNX file; its framework is imported.
 
     Raises:
-        ModelError: the format cannot hold the network, or the scorer not what it takes.
-        EnvironmentProblem: a package that the format needs is not installed.
+        ModelError: ONNX cannot hold the network, or what it takes.
+        EnvironmentProblem: a package that writes ONNX files is not installed.
     """
     transformer: TrainedTransformer = fitted.stage
     settings = prediction_settings(transformer)
@@ -55,30 +49,23 @@ def network(fitted: Fitted, format: str) -> Network:
     # Names of its own: the columns' may be none that TensorFlow takes.
     arguments = tuple(f"column{number}" for number in range(len(names)))
     engine = engine_named(recipe.engine)
-    if format not in engine.export_formats:
-        advice = "" if format == ONNX else f"; give network={ONNX!r}"
-        raise fitted.refused(
-            f"no network={format!r} can be made of a {model_of(recipe.engine)}{advice}"
-        )
-    engine.check_export(format, arguments, tuple(recipe.transforms))
-    outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
+    if ONNX not in engine.export_formats:
+        raise fitted.refused(f"a {model_of(recipe.engine)} has no ONNX form")
+    engine.check_export(ONNX, arguments, tuple(recipe.transforms))
+    results = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, "network")
-        target = place
-        if format == ONNX:
-            place.mkdir()
-            target = place / MODEL_FILE
-        engine.export(recipe, format, arguments, outputs, Location(target))
-        contents = _packed(place)
+        place = Path(folder, "model.onnx")
+        engine.export(recipe, ONNX, arguments, results, Location(place))
+        contents = place.read_bytes()
     return Network(
         inputs=names,
+        outputs=tuple(one.name for one in added),
         arguments=arguments,
         dtypes=tuple(column.dtype for column in recipe.columns),
         shapes=tuple(column.shape for column in recipe.columns),
-        outputs=outputs,
+        results=results,
         added=tuple(
             (
-                one.name,
                 one.output,
                 one.holds,
                 one.scores,
@@ -89,8 +76,6 @@ def network(fitted: Fitted, format: str) -> Network:
             for one in added
         ),
         handle_invalid=settings.handle_invalid,
-        batch_size=settings.predict_batch_size,
-        format=format,
         contents=contents,
     )
 
@@ -105,13 +90,3 @@ def _check_plain(fitted: Fitted, name: str, column: Column, depth: int, *, keras
         raise fitted.refused(f"feature column {name!r} holds lists of strings")
     if depth > 1:
         raise fitted.refused(f"feature column {name!r} holds nested arrays; make them one array")
-
-
-def _packed(folder: Path) -> bytes:
-    """Return all files of a folder as one archive."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                archive.write(path, path.relative_to(folder).as_posix())
-    return whole.getvalue()

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from ..scoring.columns import DENSE_SIZE
 
 OPSET, ML_OPSET, IR_VERSION = 18, 4, 8
 ML = "ai.onnx.ml"
 TEXT = "string"
+# ONNX holds vectors with their zeros: up to so many elements.
+DENSE_SIZE = 4096
 # Types of columns that onnxruntime chooses between values of.
 _CHOSEN = (TEXT, "float32", "float64", "int32", "int64")
 # Those whose values an int32 holds.
@@ -140,10 +141,10 @@ class Values:
 
 
 class Rows:
-    """Rows on their way through the stages; compare `horovod_spark_runner.scoring.columns.Batch`.
+    """Rows on their way through the stages.
 
-    A graph can neither drop rows nor raise errors, so it tells what became of each: 0 for a row
-    that is scored, -1 for one that is left out, otherwise the number of the error.
+    A graph can neither drop rows nor raise errors, so it has a state for each: 0 for a row that is
+    scored, -1 for one that is left out, otherwise the number of the error.
 
     Args:
         graph: the graph.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import ModelError
-from ..scoring.columns import ERROR, SKIP
-from ..scoring.network import INEXACT, MODEL_FILE, Network, beyond
 from ..training.onnx import BOUNDS, CLASS, METADATA, PLAIN, PROBABILITY, TOLERANCE, VECTOR
 from ..typed_json import load_json
 from .onnx_builder import TEXT, Rows, Values
+from .stages import ERROR, SKIP, Stage
 
 
 @dataclass(frozen=True)
@@ -39,39 +36,66 @@ class _Output:
     others: str | None
 
 
-def network(rows: Rows, stage: Network) -> None:
-    """Add a trained model's output columns."""
-    graph = rows.graph
-    valid: str | None = None
-    for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True):
-        right = _fitting(rows, name, dtype, math.prod(shape))
-        if stage.handle_invalid == ERROR:
-            rows.check(f"column {name!r}", right, "there is no prediction for it")
-        else:
-            valid = graph.both(valid, right)
-    if stage.handle_invalid == SKIP:
-        rows.keep(valid)
-        valid = None
-    whole = _model(stage)
-    _check_bounds(rows, stage, whole, valid)
-    # What is not scored is replaced: it may be nothing that the network takes.
-    scored = graph.both(rows.live, valid)
-    assert scored is not None
-    arguments = [
-        _argument(rows, name, dtype, shape, scored)
-        for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True)
-    ]
-    outputs = _merge(rows, stage, whole, arguments)
-    for name, number, holds, scores, scalar, dtype, computed in stage.added:
-        subject = f"column {name!r}"
-        data, kind, width = outputs[number]
+@dataclass(frozen=True)
+class Network(Stage):
+    """A trained model; see `TFTransformer`.
+
+    Attributes:
+        arguments: what the network calls each input.
+        dtypes: NumPy's type of each, as the model was trained; ``"string"`` for text.
+        shapes: shape of one row's value of each.
+        results: what the network calls its outputs.
+        added: for each column that it adds, the number of the result it is made of, and how: what
+            it holds, whether that is of scores, one number per row, its type, and the type computed
+            in.
+        handle_invalid: what becomes of rows with null, or values that do not fit: ``"error"``,
+            ``"skip"`` the row, or ``"keep"`` it with null.
+        contents: the network as an ONNX file.
+    """
+
+    arguments: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    results: tuple[str, ...]
+    added: tuple[tuple[int, str, bool, bool, str, str], ...]
+    handle_invalid: str
+    contents: bytes = field(repr=False)
+
+    def add_nodes(self, rows: Rows) -> None:
+        import onnx
+
+        graph = rows.graph
+        valid: str | None = None
+        for name, dtype, shape in zip(self.inputs, self.dtypes, self.shapes, strict=True):
+            right = _fitting(rows, name, dtype, math.prod(shape))
+            if self.handle_invalid == ERROR:
+                rows.check(f"column {name!r}", right, "there is no prediction for it")
+            else:
+                valid = graph.both(valid, right)
+        if self.handle_invalid == SKIP:
+            rows.keep(valid)
+            valid = None
+        whole = onnx.load_model_from_string(self.contents)
+        _check_bounds(rows, self, whole, valid)
+        # What is not scored is replaced: it may be nothing that the network takes.
+        scored = graph.both(rows.live, valid)
+        assert scored is not None
+        arguments = [
+            _argument(rows, name, dtype, shape, scored)
+            for name, dtype, shape in zip(self.inputs, self.dtypes, self.shapes, strict=True)
+        ]
+        results = _merge(rows, self, whole, arguments)
         others = graph.add("Not", scored) if valid is not None else None
-        output = _Output(subject, data, kind, computed, width, others)
-        if holds == PLAIN:
-            column = _plain(rows, name, output, scalar, dtype)
-        else:
-            column = _of_scores(rows, output, scalar, scores, holds)
-        rows.columns[name] = Values(column.data, column.dtype, column.size, valid)
+        for name, (number, holds, scores, scalar, dtype, computed) in zip(
+            self.outputs, self.added, strict=True
+        ):
+            data, kind, width = results[number]
+            output = _Output(f"column {name!r}", data, kind, computed, width, others)
+            if holds == PLAIN:
+                column = _plain(rows, name, output, scalar, dtype)
+            else:
+                column = _of_scores(rows, output, scalar, scores, holds)
+            rows.columns[name] = replace(column, valid=valid)
 
 
 def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
@@ -118,7 +142,8 @@ def _whole(rows: Rows, name: str, column: Values, dtype: np.dtype) -> str | None
         above = graph.add("Greater", least, graph.constant(-(2.0**53)))
         exact = graph.both(above, graph.add("Less", largest, graph.constant(2.0**53)))
         assert exact is not None
-        rows.check(f"column {name!r}", graph.either_not(exact, column.valid), INEXACT)
+        advice = "it must hold whole numbers below 2**53: larger ones are not held exactly"
+        rows.check(f"column {name!r}", graph.either_not(exact, column.valid), advice)
     low = graph.add("GreaterOrEqual", least, graph.constant(float(bounds.min)))
     high = graph.add("LessOrEqual", largest, graph.constant(float(bounds.max)))
     return graph.both(column.valid, low, high)
@@ -133,14 +158,6 @@ def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], scored:
         data = graph.cast(data, dtype)
     # A scalar may be taken as a row of one.
     return graph.shaped(data, 0, *shape) if shape or column.size is not None else data
-
-
-def _model(stage: Network) -> Any:
-    """Return the network's file as ONNX's ``ModelProto``."""
-    import onnx
-
-    with zipfile.ZipFile(io.BytesIO(stage.contents)) as archive:
-        return onnx.load_model_from_string(archive.read(MODEL_FILE))
 
 
 def _facts(whole: Any) -> dict[str, Any]:
@@ -174,7 +191,8 @@ def _check_bounds(rows: Rows, stage: Network, whole: object, valid: str | None) 
             graph.add("LessOrEqual", largest, graph.constant(float(high))),
         )
         assert right is not None
-        rows.check(f"column {name!r}", graph.either_not(right, valid), beyond(low, high))
+        advice = f"the network's input holds {low} to {high}"
+        rows.check(f"column {name!r}", graph.either_not(right, valid), advice)
 
 
 def _merge(
@@ -190,8 +208,7 @@ def _merge(
     if graph.opset not in (None, opset):
         raise ModelError(
             f"the networks of one ONNX file must be of one version of ONNX's operators, and these "
-            f"are of {graph.opset} and {opset}: they are of different frameworks; "
-            "format='bundle' takes them"
+            f"are of {graph.opset} and {opset}, of different frameworks: export a pipeline of each"
         )
     graph.opset, graph.ir_version = opset, max(graph.ir_version, whole.ir_version)
     # A name that no other network's nodes have.
@@ -204,7 +221,7 @@ def _merge(
     graph.constants.extend(inner.initializer)
     types = {value.name: value.type.tensor_type for value in inner.output}
     outputs = []
-    for output in stage.outputs:
+    for output in stage.results:
         kind = types[prefix + output]
         sizes = [one.dim_value for one in kind.shape.dim][1:]
         if 0 in sizes:

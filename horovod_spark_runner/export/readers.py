@@ -1,9 +1,8 @@
-"""Fitted stages of Spark ML as stages of a scorer. A stage that is not here is refused by name."""
+"""Readers of Spark ML's fitted stages. A stage without one is refused by name."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,32 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from ..scoring.columns import ARRAY, DENSE_SIZE, DTYPES, TEXT, VECTOR, WORDS, Stage
-from ..scoring.text import (
-    CountVectorizer,
-    FeatureHasher,
-    HashingTF,
-    NGram,
-    RegexTokenizer,
-    StopWordsRemover,
-    Tokenizer,
-    place_of,
-)
-from ..scoring.values import (
+from .columns import VECTOR, kind_of
+from .onnx_builder import DENSE_SIZE
+from .stages import (
     Binarizer,
     Bucketizer,
     Imputer,
     IndexToString,
-    OneHotEncoder,
-    StringIndexer,
-)
-from ..scoring.vectors import (
     Interaction,
     MinMaxScaler,
     Normalizer,
+    OneHotEncoder,
     PolynomialExpansion,
     Projection,
     Scaler,
+    Stage,
+    StringIndexer,
     VectorAssembler,
     VectorSlicer,
 )
@@ -46,19 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 _NO_NUMBERS = np.zeros(0)
-# Regular expressions that Java and Python read alike: classes and plain characters, repeated.
-_ATOM = (
-    r"(?:\\[sSdDwWtnr.\-,;:|/]|[A-Za-z0-9 ,;:_/!#%&='\"<>@~-]"
-    r"|\[\^?(?:\\[sdwtnr.\-]|[^\\\[\]&^])+\])"
-)
-_PLAIN_PATTERN = re.compile(rf"(?:{_ATOM}[+*]?)+(?:\|(?:{_ATOM}[+*]?)+)*")
-# Languages whose i and j Java gives other lower cases.
-_OTHER_CASE = ("az", "lt", "tr")
-_PROBES = ("a", "spark", "Ünïcödé", "0123456789", "")
 
 
 def _string_indexer(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
+    inputs, outputs = fitted.columns
     there = set(fitted.after.columns)
     labels = tuple(_as_text(one) for one in fitted.stage.labelsArray)
     # Spark passes over columns that are not there, as a label's when it is scored.
@@ -82,19 +62,18 @@ def _index_to_string(fitted: Fitted) -> Stage:
             raise fitted.refused(
                 f"it has no labels, and column {fitted.input!r} does not tell them; set its labels"
             )
-    return IndexToString(fitted.input, fitted.output, _as_text(labels))
+    return IndexToString(*fitted.columns, _as_text(labels))
 
 
 def _one_hot_encoder(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
+    inputs, outputs = fitted.columns
     sizes = tuple(int(size) for size in fitted.stage.categorySizes)
     keep = (fitted.get("dropLast"), fitted.get("handleInvalid"))
     return OneHotEncoder(inputs, outputs, sizes, *keep)
 
 
 def _vector_assembler(fitted: Fitted) -> Stage:
-    inputs = tuple(fitted.get("inputCols"))
-    return VectorAssembler(inputs, fitted.output, fitted.get("handleInvalid"))
+    return VectorAssembler(*fitted.columns, fitted.get("handleInvalid"))
 
 
 def _inverse(values: np.ndarray, zero: float) -> np.ndarray:
@@ -107,8 +86,7 @@ def _standard_scaler(fitted: Fitted) -> Stage:
     factors = _inverse(fitted.finite(model.std), 0.0)
     shift = fitted.finite(model.mean)
     return Scaler(
-        fitted.input,
-        fitted.output,
+        *fitted.columns,
         len(shift),
         shift if fitted.get("withMean") else _NO_NUMBERS,
         factors if fitted.get("withStd") else _NO_NUMBERS,
@@ -117,15 +95,14 @@ def _standard_scaler(fitted: Fitted) -> Stage:
 
 def _max_abs_scaler(fitted: Fitted) -> Stage:
     factors = _inverse(fitted.finite(fitted.stage.maxAbs), 1.0)
-    return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
+    return Scaler(*fitted.columns, len(factors), _NO_NUMBERS, factors)
 
 
 def _robust_scaler(fitted: Fitted) -> Stage:
     factors = _inverse(fitted.finite(fitted.stage.range), 0.0)
     shift = fitted.finite(fitted.stage.median)
     return Scaler(
-        fitted.input,
-        fitted.output,
+        *fitted.columns,
         len(shift),
         shift if fitted.get("withCentering") else _NO_NUMBERS,
         factors if fitted.get("withScaling") else _NO_NUMBERS,
@@ -138,22 +115,22 @@ def _min_max_scaler(fitted: Fitted) -> Stage:
     spread = highs - lows
     factors = np.where(spread != 0, (upper - lower) / np.where(spread != 0, spread, 1.0), 0.0)
     middle = (lower + upper) / 2
-    return MinMaxScaler(fitted.input, fitted.output, lows, factors, lower, middle)
+    return MinMaxScaler(*fitted.columns, lows, factors, lower, middle)
 
 
 def _normalizer(fitted: Fitted) -> Stage:
-    return Normalizer(fitted.input, fitted.output, float(fitted.get("p")))
+    return Normalizer(*fitted.columns, float(fitted.get("p")))
 
 
 def _imputer(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
+    inputs, outputs = fitted.columns
     row = fitted.stage.surrogateDF.first()
     surrogates = tuple(float(row[name]) for name in inputs)
     return Imputer(inputs, outputs, surrogates, float(fitted.get("missingValue")))
 
 
 def _bucketizer(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
+    inputs, outputs = fitted.columns
     several = fitted.stage.isSet("inputCols")
     splits = fitted.get("splitsArray") if several else [fitted.get("splits")]
     bounds = tuple(tuple(float(value) for value in one) for one in splits)
@@ -161,7 +138,7 @@ def _bucketizer(fitted: Fitted) -> Stage:
 
 
 def _binarizer(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
+    inputs, outputs = fitted.columns
     several = fitted.stage.isSet("thresholds")
     thresholds = fitted.get("thresholds") if several else [fitted.get("threshold")] * len(inputs)
     return Binarizer(inputs, outputs, tuple(float(value) for value in thresholds))
@@ -177,21 +154,21 @@ def _vector_slicer(fitted: Fitted) -> Stage:
         if missing:
             raise fitted.refused(f"column {fitted.input!r} tells no place of {missing}")
         places += [by_name[name] for name in names]
-    return VectorSlicer(fitted.input, fitted.output, np.array(places, np.int64))
+    return VectorSlicer(*fitted.columns, np.array(places, np.int64))
 
 
 def _elementwise_product(fitted: Fitted) -> Stage:
     factors = fitted.finite(fitted.get("scalingVec"))
-    return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
+    return Scaler(*fitted.columns, len(factors), _NO_NUMBERS, factors)
 
 
 def _idf(fitted: Fitted) -> Stage:
     factors = fitted.finite(fitted.stage.idf)
-    return Scaler(fitted.input, fitted.output, len(factors), _NO_NUMBERS, factors)
+    return Scaler(*fitted.columns, len(factors), _NO_NUMBERS, factors)
 
 
 def _pca(fitted: Fitted) -> Stage:
-    return Projection(fitted.input, fitted.output, np.array(fitted.stage.pc.toArray(), np.float64))
+    return Projection(*fitted.columns, np.array(fitted.stage.pc.toArray(), np.float64))
 
 
 def _dct(fitted: Fitted) -> Stage:
@@ -202,15 +179,15 @@ def _dct(fitted: Fitted) -> Stage:
     waves = np.cos(np.pi * (2 * place[:, None] + 1) * place / (2 * size)) * math.sqrt(2 / size)
     waves[:, 0] /= math.sqrt(2)
     matrix = waves.T if fitted.get("inverse") else waves
-    return Projection(fitted.input, fitted.output, np.ascontiguousarray(matrix))
+    return Projection(*fitted.columns, np.ascontiguousarray(matrix))
 
 
 def _polynomial_expansion(fitted: Fitted) -> Stage:
-    return PolynomialExpansion(fitted.input, fitted.output, int(fitted.get("degree")))
+    return PolynomialExpansion(*fitted.columns, int(fitted.get("degree")))
 
 
 def _interaction(fitted: Fitted) -> Stage:
-    inputs = tuple(fitted.get("inputCols"))
+    inputs, outputs = fitted.columns
     categories = []
     for name in inputs:
         if fitted.kind(name) == VECTOR:
@@ -228,7 +205,7 @@ def _interaction(fitted: Fitted) -> Stage:
                 "rows that it stores without their zeros; give the categories' own columns"
             )
         categories.append(counts)
-    return Interaction(inputs, fitted.output, tuple(categories))
+    return Interaction(inputs, outputs, tuple(categories))
 
 
 def _categories(fitted: Fitted, name: str, attribute: dict[str, object]) -> int:
@@ -242,113 +219,38 @@ def _categories(fitted: Fitted, name: str, attribute: dict[str, object]) -> int:
     return count if count > 1 else 0
 
 
-def _tokenizer(fitted: Fitted) -> Stage:
-    return Tokenizer(fitted.input, fitted.output)
-
-
-def _regex_tokenizer(fitted: Fitted) -> Stage:
-    pattern = fitted.get("pattern")
-    if not _PLAIN_PATTERN.fullmatch(pattern):
-        raise fitted.refused(
-            f"Java and Python may read its pattern {pattern!r} differently; only classes such as "
-            "\\s, \\W and [a-z], and plain characters, with + or *, are taken"
-        )
-    if re.compile(pattern).fullmatch(""):
-        raise fitted.refused(
-            f"its pattern {pattern!r} matches the empty string, at which Java and Python split "
-            "differently; use + in place of *"
-        )
-    return RegexTokenizer(
-        fitted.input,
-        fitted.output,
-        pattern,
-        fitted.get("gaps"),
-        fitted.get("toLowercase"),
-        int(fitted.get("minTokenLength")),
-    )
-
-
-def _stop_words_remover(fitted: Fitted) -> Stage:
-    inputs, outputs = fitted.pairs
-    sensitive, locale = fitted.get("caseSensitive"), str(fitted.get("locale"))
-    if not sensitive and locale.partition("_")[0] in _OTHER_CASE:
-        raise fitted.refused(
-            f"in its locale {locale!r} letters have other lower cases than elsewhere; set another"
-        )
-    words = _as_text(fitted.get("stopWords"))
-    stop_words = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
-    return StopWordsRemover(inputs, outputs, stop_words, sensitive)
-
-
-def _ngram(fitted: Fitted) -> Stage:
-    return NGram(fitted.input, fitted.output, int(fitted.get("n")))
-
-
-def _hashing_tf(fitted: Fitted) -> Stage:
-    size = int(fitted.get("numFeatures"))
-    if any(fitted.stage.indexOf(probe) != place_of(probe, size) for probe in _PROBES):
-        raise fitted.refused("it hashes as Spark 2 did; make it anew with this Spark")
-    return HashingTF(fitted.input, fitted.output, size, fitted.get("binary"))
-
-
-def _feature_hasher(fitted: Fitted) -> Stage:
-    inputs = tuple(fitted.get("inputCols"))
-    categorical = [name for name in fitted.get("categoricalCols") or () if name in inputs]
-    for name in inputs:
-        if fitted.kind(name) in ("float", "double") and name in categorical:
-            raise fitted.refused(
-                f"its categorical column {name!r} holds real numbers, which it hashes as the text "
-                "that Java makes of them; cast the column to a string or whole numbers"
-            )
-    return FeatureHasher(inputs, fitted.output, int(fitted.get("numFeatures")), tuple(categorical))
-
-
-def _count_vectorizer(fitted: Fitted) -> Stage:
-    return CountVectorizer(
-        fitted.input,
-        fitted.output,
-        _as_text(fitted.stage.vocabulary),
-        float(fitted.get("minTF")),
-        fitted.get("binary"),
-    )
-
-
 # Spark ML's class, by its name in `pyspark.ml.feature`.
 READERS: dict[str, Callable[[Fitted], Stage]] = {
     "Binarizer": _binarizer,
     "Bucketizer": _bucketizer,
-    "CountVectorizerModel": _count_vectorizer,
     "DCT": _dct,
     "ElementwiseProduct": _elementwise_product,
-    "FeatureHasher": _feature_hasher,
-    "HashingTF": _hashing_tf,
     "IDFModel": _idf,
     "ImputerModel": _imputer,
     "IndexToString": _index_to_string,
     "Interaction": _interaction,
     "MaxAbsScalerModel": _max_abs_scaler,
     "MinMaxScalerModel": _min_max_scaler,
-    "NGram": _ngram,
     "Normalizer": _normalizer,
     "OneHotEncoderModel": _one_hot_encoder,
     "PCAModel": _pca,
     "PolynomialExpansion": _polynomial_expansion,
-    "RegexTokenizer": _regex_tokenizer,
     "RobustScalerModel": _robust_scaler,
     "StandardScalerModel": _standard_scaler,
-    "StopWordsRemover": _stop_words_remover,
     "StringIndexerModel": _string_indexer,
-    "Tokenizer": _tokenizer,
     "VectorAssembler": _vector_assembler,
     "VectorSlicer": _vector_slicer,
 }
-
-
-_WORDS_TYPES = ("array<string>",)
-# Arrays of numbers that float64 holds exactly.
-_ARRAY_TYPES = tuple(
-    f"array<{kind}>" for kind in ("tinyint", "smallint", "int", "float", "double", "boolean")
-)
+# Why ONNX cannot hold the others.
+WITHOUT = {
+    "CountVectorizerModel": "ONNX has no lists of words",
+    "FeatureHasher": "ONNX has no Murmur hash",
+    "HashingTF": "ONNX has no Murmur hash",
+    "NGram": "ONNX has no lists of words",
+    "RegexTokenizer": "ONNX has no regular expressions that split text",
+    "StopWordsRemover": "ONNX has no lists of words",
+    "Tokenizer": "ONNX has no lists of words, and no lower case as Java's",
+}
 
 
 @dataclass(frozen=True)
@@ -378,19 +280,20 @@ class Fitted:
         return stage.getOrDefault(param)
 
     @property
+    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The input columns and the output columns."""
+        inputs, outputs = (
+            tuple(self.get(f"{end}Cols"))
+            if self.stage.hasParam(f"{end}Cols") and self.stage.isSet(f"{end}Cols")
+            else (str(self.get(f"{end}Col")),)
+            for end in ("input", "output")
+        )
+        return inputs, outputs
+
+    @property
     def input(self) -> str:
-        return str(self.get("inputCol"))
-
-    @property
-    def output(self) -> str:
-        return str(self.get("outputCol"))
-
-    @property
-    def pairs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The input columns and the output columns of a stage that may have one or several."""
-        if self.stage.isSet("inputCols"):
-            return tuple(self.get("inputCols")), tuple(self.get("outputCols"))
-        return (self.input,), (self.output,)
+        """The only input column."""
+        return self.columns[0][0]
 
     def refused(self, reason: str) -> ModelError:
         """Return the error of a stage that cannot be exported, with the reason."""
@@ -414,13 +317,13 @@ class Fitted:
         """Return the kind of a column before the stage; see `Input`.
 
         Raises:
-            ModelError: it is of a type that cannot be scored.
+            ModelError: an ONNX file does not take its type.
         """
         kind = kind_of(self.field(name))
         if kind is None:
             type_name = self.field(name).dataType.simpleString()
             raise self.refused(
-                f"column {name!r} is of type {type_name}, which the scorer does not know"
+                f"column {name!r} is of type {type_name}, which an ONNX file does not take"
             )
         return kind
 
@@ -448,23 +351,6 @@ class Fitted:
             ({**one, "type": kind} for kind, group in groups.items() for one in group),
             key=lambda one: int(one["idx"]),
         )
-
-
-def kind_of(field: StructField) -> str | None:
-    """Return the kind of a column; ``None`` for one that a scorer does not know."""
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql.types import CharType, StringType, VarcharType
-
-    if isinstance(field.dataType, VectorUDT):
-        return VECTOR
-    if isinstance(field.dataType, StringType | CharType | VarcharType):
-        return TEXT
-    type_name = str(field.dataType.simpleString())
-    if type_name in DTYPES:
-        return type_name
-    if type_name in _WORDS_TYPES:
-        return WORDS
-    return ARRAY if type_name in _ARRAY_TYPES else None
 
 
 def vector_size(frame: DataFrame, field: StructField) -> int:

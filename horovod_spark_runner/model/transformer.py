@@ -412,7 +412,7 @@ def _export(
             f"a {format!r} gives a model's outputs as they are, and probability_col and "
             f"raw_prediction_col ask for {quote_all(made)}, which are made of them: clear these "
             "two in a copy of the transformer, or export it as a pipeline, "
-            "export_pipeline(PipelineModel([transformer]), path, frame, format='onnx')"
+            "export_pipeline(PipelineModel([transformer]), path, frame)"
         )
     if format in SUFFIXES:
         check_free_file(target, mode)

@@ -111,21 +111,6 @@ def verify_file(folder: Location, name: str, sums: Mapping[str, str]) -> None:
     _check_sum(name, digest.hexdigest(), recorded)
 
 
-def read_verified(name: str, read: Callable[[str], Contents], sums: Mapping[str, str]) -> Contents:
-    """Return the contents that ``read`` returns for the file ``name``, verified by ``sums``.
-
-    Raises:
-        ValueError: it is missing or damaged.
-        OSError: it cannot be read.
-    """
-    try:
-        contents, recorded = read(name), sums[name]
-    except (FileNotFoundError, KeyError) as error:
-        raise ValueError(f"{name} is missing") from error
-    _check_sum(name, compute_checksum(contents), recorded)
-    return contents
-
-
 def _check_sum(name: str, actual: str, recorded: str) -> None:
     if actual != recorded:
         raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")

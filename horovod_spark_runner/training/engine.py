@@ -319,7 +319,7 @@ def engine_named(name: str) -> Engine:
 
 _PACKAGE = __name__.partition(".")[0]
 _TORCH_MODULE = "torch.nn.modules.module.Module"
-# Lightning's modules say themselves how they are trained.
+# PyTorch's engine refuses these, with what trains them.
 LIGHTNING_MODULES = (
     "lightning.pytorch.core.module.LightningModule",
     "pytorch_lightning.core.module.LightningModule",

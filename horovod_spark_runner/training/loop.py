@@ -535,7 +535,7 @@ class _Training:
                         break
         results = trainee.results("test", *last)
         hooks.test_end(results)
-        return {trainee.of_validation(name): value for name, value in results.items()}
+        return {f"val_{name}": value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

@@ -177,10 +177,6 @@ class Trainee(ABC):
         """True if the logs of the first step have the names of all results."""
         return True
 
-    def of_validation(self, name: str) -> str:
-        """Return the name of a validation result among those of an epoch."""
-        return f"val_{name}"
-
     @property
     def steps_per_execution(self) -> int:
         """Steps from one call of the hooks of steps to the next."""

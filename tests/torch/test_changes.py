@@ -15,7 +15,6 @@ from horovod_spark_runner import TorchModel
 from horovod_spark_runner.engines.torch.optimizers import (
     Schedulers,
     make_optimizers,
-    make_schedulers,
 )
 from horovod_spark_runner.engines.torch.state import compare_models, describe_model
 
@@ -26,7 +25,7 @@ def described(loss: Any = "MSELoss", rate: float = 0.1, **given: Any) -> Any:
     sgd = functools.partial(torch.optim.SGD, lr=rate)
     model = TorchModel(net, loss, sgd, **given)
     optimizers = make_optimizers(model, net)
-    schedulers = Schedulers(make_schedulers(model, optimizers))
+    schedulers = Schedulers(model, optimizers)
     return json.loads(json.dumps(describe_model(model, net, optimizers, schedulers)))
 
 

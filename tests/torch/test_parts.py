@@ -38,13 +38,12 @@ from horovod_spark_runner.engines.torch.callbacks import check_callbacks
 from horovod_spark_runner.engines.torch.engine import check_callback_argument, model_source
 from horovod_spark_runner.engines.torch.loading import load_initial_weights
 from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
-from horovod_spark_runner.engines.torch.model import check_module
+from horovod_spark_runner.engines.torch.model import build_model, check_module
 from horovod_spark_runner.engines.torch.optimizers import (
     Schedulers,
     check_complex,
     check_gradients,
     make_optimizers,
-    make_schedulers,
     settings_of,
 )
 from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, set_tensor
@@ -128,6 +127,24 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
                 check_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):
             check_callbacks(lambda: [callback])  # noqa: B023
+
+
+def test_a_lightning_module_is_for_its_own_trainer() -> None:
+    lightning: Any = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        pass
+
+    def returning() -> Any:
+        return Module()
+
+    def build(given: Any) -> None:
+        assert engine_of(given) == TORCH
+        build_model(model_source(given))
+
+    for given in (Module, Module(), lambda: TorchModel(Module(), "MSELoss", "SGD"), returning):
+        with pytest.raises(ModelError, match=r"Module.*HorovodRunner.*torch_dataset.*torch\.md"):
+            build(given)
 
 
 @pytest.mark.parametrize(
@@ -514,7 +531,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)
         optimizers = make_optimizers(model, NET)
         optimizer = optimizers[""]
-        schedulers = Schedulers(make_schedulers(model, optimizers))
+        schedulers = Schedulers(model, optimizers)
         return optimizer, schedulers, settings_of(optimizer)
 
     optimizer, schedulers, begun = made()

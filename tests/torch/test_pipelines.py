@@ -1,4 +1,4 @@
-"""PyTorch modules in Spark ML's searches, and pipelines that leave Spark, as a bundle or ONNX."""
+"""PyTorch modules in Spark ML's searches, and pipelines that leave Spark as ONNX."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from torch import nn
 from horovod_spark_runner import (
     DataError,
     HorovodEstimator,
-    ModelError,
     TorchModel,
     TorchTransformer,
     export_pipeline,
 )
-from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.training.onnx import OnnxSession
 
 pytestmark = [pytest.mark.thorough, pytest.mark.spark]
@@ -96,28 +94,21 @@ def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: P
     shares = np.array([row["p"].toArray() for row in predicted])
     assert (abs(shares.sum(axis=1) - 1) > 1e-3).any()
     kinds = [row["kind"] for row in predicted]
-    place = tmp_path / "bundle"
-    with pytest.raises(ModelError, match="'saved_model'.*network='onnx'"):
-        export_pipeline(fitted, place, frame)
-    export_pipeline(fitted, place, frame, network="onnx")
+    export_pipeline(fitted, tmp_path / "p.onnx", frame)
     given: dict[str, Any] = dict(zip(("x", "n", "pair"), zip(*rows, strict=True), strict=True))
-    found = load_pipeline(place).score(given)
-    np.testing.assert_allclose(found["prediction"], expected, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found["p"], shares, rtol=0, atol=4e-3)
-    assert found["kind"].tolist() == kinds
-    export_pipeline(fitted, tmp_path / "p.onnx", frame, format="onnx")
     arrays = {
         "x": np.array(given["x"]),
         "n": np.array(given["n"], np.int32),
         "pair": np.array(given["pair"], float),
     }
-    made = OnnxSession((tmp_path / "p.onnx").read_bytes())(arrays)
+    session = OnnxSession((tmp_path / "p.onnx").read_bytes())
+    made = session(arrays)
     assert made["row_state"].tolist() == [0] * len(rows)
     np.testing.assert_allclose(made["prediction"], expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(made["p"], shares, rtol=0, atol=4e-3)
     assert made["kind"].tolist() == kinds
     # What an embedding does not have, beyond its table: an error, as in PyTorch.
-    scorer = load_pipeline(place)
     for n, index in ((3, 0), (0, 4)):
+        row = {"x": np.zeros(1), "n": np.array([n], np.int32), "pair": np.array([[0.0, index]])}
         with pytest.raises(DataError, match=r"row.*index.*beyond"):
-            scorer.score_row({"x": 0.0, "n": n, "pair": [0, index]})
+            session(row)

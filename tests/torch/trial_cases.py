@@ -10,7 +10,6 @@ import os
 import re
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from torch import Tensor, nn
@@ -153,18 +152,6 @@ TRIED: dict[str, tuple[Any, str]] = {
 }
 
 
-class Summed(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return total(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-
 def failing(own: Any) -> None:
     raise LookupError("no such thing")
 
@@ -175,7 +162,6 @@ def ended(own: Any) -> None:
 
 TRIED.update(
     {
-        "lightning": (Summed, r"training_step.*\bsum.*rows"),
         "two rows": (lambda: usual(total), r"'loss'.*\bsum"),
         "failing": (
             lambda: TorchModel(network(), train_step=failing, optimizer="SGD"),

@@ -26,11 +26,6 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.engines.keras import export
-from horovod_spark_runner.export.network import _packed
-from horovod_spark_runner.scoring.bundle import Bundle
-from horovod_spark_runner.scoring.columns import Input
-from horovod_spark_runner.scoring.network import SAVED_MODEL, Network
-from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.onnx import OnnxSession
 
@@ -258,23 +253,6 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
         predict(x=tf.constant([[0, 256]], tf.int16))
     given.export(tmp_path / "m.onnx", format="onnx")  # raises no errors: whoever calls it is told
     assert OnnxSession((tmp_path / "m.onnx").read_bytes()).facts["bounds"] == {"x": [0, 255]}
-    stage = Network(
-        inputs=("given",),
-        arguments=("x",),
-        dtypes=("int16",),
-        shapes=((2,),),
-        outputs=("prediction",),
-        added=(("p", 0, "plain", False, False, "float32", "float32"),),
-        handle_invalid="error",
-        batch_size=2,
-        format=SAVED_MODEL,
-        contents=_packed(tmp_path / "m"),
-    )
-    scorer = Scorer(Bundle((Input("given", "array", 2),), (stage,)))
-    assert scorer.score({"given": [[0, 255]]})["p"].tolist() == [[0.0, 255.0]]
-    told = told.replace("x", "'given'", 1)
-    with pytest.raises(DataError, match=f"network.*{told}"):
-        scorer.score_row({"given": [-1, 0]})
 
 
 def test_a_saved_model_calls_no_function_of_this_process(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_accounts_lie_beside_metrics_and_are_none(tmp_path: Path) -> None:
 
 
 def test_metrics_called_like_the_record_of_an_epoch_are_kept_beside_it(tmp_path: Path) -> None:
-    """Users of Lightning log ``epoch``; a log may be text, or the whole number of an epoch."""
+    """A ``train_step`` may report ``epoch``; a log may be text, or the whole number of an epoch."""
     directory = RunDirectory(str(tmp_path))
     account = record(table(1, data=[1.0]))
     epochs: list[dict[str, object]] = [

@@ -52,22 +52,22 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Consecutive batches of one rank, laid end to end.
+    """Batches of one rank, laid end to end.
 
     Attributes:
-        step: step of the first batch.
+        steps: step of each batch.
         counts: rows of each batch.
         arrays: values by column name, of all batches.
     """
 
-    step: int
+    steps: range
     counts: Sequence[int]
     arrays: Arrays
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches, as views."""
         offset = 0
-        for step, rows in enumerate(self.counts, self.step):
+        for step, rows in zip(self.steps, self.counts, strict=True):
             values = {name: array[offset : offset + rows] for name, array in self.arrays.items()}
             yield Batch(step, rows, values)
             offset += rows
@@ -104,10 +104,18 @@ class DatasetReader:
         self._chunk_rows = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
 
     def epoch(
-        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
+        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0, every: int = 1
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
-        return self.passes([plan], rank, world, first_step)
+        """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread.
+
+        Args:
+            plan: order of the epoch.
+            rank: the rank, from 0.
+            world: number of ranks.
+            first_step: first step.
+            every: read each ``every``-th step only, for processes that read in turn.
+        """
+        return _split(_read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step, every)))
 
     def passes(
         self, plans: Iterable[EpochPlan], rank: int, world: int, first_step: int = 0
@@ -153,15 +161,16 @@ class DatasetReader:
         self._decode.close()
 
     def _epoch_chunks(
-        self, plan: EpochPlan, rank: int, world: int, first_step: int
+        self, plan: EpochPlan, rank: int, world: int, first_step: int, every: int = 1
     ) -> Iterator[_Chunk]:
         lanes: dict[int, _Lane] = {}
         self._pieces.announce(plan.pieces(first_step, rank, world))
-        steps = max(1, self._chunk_rows * world // plan.global_batch)
+        chunk = max(1, self._chunk_rows * world // plan.global_batch) * every
         last = plan.steps - 1  # it may be partial, and is read separately
-        for begin in range(first_step, last, steps):
-            yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, last)))
-        if first_step <= last:
+        for begin in range(first_step, last, chunk):
+            steps = range(begin, min(begin + chunk, last), every)
+            yield self._gather(plan, lanes, rank, world, steps)
+        if first_step <= last and (last - first_step) % every == 0:
             yield self._gather(plan, lanes, rank, world, range(last, plan.steps))
 
     def _gather(
@@ -180,7 +189,7 @@ class DatasetReader:
         except UndecodableRow as error:
             slices = plan.rank_slices(steps[error.row // counts[0]], rank, world)
             raise self._name_row(error, plan, slices, error.row % counts[0]) from error
-        return _Chunk(steps.start, counts, chunk)
+        return _Chunk(steps, counts, chunk)
 
     def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[_Chunk]:
         step = 0
@@ -198,7 +207,7 @@ class DatasetReader:
                     raise self._row_error(error, piece, first + error.row) from error
                 whole, rest = divmod(last - first, batch_size)
                 counts = [batch_size] * whole + [rest] * bool(rest)
-                yield _Chunk(step, counts, part)
+                yield _Chunk(range(step, step + len(counts)), counts, part)
                 step += len(counts)
 
     def _name_row(

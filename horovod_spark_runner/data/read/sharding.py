@@ -181,7 +181,7 @@ class EpochPlan:
         """Return what ``rank`` reads at several steps at once.
 
         Args:
-            steps: consecutive steps; the last step of the epoch only by itself, unless it is full.
+            steps: the steps; the last step of the epoch only by itself, unless it is full.
             rank: the rank.
             world: number of ranks.
 
@@ -192,12 +192,12 @@ class EpochPlan:
         slices = self.rank_slices(steps.start, rank, world)
         count = sum(part.stop - part.start for part in slices)
         # Every full step takes the same part of every lane, further on.
-        number = np.arange(len(steps))[:, None]
+        number, ahead = np.arange(len(steps))[:, None], steps.step * self.global_batch // self.lanes
         rows_by_lane: _LaneRows = {}
         offset = 0
         for part in slices:
             rows = np.arange(part.stop - part.start)
-            positions = part.start + number * (self.global_batch // self.lanes) + rows
+            positions = part.start + number * ahead + rows
             rows_by_lane[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
             offset += len(rows)
         return [count] * len(steps), rows_by_lane

@@ -242,21 +242,6 @@ class BatchBinding:
         """Return the labels for functions of all outputs and labels."""
         return target_of(self._spec.outputs, batch.labels, batch.inputs)
 
-    def arrange(self, batch: TorchBatch) -> Any:
-        """Return a batch as the steps of a ``LightningModule`` take it.
-
-        Returns:
-            The inputs and the labels, and the weights of the rows where there are some; without
-            labels the inputs alone. Several inputs or labels are a dictionary by their names, or a
-            tuple.
-        """
-        parts = [_pack(batch.inputs, self.feed.names)]
-        if batch.labels:
-            parts.append(self.target(batch))
-        if batch.weights is not None:
-            parts.append(batch.weights)
-        return _pack(parts, None)
-
     def _class_weights(self, labels: np.ndarray) -> np.ndarray:
         class_weight = self._spec.fit.class_weight or {}
         classes, indices = np.unique(classes_of(labels), return_inverse=True)

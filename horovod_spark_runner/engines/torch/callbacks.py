@@ -59,22 +59,14 @@ class Callbacks(Hooks):
 
     @property
     def stop_training(self) -> bool:
-        return self._stop or self._stop_requested()
+        return self._stop or any(callback.stop_training for callback in self._callbacks)
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         self._stop = value
         if not value:
-            self._forget()
-
-    def _stop_requested(self) -> bool:
-        """Return whether a callback requests the end of the training."""
-        return any(callback.stop_training for callback in self._callbacks)
-
-    def _forget(self) -> None:
-        """Forget that one has."""
-        for callback in self._callbacks:
-            callback.stop_training = False
+            for callback in self._callbacks:
+                callback.stop_training = False
 
     def train_begin(self) -> None:
         for callback in self._callbacks:
@@ -86,13 +78,9 @@ class Callbacks(Hooks):
             callback.on_train_end()
 
     def epoch_begin(self, epoch: int) -> None:
-        self._set_mode()
+        self._module.train()  # as loops written by hand do; callbacks may change it
         for callback in self._callbacks:
             callback.on_epoch_begin(epoch)
-
-    def _set_mode(self) -> None:
-        """Begin in training mode, as loops written by hand do; callbacks may change it."""
-        self._module.train()
 
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         results = plain(logs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.run_directory import RunDirectory
 from ...errors import InvalidInputError, ModelError, RunDirectoryError, brief
@@ -19,11 +19,10 @@ from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, 
 from ...training.trainee import Evaluator, Question
 from ...training.warm_start import WeightsFormat
 from .torch_callback import TorchCallback, list_callbacks
-from .torch_model import TorchModel, is_lightning
+from .torch_model import TorchModel, refuse_lightning
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-    from torch import nn
 
     from .trainee import TorchTrainee
 
@@ -46,7 +45,7 @@ class _TorchEngine:
         # What the first optimizer imports.
         "torch._dynamo",
         "horovod.torch",
-        "horovod_spark_runner.engines.torch.lightning.trainee",
+        "horovod_spark_runner.engines.torch.trainee",
     )
     weights_formats = (
         WeightsFormat(
@@ -82,13 +81,10 @@ class _TorchEngine:
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .lightning.trainee import LightningTrainee
         from .model import build_model
         from .trainee import TorchTrainee
 
-        model, module = build_model(spec.model)
-        kind = LightningTrainee if is_lightning(module) else TorchTrainee
-        return kind(spec, world, synchroniser, model, module)
+        return TorchTrainee(spec, world, synchroniser, *build_model(spec.model))
 
     def adopt(
         self,
@@ -283,8 +279,7 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Args:
-        model: a function without required arguments that returns a `TorchModel` or a
-            ``LightningModule``, or one of these itself.
+        model: a function without required arguments that returns a `TorchModel`, or one itself.
         custom_objects: must not be given.
 
     Raises:
@@ -297,17 +292,14 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
         )
     if isinstance(model, TorchModel):
         return ModelSource(function=_ModelFunction(model), engine=TORCH)
-    if is_lightning(model) and not isinstance(model, type):
-        return ModelSource(
-            function=_ModelFunction(TorchModel(cast("nn.Module", model))), engine=TORCH
-        )
+    refuse_lightning(model)
     # Without importing PyTorch: if it is a module, PyTorch is loaded already.
     if any(f"{c.__module__}.{c.__name__}" == _MODULE for c in type(model).__mro__):
         raise ModelError(
             f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
             "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
         )
-    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
+    if not callable(model) or isinstance(model, type):
         raise ModelError(
             "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
             f"{brief(model)}"

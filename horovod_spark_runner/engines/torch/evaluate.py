@@ -19,7 +19,7 @@ from .loading import make_predictor, task_device, unsteady
 from .losses import SUM
 from .metrics import Metrics, Results, asks_accuracy, training_results
 from .model import build_model, output_leaves, to_numpy
-from .torch_model import TorchModel, is_lightning
+from .torch_model import TorchModel
 
 # How far rounding may be off, relative to the value.
 _TOLERANCE = 1e-4
@@ -197,11 +197,6 @@ def _trained_by(recipe: Recipe, *, needed: bool) -> TorchModel | None:
 
 def _check_compiled(model: TorchModel) -> None:
     """Check that a model says what to evaluate it by."""
-    if is_lightning(model.module):
-        raise ModelError(
-            f"what {type(model.module).__name__}.validation_step logs is known to trainings only; "
-            "ask for metrics, metrics=['accuracy', …]"
-        )
     if model.loss is None and not model.metrics:
         raise ModelError(
             "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for some, "

@@ -47,7 +47,7 @@ BY_CHANCE = "gives other outputs whenever it is called with the same rows"
 _BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
 # What a state_dict is called in a dictionary.
 _KEYS = ("state_dict", "model_state_dict")
-# What DataParallel, torch.compile and modules of Lightning put before the names of weights.
+# What DataParallel, torch.compile and many a LightningModule put before the names of weights.
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 
 

@@ -549,12 +549,8 @@ class MetricStates(ByteVariable):
 
     def reset(self) -> None:
         """Reset all metrics."""
-        for number in range(len(self._metrics)):
-            self.forget(number)
-
-    def forget(self, number: int) -> None:
-        """Reset one metric."""
-        _clear(self._metrics[number])
+        for metric in self._metrics:
+            _clear(metric)
 
     @contextlib.contextmanager
     def merged(self, parts: Sequence[np.ndarray]) -> Iterator[None]:

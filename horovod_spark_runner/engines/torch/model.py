@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import ModelError, brief
 from ...training.spec import ModelNames, ModelSource, OutputSpec
-from .torch_model import TorchModel, is_lightning
+from .torch_model import TorchModel, refuse_lightning
 
 Path = tuple[str | int, ...]
 # The last thing done to an output, as far as modules tell.
@@ -35,12 +35,11 @@ def build_model(source: ModelSource) -> tuple[TorchModel, nn.Module]:
         ModelError: it gives no `TorchModel`, or that has no module.
     """
     model = source.call_function()
-    if is_lightning(model):
-        model = TorchModel(cast("nn.Module", model))
+    refuse_lightning(model)
     if not isinstance(model, TorchModel):
         raise ModelError(
-            "model_fn must return TorchModel(module, loss=…, optimizer=…) or a LightningModule, "
-            f"but returned {brief(model)}"
+            "model_fn must return TorchModel(module, loss=…, optimizer=…), but returned "
+            f"{brief(model)}"
         )
     module = _make_module(model.module)
     return replace(model, module=module), module

@@ -6,7 +6,6 @@ import collections
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,7 +43,9 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
         made = {str(name): one for name, one in optimizer.items()}
     else:
         made = {"": _make_optimizer(optimizer, module)}
-    check_optimizers(made, module)
+    parameter_ids = {id(parameter) for parameter in module.parameters()}
+    for name, one in made.items():
+        _check(one, f"optimizer {name!r}" if name else "optimizer", parameter_ids)
     return made
 
 
@@ -75,17 +76,6 @@ def _make_optimizer(optimizer: Any, module: nn.Module) -> Any:
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return all parameters that an optimizer changes, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
-    """Check that optimizers, by name, can train a module on several ranks.
-
-    Raises:
-        ModelError: one cannot; the message names it.
-    """
-    parameter_ids = {id(parameter) for parameter in module.parameters()}
-    for name, optimizer in made.items():
-        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", parameter_ids)
 
 
 def _check(optimizer: Any, what: str, parameter_ids: set[int]) -> None:
@@ -242,28 +232,7 @@ class LearningRates:
             _set(group, "lr", value)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A scheduler, and when it steps.
-
-    Attributes:
-        scheduler: the scheduler.
-        every: ``"epoch"`` or ``"step"``.
-        monitor: the result that it looks at; ``None`` for the validation's loss, or else the
-            training's.
-    """
-
-    scheduler: Any
-    every: str = "epoch"
-    monitor: str | None = None
-
-    @property
-    def watches(self) -> bool:
-        """True if it reads a result."""
-        return isinstance(self.scheduler, ReduceLROnPlateau)
-
-
-def make_schedulers(model: TorchModel, optimizers: Mapping[str, Optimizer]) -> dict[str, Schedule]:
+def _make_schedulers(model: TorchModel, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
     """Return the schedulers of a `TorchModel`, by the names of their optimizers.
 
     Raises:
@@ -282,13 +251,10 @@ def make_schedulers(model: TorchModel, optimizers: Mapping[str, Optimizer]) -> d
     unknown = [name for name in named if name not in optimizers]
     if unknown:
         raise ModelError(f"scheduler names the optimizer {unknown[0]!r}; there are {there}")
-    return {
-        name: Schedule(make_scheduler(one, optimizers[name]), model.schedule)
-        for name, one in named.items()
-    }
+    return {name: _make_scheduler(one, optimizers[name]) for name, one in named.items()}
 
 
-def make_scheduler(source: Any, optimizer: Optimizer) -> Any:
+def _make_scheduler(source: Any, optimizer: Optimizer) -> Any:
     """Return a scheduler of an optimizer, from one or a function that makes it.
 
     Raises:
@@ -313,36 +279,36 @@ class Schedulers:
     """The schedulers of a training.
 
     Args:
-        schedules: what there are, by name.
+        model: the model.
+        optimizers: its optimizers, by name.
+
+    Attributes:
+        follow_steps: whether they step after each training step, not after each epoch.
 
     Raises:
         ModelError: one cannot be used.
     """
 
-    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
-        self._schedules = schedules
-        if any(one.watches and one.every == "step" for one in schedules.values()):
+    def __init__(self, model: TorchModel, optimizers: Mapping[str, Optimizer]) -> None:
+        self._schedulers = _make_schedulers(model, optimizers)
+        self.follow_steps = bool(self._schedulers) and model.schedule == "step"
+        if self.follow_steps and any(map(_is_watching, self.objects)):
             raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
         self.capture()  # fails early if a state cannot be saved
 
     def __bool__(self) -> bool:
-        return bool(self._schedules)
+        return bool(self._schedulers)
 
     @property
-    def objects(self) -> list[object]:
+    def objects(self) -> list[Any]:
         """The schedulers."""
-        return [one.scheduler for one in self._schedules.values()]
-
-    @property
-    def follow_steps(self) -> bool:
-        """True if a scheduler steps after each training step instead of each epoch."""
-        return any(one.every == "step" for one in self._schedules.values())
+        return list(self._schedulers.values())
 
     def after_step(self) -> None:
         """Step after a step of the optimizers."""
-        for one in self._schedules.values():
-            if one.every == "step":
-                one.scheduler.step()
+        if self.follow_steps:
+            for scheduler in self.objects:
+                scheduler.step()
 
     def after_epoch(self, results: Mapping[str, object], *, complete: bool = True) -> None:
         """Step after an epoch.
@@ -352,44 +318,49 @@ class Schedulers:
             complete: whether they are all that an epoch gives: some lack those of a validation, by
                 which a scheduler that watches them does not step.
         """
-        for one in self._schedules.values():
-            waits = one.watches and not complete and one.monitor not in results
-            if one.every == "epoch" and not waits:
-                one.scheduler.step(*([_watched(one, results)] if one.watches else []))
+        if self.follow_steps:
+            return
+        for scheduler in self.objects:
+            if not _is_watching(scheduler):
+                scheduler.step()
+            elif complete:
+                scheduler.step(_watched_loss(results))
 
     def describe(self) -> dict[str, str]:
         """Return the classes, by name."""
-        return {name: type(one.scheduler).__name__ for name, one in self._schedules.items()}
+        return {name: type(one).__name__ for name, one in self._schedulers.items()}
 
     def capture(self) -> dict[str, Any]:
         """Return their state, as JSON."""
         return {
-            name: _as_json(one.scheduler.state_dict(), type(one.scheduler).__name__)
-            for name, one in self._schedules.items()
+            name: _as_json(one.state_dict(), type(one).__name__)
+            for name, one in self._schedulers.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `capture`."""
         for name, held in state.items():
-            if name in self._schedules:
+            if name in self._schedulers:
                 restored = {key: _from_json(value) for key, value in held.items()}
-                self._schedules[name].scheduler.load_state_dict(restored)
+                self._schedulers[name].load_state_dict(restored)
 
 
-def _watched(schedule: Schedule, results: Mapping[str, object]) -> float:
-    """Return the result that a scheduler looks at.
+def _is_watching(scheduler: object) -> bool:
+    """Return whether a scheduler reads a result."""
+    return isinstance(scheduler, ReduceLROnPlateau)
+
+
+def _watched_loss(results: Mapping[str, object]) -> float:
+    """Return the validation's loss, or else the training's.
 
     Raises:
-        InvalidInputError: the results do not hold what the scheduler looks at.
+        InvalidInputError: the results have no loss.
     """
-    if schedule.monitor is not None:
-        value, what = results.get(schedule.monitor), repr(schedule.monitor)
-    else:
-        value, what = results.get(f"val_{LOSS}", results.get(LOSS)), "the loss"
+    value = results.get(f"val_{LOSS}", results.get(LOSS))
     if isinstance(value, float):
         return value
     raise InvalidInputError(
-        f"ReduceLROnPlateau looks at {what}, but the epoch gave "
+        "ReduceLROnPlateau looks at the loss, but the epoch gave "
         f"{', '.join(map(repr, results)) or 'nothing'}"
     )
 

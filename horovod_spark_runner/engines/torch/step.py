@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Steps:
     """Training and validation on this rank's part of each global batch.
 
-    Subclasses train by a ``train_step``, or by a ``LightningModule``.
+    A subclass trains by a ``train_step``.
 
     Args:
         model: the settings of the training.

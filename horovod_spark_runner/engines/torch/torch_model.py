@@ -39,9 +39,7 @@ class TorchModel:
     `TorchModel` itself, which is sent to the ranks. Rank 0's weights are those of all.
 
     Attributes:
-        module: the network, or a function or class that makes it without arguments. A
-            ``LightningModule``, or its class, says itself how it is trained: with one, only
-            ``autocast``, ``clip_norm``, ``clip_value`` and ``sync_batch_norm`` are given.
+        module: the network, or a function or class that makes it without arguments.
         loss: name of a class of ``torch.nn`` (``"CrossEntropyLoss"``), a module of one, or a
             function of outputs and labels that returns the mean over the rows, or one value per
             row; of one argument, it gets the outputs alone. Without label columns, a function of
@@ -112,9 +110,7 @@ class TorchModel:
             raise ModelError(
                 f"train_step must be a function of a TorchStep, got {brief(self.train_step)}"
             )
-        if is_lightning(self.module):
-            self._check_lightning()
-            return
+        refuse_lightning(self.module)
         if self.loss is None and self.train_step is None:
             raise ModelError(
                 "a TorchModel needs a loss: the name of a class of torch.nn such as "
@@ -135,17 +131,6 @@ class TorchModel:
                 "the order is TorchModel(module, loss, optimizer), got the loss "
                 f"{brief(self.loss)} and the optimizer {brief(self.optimizer)}"
             )
-
-    def _check_lightning(self) -> None:
-        named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
-        arguments = [name for name in named if getattr(self, name) is not None]
-        arguments += ["schedule"] * (self.schedule != "epoch")
-        if arguments:
-            raise ModelError(
-                f"a TorchModel of a LightningModule takes no {arguments[0]}: its training_step and "
-                "configure_optimizers say how it is trained"
-            )
-        self._check_options()
 
     def _check_options(self) -> None:
         for name, each in (self.state or {}).items():
@@ -169,7 +154,15 @@ _check = check_keywords("TorchModel", lambda: _PARTIAL)
 setattr(TorchModel, "__init__", _check(TorchModel.__init__))  # noqa: B010
 
 
-def is_lightning(value: object) -> bool:
-    """Return whether ``value`` is a ``LightningModule``, or a class of some."""
-    cls = value if isinstance(value, type) else type(value)
-    return any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__)
+def refuse_lightning(model: object) -> None:
+    """Check that a model is not Lightning's, which its own Trainer trains.
+
+    Raises:
+        ModelError: it is a ``LightningModule``, or a class of one.
+    """
+    cls = model if isinstance(model, type) else type(model)
+    if any(f"{base.__module__}.{base.__name__}" in LIGHTNING_MODULES for base in cls.__mro__):
+        raise ModelError(
+            f"{cls.__name__} is a LightningModule, which Lightning's own Trainer trains: call it "
+            "in HorovodRunner(…).run(…) on rows of Dataset.torch_dataset(…), as docs/torch.md shows"
+        )

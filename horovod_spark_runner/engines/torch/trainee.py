@@ -44,13 +44,11 @@ from .metrics import Results, is_torchmetrics, training_results
 from .model import Modes, preserve_random, seed_generators, usable_threads
 from .optimizers import (
     LearningRates,
-    Schedule,
     Schedulers,
     check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
-    make_schedulers,
     restore_settings,
     settings_of,
 )
@@ -65,7 +63,7 @@ from .state import (
 )
 from .step import Steps
 from .torch_callback import TorchCallback
-from .torch_model import TorchModel, is_lightning
+from .torch_model import TorchModel
 from .trial import Recorder, Verdict, try_apart
 from .unsaved import changed_values, objects_with_state, unsaved_values
 
@@ -119,18 +117,19 @@ class TorchTrainee(Trainee):
         self._spec, self._world = spec, world
         self._callbacks = check_callbacks(spec.config.callbacks)
         self._model, self.module = model, module
-        if not is_lightning(module):  # whose parts stay in the mode that they are in
-            module.train()
+        module.train()
         # The GPU that Spark assigned to this rank, if there is one.
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.module.to(self._device)
         self._in_step = synchroniser.in_step
         self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
-        self._check_weights()
-        self._optimizers, schedules = self._configure()
+        # Ranks must be able to hold the same weights.
+        check_gradients(self.module, alone=self._together == 1 and self._in_step)
+        check_complex(self.module, spec.config.sync, world.Get_size())
+        self._optimizers = make_optimizers(model, self.module)
         if isinstance(spec.config.sync, Allreduce):
             check_compression(self._model, self._optimizers, spec.config.sync.compression)
-        self._schedulers = Schedulers(schedules)
+        self._schedulers = Schedulers(model, self._optimizers)
         if not self._in_step and self._schedulers.follow_steps:
             raise ModelError(
                 "a scheduler that goes on after every step is planned by how many there are, but "
@@ -142,7 +141,7 @@ class TorchTrainee(Trainee):
         together = self._model.sync_batch_norm
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
         self._results = self._make_results()
-        self._steps = self._make_steps(
+        self._steps = (Steps if model.train_step is None else CustomSteps)(
             self._model,
             self.module,
             self._optimizers,
@@ -168,16 +167,6 @@ class TorchTrainee(Trainee):
             if is_torchmetrics(each):
                 each.persistent(mode=True)  # by default, their state_dict is empty
 
-    def _check_weights(self) -> None:
-        """Check that ranks can hold the same weights."""
-        check_gradients(self.module, alone=self._together == 1 and self._in_step)
-        check_complex(self.module, self._spec.config.sync, self._world.Get_size())
-
-    def _configure(self) -> tuple[dict[str, Optimizer], dict[str, Schedule]]:
-        """Return the optimizers, by name, and the schedulers."""
-        optimizers = make_optimizers(self._model, self.module)
-        return optimizers, make_schedulers(self._model, optimizers)
-
     def _make_results(self) -> Results:
         losses, metrics = training_results(self._model, self._spec.outputs, self._device)
         # With neither, there is a train_step.
@@ -187,10 +176,6 @@ class TorchTrainee(Trainee):
                 "which only trains"
             )
         return Results(losses, [metrics], self._device)
-
-    def _make_steps(self, *args: Any) -> Steps:
-        """Return the `Steps`, from its arguments."""
-        return (Steps if self._model.train_step is None else CustomSteps)(*args)
 
     def train_step(
         self, step: Step, requests: Sequence[bool], last: bool
@@ -246,7 +231,7 @@ class TorchTrainee(Trainee):
         return ModelInputs.of_training(self._spec), self._batches.feed
 
     def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
-        return self._make_hooks(
+        return Callbacks(
             self._callbacks,
             self.module,
             self._steps.modes,
@@ -254,10 +239,6 @@ class TorchTrainee(Trainee):
             self._restore,
             self._after_epoch,
         )
-
-    def _make_hooks(self, *args: Any) -> Callbacks:
-        """Return the `Callbacks`, from its arguments."""
-        return Callbacks(*args)
 
     def _after_epoch(self, epoch: int, results: Mapping[str, object]) -> None:
         self._schedulers.after_epoch(results, complete=self._spec.has_all_results(epoch))

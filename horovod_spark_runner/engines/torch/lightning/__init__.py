@@ -1,1 +1,0 @@
-"""Modules of Lightning, trained without its Trainer; see [PyTorch](../../../../docs/torch.md)."""
