@@ -39,7 +39,9 @@ from horovod_spark_runner.engines.torch.engine import check_callback_argument, m
 from horovod_spark_runner.engines.torch.loading import load_initial_weights
 from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
 from horovod_spark_runner.engines.torch.model import build_model, check_module
+from horovod_spark_runner.engines.torch.named_states import NamedStates
 from horovod_spark_runner.engines.torch.optimizers import (
+    OptimizerSettings,
     Schedulers,
     check_complex,
     check_gradients,
@@ -525,23 +527,21 @@ def test_weights_that_lie_otherwise_in_memory_are_those_of_rank_0() -> None:
     ],
 )
 def test_a_scheduler_goes_on_from_json(make: Any) -> None:
-    from horovod_spark_runner.engines.torch.optimizers import restore_settings
-
-    def made() -> tuple[Any, Schedulers, list[dict[str, Any]]]:
+    def made() -> tuple[Any, Schedulers, NamedStates]:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)
         optimizers = make_optimizers(model, NET)
         optimizer = optimizers[""]
         schedulers = Schedulers(model, optimizers)
-        return optimizer, schedulers, settings_of(optimizer)
+        held = {"settings": OptimizerSettings([optimizer]), **schedulers.by_name}
+        return optimizer, schedulers, NamedStates(held, {}, None)
 
-    optimizer, schedulers, begun = made()
+    optimizer, schedulers, states = made()
     for _ in range(2):
         optimizer.step()
         schedulers.after_epoch({"loss": 1.0})
-    kept = json.loads(json.dumps([begun, settings_of(optimizer), schedulers.capture()]))
-    again, others, _ = made()
-    restore_settings(again, kept[0], kept[1])
-    others.restore(kept[2])
+    packed, arrays = states.capture()
+    again, others, restored = made()
+    restored.restore(json.loads(json.dumps(packed)), arrays)
     for loss in (1.0, 0.5, 0.5, 0.5):
         for one, each in ((optimizer, schedulers), (again, others)):
             one.step()

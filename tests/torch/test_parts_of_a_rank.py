@@ -474,7 +474,7 @@ class Annealed(nn.Linear):
 def test_changed_values_that_no_checkpoint_holds_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from horovod_spark_runner.engines.torch import trainee as module
+    from horovod_spark_runner.engines.torch import unsaved as module
 
     notices: list[str] = []
     monkeypatch.setattr(module, "notify", notices.append)
@@ -506,7 +506,7 @@ def test_memory_of_a_step_is_reported_whatever_it_is_kept_in(
 ) -> None:
     from torch.optim.swa_utils import AveragedModel
 
-    from horovod_spark_runner.engines.torch import trainee as module
+    from horovod_spark_runner.engines.torch import unsaved as module
 
     notices: list[str] = []
     monkeypatch.setattr(module, "notify", notices.append)
@@ -556,7 +556,7 @@ def test_memory_of_a_step_is_reported_whatever_it_is_kept_in(
 
 
 def test_state_of_torchmetrics_is_kept_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_spark_runner.engines.torch import trainee as module
+    from horovod_spark_runner.engines.torch import named_states as module
 
     torchmetrics = pytest.importorskip("torchmetrics")
     first, second = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
@@ -573,10 +573,11 @@ def test_state_of_torchmetrics_is_kept_and_compared(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "notify", notices.append)
 
     def gathered(value: Any) -> list[Any]:
-        return [value, {name: ("other", []) for name in value} if "seen" in value else value]
+        large, small = value
+        return [value, (large, {name: ("other", []) for name in small})]
 
     world = SimpleNamespace(allgather=gathered, bcast=lambda value: value, Get_rank=lambda: 0)
-    one._world = world
+    one._states._world = world
     hooks = one.hooks(steps=1, resumed=False)
     for _ in range(2):
         hooks.capture()
@@ -603,7 +604,7 @@ def test_a_scheduler_that_watches_a_validation_steps_where_there_was_one() -> No
         other.hooks(steps=1, resumed=True).restore(*hooks.capture())
         one, other = other, one
     assert one._rates.read() == [group["lr"] for group in alone.param_groups]
-    assert one._schedulers.capture()[""]["best"] == 2.0
+    assert one._schedulers.by_name[""].best == 2.0
 
 
 @pytest.mark.parametrize(

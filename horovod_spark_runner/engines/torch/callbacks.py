@@ -11,7 +11,7 @@ from ...storage.arrays import Arrays
 from ...training.progress import Logs, plain
 from ...training.trainee import Hooks
 from .model import Modes
-from .packing import pack_state, unpack_state
+from .named_states import NamedStates
 from .torch_callback import TorchCallback, list_callbacks
 
 
@@ -33,8 +33,8 @@ class Callbacks(Hooks):
         callbacks: the callbacks, the same on all ranks.
         module: what they watch.
         modes: its modes.
-        capture: returns the other state as JSON, and adds its arrays to those given.
-        restore: takes that over.
+        states: what is kept of the training, with the callbacks' own states.
+        before_capture: is called before these are captured.
         after_epoch: receives the number and the results of an epoch.
     """
 
@@ -45,13 +45,13 @@ class Callbacks(Hooks):
         callbacks: Sequence[TorchCallback],
         module: nn.Module,
         modes: Modes,
-        capture: Callable[[Arrays], dict[str, Any]],
-        restore: Callable[[Mapping[str, Any], Arrays], None],
+        states: NamedStates,
+        before_capture: Callable[[], None],
         after_epoch: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
         self._module, self._modes = module, modes
-        self._capture, self._restore = capture, restore
+        self._states, self._before_capture = states, before_capture
         self._after_epoch = after_epoch
         self._stop = False
         steps = TorchCallback.on_step_end
@@ -100,18 +100,8 @@ class Callbacks(Hooks):
             callback.on_step_end(number, dict(logs or {}))
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
-        arrays: Arrays = {}
-        states = {
-            name: pack_state(callback.state_dict(), name, arrays, type(callback).__name__)
-            for name, callback in self._named()
-        }
-        return {"callbacks": states, "training": self._capture(arrays)}, arrays
+        self._before_capture()
+        return self._states.capture()
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
-        self._restore(state["training"], arrays)
-        for name, callback in self._named():
-            if name in state["callbacks"]:
-                callback.load_state_dict(unpack_state(state["callbacks"][name], arrays))
-
-    def _named(self) -> list[tuple[str, TorchCallback]]:
-        return [(f"{n:03d}.{type(each).__name__}", each) for n, each in enumerate(self._callbacks)]
+        self._states.restore(state, arrays)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -194,20 +193,32 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def restore_settings(
-    optimizer: Optimizer, initial: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
-) -> None:
-    """Restore an optimizer's rates, and its settings that training has changed, from a checkpoint.
+class OptimizerSettings:
+    """Optimizers' rates, and their other settings that training has changed.
 
     Args:
-        optimizer: as this call made it.
-        initial: the initial settings of the checkpoint's training.
-        now: those when it was taken.
+        optimizers: as the model was built with them.
     """
-    for group, first, last in zip(optimizer.param_groups, initial, now, strict=True):
-        for key, value in last.items():
-            if key in _RATES or (key in group and first.get(key) != value):
-                _set(group, key, value)
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._initial = self._read()
+
+    def _read(self) -> list[list[dict[str, Any]]]:
+        return [settings_of(optimizer) for optimizer in self._optimizers]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings, those of the beginning and those of now."""
+        return {"initial": self._initial, "now": self._read()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the rates, and what had changed."""
+        every = zip(self._optimizers, state["initial"], state["now"], strict=True)
+        for optimizer, initial, now in every:
+            for group, first, last in zip(optimizer.param_groups, initial, now, strict=True):
+                for key, value in last.items():
+                    if key in _RATES or (key in group and first.get(key) != value):
+                        _set(group, key, value)
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
@@ -283,6 +294,7 @@ class Schedulers:
         optimizers: its optimizers, by name.
 
     Attributes:
+        by_name: the schedulers, by the names of their optimizers.
         follow_steps: whether they step after each training step, not after each epoch.
 
     Raises:
@@ -290,19 +302,18 @@ class Schedulers:
     """
 
     def __init__(self, model: TorchModel, optimizers: Mapping[str, Optimizer]) -> None:
-        self._schedulers = _make_schedulers(model, optimizers)
-        self.follow_steps = bool(self._schedulers) and model.schedule == "step"
+        self.by_name = _make_schedulers(model, optimizers)
+        self.follow_steps = bool(self.by_name) and model.schedule == "step"
         if self.follow_steps and any(map(_is_watching, self.objects)):
             raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
-        self.capture()  # fails early if a state cannot be saved
 
     def __bool__(self) -> bool:
-        return bool(self._schedulers)
+        return bool(self.by_name)
 
     @property
     def objects(self) -> list[Any]:
         """The schedulers."""
-        return list(self._schedulers.values())
+        return list(self.by_name.values())
 
     def after_step(self) -> None:
         """Step after a step of the optimizers."""
@@ -328,21 +339,7 @@ class Schedulers:
 
     def describe(self) -> dict[str, str]:
         """Return the classes, by name."""
-        return {name: type(one).__name__ for name, one in self._schedulers.items()}
-
-    def capture(self) -> dict[str, Any]:
-        """Return their state, as JSON."""
-        return {
-            name: _as_json(one.state_dict(), type(one).__name__)
-            for name, one in self._schedulers.items()
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from `capture`."""
-        for name, held in state.items():
-            if name in self._schedulers:
-                restored = {key: _from_json(value) for key, value in held.items()}
-                self._schedulers[name].load_state_dict(restored)
+        return {name: type(one).__name__ for name, one in self.by_name.items()}
 
 
 def _is_watching(scheduler: object) -> bool:
@@ -366,39 +363,23 @@ def _watched_loss(results: Mapping[str, object]) -> float:
 
 
 def _as_json(value: Any, what: str) -> Any:
-    """Return the state of an optimizer or a scheduler as JSON, without the optimizer itself.
+    """Return a setting of an optimizer as JSON.
 
     Args:
-        value: what it keeps.
-        what: what that is, for messages.
+        value: the setting.
+        what: what it is of, for messages.
 
     Raises:
-        ModelError: something is no number, text, or list or dictionary of these.
+        ModelError: it is neither a number nor a text, nor a list or dictionary of these.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, collections.Counter):
-        return {_COUNTER: sorted(value.items())}
     if isinstance(value, (list, tuple)):
         return [_as_json(each, what) for each in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {
-            key: _as_json(each, f"{what}.{key}")
-            for key, each in value.items()
-            if key != "optimizer"
-        }
+        return {key: _as_json(each, f"{what}.{key}") for key, each in value.items()}
     raise ModelError(
         f"{what} is {brief(value)}, which checkpoints cannot hold: they are arrays and JSON"
     )
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if set(value) == {_COUNTER}:
-            return collections.Counter(dict(map(tuple, value[_COUNTER])))
-        return {key: _from_json(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_from_json(each) for each in value]
-    return value

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ...errors import ModelError
 from ...storage.arrays import Arrays
@@ -14,13 +16,15 @@ from .state import as_array, as_tensor
 
 # The keys of what JSON has no form of.
 _TENSOR, _ARRAY, _DICT, _TUPLE, _FLOAT = "tensor", "array", "dict", "tuple", "float"
+_COUNTER = "counter"
 
 
 def pack_state(value: object, name: str, arrays: Arrays, owner: str) -> Any:
     """Return a state as JSON.
 
     Args:
-        value: dictionaries, lists and tuples of tensors, arrays, numbers, strings and ``None``.
+        value: dictionaries, counters, lists and tuples of tensors, arrays, numbers, strings and
+            ``None``. Optimizers in it are left out.
         name: begins the names of its arrays.
         arrays: receives its tensors and arrays.
         owner: what the state is of, for messages.
@@ -34,15 +38,15 @@ def pack_state(value: object, name: str, arrays: Arrays, owner: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, dict):
-        return {
-            _DICT: [
-                [
-                    pack_state(key, f"{name}/key", arrays, owner),
-                    pack_state(item, f"{name}/{number}", arrays, owner),
-                ]
-                for number, (key, item) in enumerate(value.items())
+        items = [
+            [
+                pack_state(key, f"{name}/key", arrays, owner),
+                pack_state(item, f"{name}/{number}", arrays, owner),
             ]
-        }
+            for number, (key, item) in enumerate(value.items())
+            if not isinstance(item, Optimizer)  # of a scheduler that keeps its own
+        ]
+        return {_COUNTER if isinstance(value, collections.Counter) else _DICT: items}
     if isinstance(value, list | tuple):
         items = [
             pack_state(item, f"{name}/{number}", arrays, owner) for number, item in enumerate(value)
@@ -70,8 +74,9 @@ def unpack_state(packed: Any, arrays: Arrays) -> Any:
         return as_tensor(arrays[held])
     if kind == _ARRAY:
         return np.array(arrays[held])
-    if kind == _DICT:
-        return {unpack_state(key, arrays): unpack_state(item, arrays) for key, item in held}
+    if kind in (_DICT, _COUNTER):
+        items = {unpack_state(key, arrays): unpack_state(item, arrays) for key, item in held}
+        return items if kind == _DICT else collections.Counter(items)
     if kind == _TUPLE:
         return tuple(unpack_state(held, arrays))
     return float(held)

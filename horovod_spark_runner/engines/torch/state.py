@@ -242,9 +242,28 @@ def saved_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any]
     return places
 
 
-def trained_in(module: nn.Module) -> dict[str, bool]:
-    """Return which parameters of a module require gradients, by name."""
-    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+class TrainedParameters:
+    """Which parameters of a module require gradients, where training has changed that.
+
+    Args:
+        module: the module, as it was built.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._initial = self._read()
+
+    def _read(self) -> dict[str, bool]:
+        return {name: each.requires_grad for name, each in self._module.named_parameters()}
+
+    def state_dict(self) -> dict[str, bool]:
+        """Return those that have changed, by name."""
+        return dict(self._read().items() - self._initial.items())
+
+    def load_state_dict(self, state: Mapping[str, bool]) -> None:
+        """Take over those that had changed."""
+        for name, trained in state.items():
+            self._module.get_parameter(name).requires_grad_(trained)
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

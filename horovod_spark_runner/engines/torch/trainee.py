@@ -15,16 +15,14 @@ from torch.optim import Optimizer
 
 from ...checkpoint.config_diff import ModelChanges
 from ...checkpoint.model_state import Variable
-from ...checkpoint.rank_state import JOIN, SMALL
+from ...checkpoint.rank_state import JOIN
 from ...checkpoint.run_directory import RunDirectory
 from ...cluster.worker import side_process
 from ...cluster.worker.reporting import notify
 from ...config.sync import Allreduce
-from ...errors import EnvironmentProblem, ModelError, RanksDivergedError
-from ...storage.arrays import Arrays
+from ...errors import EnvironmentProblem, ModelError
 from ...sync.mpi import shares_gpu
 from ...sync.synchroniser import Synchroniser
-from ...training.agreement import checksum
 from ...training.epochs import Step
 from ...training.part_comparison import Values
 from ...training.progress import Logs
@@ -42,30 +40,28 @@ from .exchange import TensorCollectives
 from .loading import load_initial_weights
 from .metrics import Results, is_torchmetrics, training_results
 from .model import Modes, preserve_random, seed_generators, usable_threads
+from .named_states import NamedStates
 from .optimizers import (
     LearningRates,
+    OptimizerSettings,
     Schedulers,
     check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
-    restore_settings,
-    settings_of,
 )
-from .packing import pack_state, unpack_state
 from .state import (
     TorchVariables,
+    TrainedParameters,
     compare_models,
     describe_model,
     generators,
     separate_generators,
-    trained_in,
 )
 from .step import Steps
-from .torch_callback import TorchCallback
 from .torch_model import TorchModel
 from .trial import Recorder, Verdict, try_apart
-from .unsaved import changed_values, objects_with_state, unsaved_values
+from .unsaved import UnsavedWatch, keeps_state
 
 
 def begin(seed: int) -> None:
@@ -85,10 +81,6 @@ def begin(seed: int) -> None:
     # A copy of a warm process counted the cores before this rank was bound to its own.
     torch.set_num_threads(usable_threads())
     seed_generators(seed)
-
-
-# Of values that a warning names.
-_MOST_SHOWN = 5
 
 
 class TorchTrainee(Trainee):
@@ -153,19 +145,34 @@ class TorchTrainee(Trainee):
         )
         every = list(self._optimizers.values())
         self.variables = TorchVariables(self.module, every)
-        self._initial_settings = [settings_of(optimizer) for optimizer in every]
-        self._initially_trained = trained_in(self.module)
         self._last_rates: list[float] = []
         self._tried = False
-        # Rank 0 reports them for all.
-        saved = [self.module, *self.saved_objects]
-        self._beside = [] if self._world.Get_rank() else objects_with_state(saved)
-        self._unsaved = {} if self._world.Get_rank() else self._find_unsaved()
-        self._reported: set[str] = set()
-        self._warned_of_unequal = False
         for each in (self._model.state or {}).values():
             if is_torchmetrics(each):
                 each.persistent(mode=True)  # by default, their state_dict is empty
+        self._states = self._name_states()
+        # Rank 0 warns for all.
+        self._unsaved = None
+        if world.Get_rank() == 0:
+            functions = self._steps.step_functions()
+            self._unsaved = UnsavedWatch(
+                self.module, functions, self._callbacks, self.saved_objects
+            )
+
+    def _name_states(self) -> NamedStates:
+        given = {f"state/{name}": one for name, one in (self._model.state or {}).items()}
+        objects = {
+            **given,
+            "settings": OptimizerSettings(self.optimizers),
+            **{f"schedulers/{name}": one for name, one in self._schedulers.by_name.items()},
+            "trained": TrainedParameters(self.module),
+            **{
+                f"callbacks/{number:03d}.{type(one).__name__}": one
+                for number, one in enumerate(self._callbacks)
+            },
+        }
+        shared = {f"state/{name}": name for name in self._model.state or {}}
+        return NamedStates(objects, shared, self._world)
 
     def _make_results(self) -> Results:
         losses, metrics = training_results(self._model, self._spec.outputs, self._device)
@@ -235,115 +242,13 @@ class TorchTrainee(Trainee):
             self._callbacks,
             self.module,
             self._steps.modes,
-            self._capture,
-            self._restore,
+            self._states,
+            self._unsaved.warn if self._unsaved else lambda: None,
             self._after_epoch,
         )
 
     def _after_epoch(self, epoch: int, results: Mapping[str, object]) -> None:
         self._schedulers.after_epoch(results, complete=self._spec.has_all_results(epoch))
-
-    def _warn_of_unsaved(self) -> None:
-        """Warn of values that checkpoints do not hold, each once, if training has changed them."""
-        if self._world.Get_rank():
-            return
-        now = self._find_unsaved()
-        owners = tuple(self._reported)
-        changed = [n for n in changed_values(self._unsaved, now) if not n.endswith(owners)]
-        self._reported.update(name.partition(" in ")[2] or name for name in changed)
-        self._unsaved = {**now, **self._unsaved}
-        if changed:
-            shown = ", ".join(changed[:_MOST_SHOWN]) + (" …" if changed[_MOST_SHOWN:] else "")
-            notify(
-                f"training has changed values that are not in checkpoints: {shown}. A resumed run "
-                "starts with their first values, and each rank has its own. Make what the training "
-                "depends on a persistent buffer of the module, or keep it in an object with "
-                "state_dict and load_state_dict, TorchModel(state={…})"
-            )
-
-    def _find_unsaved(self) -> dict[str, bytes]:
-        """Return fingerprints of what checkpoints do not hold, by name."""
-        # Attributes of callbacks without a state_dict of their own.
-        stateless = [one for one in self._callbacks if not _keeps_state(one)]
-        others = {
-            f"callback {type(one).__name__}": {
-                **vars(type(one)),
-                **vars(one),
-                "stop_training": None,
-            }
-            for one in stateless
-        }
-        searched = [*self._steps.step_functions(), others]
-        return unsaved_values(self.module, searched, self.saved_objects, self._beside)
-
-    def _capture(self, arrays: Arrays) -> dict[str, Any]:
-        self._warn_of_unsaved()
-        state = {
-            name: pack_state(each.state_dict(), f"state/{name}", arrays, f"state {name!r}")
-            for name, each in (self._model.state or {}).items()
-        }
-        self._check_large(arrays)
-        self._warn_of_unequal(state, arrays)
-        return {
-            "state": state,
-            "begun": self._initial_settings,
-            "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
-            "schedulers": self._schedulers.capture(),
-            "trained": dict(trained_in(self.module).items() - self._initially_trained.items()),
-        }
-
-    def _check_large(self, arrays: Arrays) -> None:
-        """Check that large arrays of `TorchModel.state`, of which rank 0's are saved, are equal.
-
-        Raises:
-            RanksDivergedError: one differs; on all ranks.
-        """
-        large = {name: a for name, a in arrays.items() if a.nbytes > SMALL}
-        sums = {name: checksum(array) for name, array in large.items() if name.startswith("state/")}
-        first = self._world.bcast(sums)
-        differing = [
-            name for name in sums.keys() | first.keys() if sums.get(name) != first.get(name)
-        ]
-        ranks = [rank for rank, differs in enumerate(self._world.allgather(differing)) if differs]
-        if ranks:
-            raise RanksDivergedError(
-                f"large tensors of TorchModel(state=…) differ between rank 0 and rank {ranks[0]}, "
-                "and checkpoints hold those of rank 0: let them follow from what all ranks share"
-            )
-
-    def _warn_of_unequal(self, state: Mapping[str, object], arrays: Arrays) -> None:
-        """Warn once of objects of `TorchModel.state` that differ between ranks."""
-        if not state or self._warned_of_unequal:
-            return
-        # Large arrays are equal: `_check_large` has compared them.
-        small = {key: array for key, array in arrays.items() if array.nbytes <= SMALL}
-        sums = {
-            name: (
-                repr(packed),
-                [checksum(a) for key, a in small.items() if key.startswith(f"state/{name}")],
-            )
-            for name, packed in state.items()
-        }
-        others = self._world.allgather(sums)
-        unequal = [repr(name) for name in sums if any(one[name] != sums[name] for one in others)]
-        self._warned_of_unequal = bool(unequal)
-        if unequal and self._world.Get_rank() == 0:
-            notify(
-                f"{', '.join(unequal)} of TorchModel(state=…) differ between ranks, and each keeps "
-                "its own: let them follow from what all ranks share, if the training depends on "
-                "them"
-            )
-
-    def _restore(self, state: Mapping[str, Any], arrays: Arrays) -> None:
-        for name, each in (self._model.state or {}).items():
-            if name in state["state"]:
-                each.load_state_dict(unpack_state(state["state"][name], arrays))
-        every = self._optimizers.values()
-        for optimizer, initial, now in zip(every, state["begun"], state["now"], strict=True):
-            restore_settings(optimizer, initial, now)
-        self._schedulers.restore(state["schedulers"])
-        for name, trained in state["trained"].items():
-            self.module.get_parameter(name).requires_grad_(trained)
 
     @property
     def _rates(self) -> LearningRates:
@@ -437,7 +342,7 @@ class TorchTrainee(Trainee):
         metrics = self._model.metrics or ()
         held = metrics.values() if isinstance(metrics, Mapping) else metrics
         state = (self._model.state or {}).values()
-        callbacks = filter(_keeps_state, self._callbacks)
+        callbacks = filter(keeps_state, self._callbacks)
         others = [*self._schedulers.objects, *callbacks, *self._results.objects]
         return [*self.optimizers, *others, *state, *held]
 
@@ -492,7 +397,3 @@ class _TorchTracer(Timeline):
         file = folder / f"{socket.gethostname()}.{name}.pt.trace.json"
         self._profiler.export_chrome_trace(str(file))
         self._profiler = None
-
-
-def _keeps_state(callback: TorchCallback) -> bool:
-    return type(callback).state_dict is not TorchCallback.state_dict

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...cluster.worker.reporting import notify
 from ...storage.arrays import Arrays
 from .metrics import is_torchmetrics
 from .packing import pack_state
 from .state import as_array, saved_buffers
+from .torch_callback import TorchCallback
 
 # What PyTorch itself keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -37,8 +39,68 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 _MOST_PARTS, _MOST_OBJECTS, _DEPTH = 100, 10_000, 8
 # Numbers and the like, of which a fingerprint is the text.
 _PLAIN = (bool, int, float, str, np.number)
+# Of values that a warning names.
+_MOST_SHOWN = 5
 # About so many elements of a tensor are compared.
 _SAMPLED = 50_000
+
+
+class UnsavedWatch:
+    """Warns of values that checkpoints do not hold, if training has changed them.
+
+    Args:
+        module: the module.
+        functions: the user's functions that a step calls.
+        callbacks: the callbacks; those without a state of their own are searched.
+        saved: objects beside the module that checkpoints hold.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        functions: Sequence[object],
+        callbacks: Sequence[TorchCallback],
+        saved: Sequence[object],
+    ) -> None:
+        self._module, self._functions = module, functions
+        self._callbacks = [one for one in callbacks if not keeps_state(one)]
+        self._saved = saved
+        self._beside = objects_with_state([module, *saved])
+        self._known = self._find()
+        self._reported: set[str] = set()
+
+    def warn(self) -> None:
+        """Warn of values that have changed, of each once."""
+        now = self._find()
+        owners = tuple(self._reported)
+        changed = [n for n in changed_values(self._known, now) if not n.endswith(owners)]
+        self._reported.update(name.partition(" in ")[2] or name for name in changed)
+        self._known = {**now, **self._known}
+        if changed:
+            shown = ", ".join(changed[:_MOST_SHOWN]) + (" …" if changed[_MOST_SHOWN:] else "")
+            notify(
+                f"training has changed values that are not in checkpoints: {shown}. A resumed run "
+                "starts with their first values, and each rank has its own. Make what the training "
+                "depends on a persistent buffer of the module, or keep it in an object with "
+                "state_dict and load_state_dict, TorchModel(state={…})"
+            )
+
+    def _find(self) -> dict[str, bytes]:
+        others = {
+            f"callback {type(one).__name__}": {
+                **vars(type(one)),
+                **vars(one),
+                "stop_training": None,
+            }
+            for one in self._callbacks
+        }
+        searched = [*self._functions, others]
+        return _unsaved_values(self._module, searched, self._saved, self._beside)
+
+
+def keeps_state(callback: TorchCallback) -> bool:
+    """Return whether a callback has a ``state_dict`` of its own."""
+    return type(callback).state_dict is not TorchCallback.state_dict
 
 
 def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str, Tensor]:
@@ -54,7 +116,7 @@ def unsaved_buffers(module: nn.Module, functions: Iterable[object]) -> dict[str,
     }
 
 
-def unsaved_values(
+def _unsaved_values(
     module: nn.Module,
     functions: Iterable[object],
     saved: Iterable[object] = (),
