@@ -32,7 +32,7 @@ from .errors import (
 if TYPE_CHECKING:
     from .api import run_training
     from .cluster.driver.result import RunResult
-    from .cluster.worker.reporting import report_progress
+    from .cluster.worker.reporting import attempt, report_progress
     from .config.data import DataOptions
     from .config.launch import LaunchOptions, MpiOptions
     from .config.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD, PowerSGD, Threshold, TopK
@@ -76,6 +76,7 @@ _LAZY = {
     "TorchModel": ".engines.torch.torch_model",
     "TorchTransformer": ".model.torch_transformer",
     "TrainingPlan": ".planning.plan",
+    "attempt": ".cluster.worker.reporting",
     "export_pipeline": ".export.pipeline",
     "plan_training": ".planning.call",
     "prepare_dataset": ".dataset",
@@ -128,6 +129,7 @@ __all__ = [
     "TrainingPlan",
     "UnreachableError",
     "__version__",
+    "attempt",
     "export_pipeline",
     "plan_training",
     "prepare_dataset",

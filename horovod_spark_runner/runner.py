@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint.retry_policy import Attempt
 from .cluster.driver.launch import chosen_launcher
 from .cluster.driver.result import RunResult
 from .config.fields import derive, from_table, setting
 from .config.importable import explain_misfit
 from .config.launch import LaunchSettings
-from .config.validators import Kind
+from .config.training import RestartOptions, check_min_workers
+from .config.validators import Kind, options_of
 from .errors import InvalidInputError
 from .observe.console import Console
+from .run.attempts import available_workers, ending_of, numbered, repeat
 from .storage.filesystem import Location
 
 if TYPE_CHECKING:
@@ -42,6 +46,12 @@ class HorovodRunner(LaunchSettings):
     ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
     """
 
+    restarts: RestartOptions = setting(
+        RestartOptions(),
+        options_of(RestartOptions),
+        "see `RestartOptions`: after a rank, executor or host was lost, the function is called "
+        "again on every rank, and `attempt` returns 2; it resumes from what it has saved itself.",
+    )
     spark: SparkSession | None = setting(
         None, _SESSION, "session to run in; the active one by default.", shown=False
     )
@@ -60,7 +70,7 @@ class HorovodRunner(LaunchSettings):
 
         Raises:
             InvalidInputError: the function does not take these arguments, or it or one of them
-                cannot be sent to the workers.
+                cannot be sent to the workers; or ``min_workers`` is more than there are.
             EnvironmentProblem: something is not installed or set up.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
             RankFailedError: a rank raised, exited, was killed or lost; names the first, with
@@ -74,15 +84,33 @@ class HorovodRunner(LaunchSettings):
             raise InvalidInputError(
                 f"the function cannot be called with the arguments of run: {wrong}{hint}"
             )
+        if self.num_workers is not None:
+            check_min_workers(self.num_workers, self.restarts)
         # Slots have other working directories, and perhaps homes.
         logs = None if self.log_dir is None else str(Location(self.log_dir))
-        return chosen_launcher().launch(
-            self.spark,
-            # The slots get no session.
-            derive(LaunchSettings, self, log_dir=logs),
-            function,
-            args,
-            kwargs,
-            Console(f"run {next(_numbers)}", quiet=not self.stream_logs),
-            workers=self.num_workers,
-        )
+        # The slots get no session.
+        settings = derive(LaunchSettings, self, log_dir=logs)
+        launcher, done = chosen_launcher(), list[Attempt]()
+
+        def attempt() -> RunResult:
+            began, workers = time.time(), self.num_workers
+            try:
+                if done and workers is not None:
+                    workers = available_workers(
+                        launcher, self.spark, settings, workers, self.restarts
+                    )
+                return launcher.launch(
+                    self.spark,
+                    numbered(settings, len(done) + 1),
+                    function,
+                    args,
+                    kwargs,
+                    Console(f"run {next(_numbers)}", quiet=not self.stream_logs),
+                    workers=workers,
+                )
+            except BaseException as error:
+                ending = ending_of(error)
+                done.append(Attempt(len(done) + 1, workers or 0, began, time.time(), 0, 0, *ending))
+                raise
+
+        return repeat(attempt, done, self.restarts)

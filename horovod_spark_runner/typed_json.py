@@ -201,6 +201,8 @@ def _reader(hint: object, exactly: bool) -> _Reader:
         return _class_reader(hint, exactly)
     if origin is tuple and arguments[1:] == (...,):
         return functools.partial(_tuple, _reader(arguments[0], exactly))
+    if origin is tuple:
+        return functools.partial(_each, [_reader(one, exactly) for one in arguments])
     if origin in (list, Sequence):
         return lambda value: list(_tuple(_reader(arguments[0], exactly), value))
     if origin in (dict, Mapping) and arguments[0] is str:
@@ -226,7 +228,13 @@ def _class_reader(cls: type, exactly: bool) -> _Reader:
         return lambda value: _by_fields(value, cls, exactly)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    raise TypeError(f"{cls} cannot be read from JSON")
+    return functools.partial(_instance, cls)  # which is beside the JSON
+
+
+def _instance(cls: type, value: object) -> object:
+    if not isinstance(value, cls):
+        raise _unexpected(cls.__name__, value)
+    return value
 
 
 def _object(value: object) -> dict[str, object]:
@@ -239,6 +247,12 @@ def _tuple(read: _Reader, value: object) -> tuple[object, ...]:
     if type(value) is not list:
         raise _unexpected("a list", value)
     return tuple(map(read, value))
+
+
+def _each(reads: list[_Reader], value: object) -> tuple[object, ...]:
+    if type(value) is not list or len(value) != len(reads):
+        raise _unexpected(f"a list of {len(reads)}", value)
+    return tuple(read(one) for read, one in zip(reads, value, strict=True))
 
 
 def _dict(read: _Reader, value: object) -> dict[str, object]:

@@ -298,6 +298,7 @@ def test_public_names() -> None:
         "TrainingPlan",
         "UnreachableError",
         "__version__",
+        "attempt",
         "export_pipeline",
         "plan_training",
         "prepare_dataset",
@@ -350,6 +351,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "RunResult",
     "RunResult.result",
     "TrainingPlan.as_json",
+    "attempt",
     "report_progress",
 }
 

@@ -161,9 +161,9 @@ def describe_attempts(attempts: Sequence[Attempt]) -> list[str]:
     lines = []
     for attempt in attempts:
         cause = f": {attempt.cause}" if attempt.cause else ""
+        steps = f", steps {attempt.first_step} to {attempt.last_step}" if attempt.last_step else ""
         lines.append(
             f"  attempt {attempt.number}, {attempt.workers} ranks, "
-            f"{attempt.ended - attempt.started:.0f} s, steps {attempt.first_step} to "
-            f"{attempt.last_step}: {attempt.ending}{cause}"
+            f"{attempt.ended - attempt.started:.0f} s{steps}: {attempt.ending}{cause}"
         )
     return lines

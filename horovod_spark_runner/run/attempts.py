@@ -1,4 +1,4 @@
-"""A training as a series of attempts, each resuming from the newest checkpoint."""
+"""A run as a series of attempts; each of a training resumes from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.launch import Launcher
 from ..cluster.driver.result import RunResult
 from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
+from ..cluster.worker.reporting import ATTEMPT
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (
@@ -94,6 +95,68 @@ class _StepObserver:
         self.console.close()
 
 
+def repeat(
+    attempt: Callable[[], RunResult],
+    done: Sequence[Attempt],
+    restarts: RestartOptions,
+    pause: Callable[[float], None] = time.sleep,
+) -> RunResult:
+    """Make attempts until one succeeds, or another would not help; return its result.
+
+    Args:
+        attempt: makes one, and adds it to ``done``.
+        done: those of this call.
+        restarts: options of restarts.
+        pause: waits for so many seconds.
+
+    Raises:
+        HorovodSparkError: the last attempt's error, with a line for each attempt.
+    """
+    while True:
+        try:
+            return attempt()
+        except HorovodSparkError as error:
+            decision = decide(done, restarts, time.time())
+            if decision.restart_at is None:
+                if len(done) > 1 and isinstance(error, RunFailedError):
+                    tried = "\n".join(describe_attempts(done))
+                    error.args = (f"{error}\n\nAttempts:\n{tried}",)
+                raise
+            logger.warning("%s: %s", decision.reason, _first_line(error))
+        pause(max(0.0, decision.restart_at - time.time()))
+
+
+def available_workers(
+    launcher: Launcher,
+    spark: SparkSession | None,
+    launch: LaunchSettings,
+    wanted: int,
+    restarts: RestartOptions,
+) -> int:
+    """Return for how many of the wanted ranks of a restart there are slots now.
+
+    It waits for the executors that replace lost ones; then it may be fewer ranks, and the next
+    restart requests all again.
+
+    Raises:
+        NotEnoughSlotsError: there are too few.
+    """
+    try:
+        launcher.await_slots(spark, launch, wanted)
+    except NotEnoughSlotsError as error:
+        ranks = wanted * error.found // error.asked
+        if ranks < (restarts.min_workers or wanted):
+            raise
+        logger.warning("continuing with %d ranks instead of %d", ranks, wanted)
+        return ranks
+    return wanted
+
+
+def numbered(launch: LaunchSettings, number: int) -> LaunchSettings:
+    """Return settings by which ranks know the number of their attempt; see `attempt`."""
+    return replace(launch, env={**launch.env, ATTEMPT: str(number)})
+
+
 @dataclass
 class Attempts:
     """Runs one training until it is finished or must not be restarted.
@@ -146,15 +209,7 @@ class Attempts:
         Raises:
             HorovodSparkError: the last attempt's error, with a line for each attempt.
         """
-        while True:
-            try:
-                return self._attempt(spec)
-            except HorovodSparkError as error:
-                decision = decide(self.done, self.restarts, time.time())
-                if decision.restart_at is None:
-                    raise self._add_attempts(error) from error.__cause__
-                logger.warning("%s: %s", decision.reason, _first_line(error))
-                self.pause(max(0.0, decision.restart_at - time.time()))
+        return repeat(lambda: self._attempt(spec), self.done, self.restarts, self.pause)
 
     def _attempt(self, spec: TrainingSpec) -> RunResult:
         newest = self._newest(spec)
@@ -163,14 +218,18 @@ class Attempts:
         observer = _StepObserver(self.console, first_step, self.followers)
         attempt = self._begin(spec.workers, first_step)
         try:
-            workers = self._available_workers(spec.workers)
+            workers = spec.workers
+            if self.done:
+                workers = available_workers(
+                    self.launcher, self.spark, self.launch, workers, self.restarts
+                )
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
             spec = replace(spec, attempt=AttemptSpec(newest, self.lease.begin_attempt()))
             tries_apart = engine_named(spec.engine).tries_apart
             result = self.launcher.launch(
                 self.spark,
-                self.launch,
+                numbered(self.launch, len(self.done) + 1),
                 try_and_train_rank if tries_apart else train_rank,
                 (spec,),
                 {},
@@ -187,7 +246,7 @@ class Attempts:
                     "max_restarts"
                 )
         except BaseException as error:
-            self._close(observer.reached(attempt), *_ending(error))
+            self._close(observer.reached(attempt), *ending_of(error))
             raise
         self._close(observer.reached(attempt), FINISHED)
         return result
@@ -218,23 +277,6 @@ class Attempts:
             self._close(self._begin(spec.workers, first_step), classify(error), _first_line(error))
             raise
 
-    def _available_workers(self, wanted: int) -> int:
-        """Return for how many of the wanted ranks there are slots now.
-
-        The first attempt uses all. A restart waits for the executors that replace lost ones; then
-        it may use fewer ranks, and the next restart requests all again.
-        """
-        if self.done:
-            try:
-                self.launcher.await_slots(self.spark, self.launch, wanted)
-            except NotEnoughSlotsError as error:
-                ranks = wanted * error.found // error.asked
-                if ranks < (self.restarts.min_workers or wanted):
-                    raise
-                logger.warning("continuing with %d ranks instead of %d", ranks, wanted)
-                return ranks
-        return wanted
-
     def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
         self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))
         self._write()
@@ -248,15 +290,8 @@ class Attempts:
         except OSError as error:  # the run does not depend on it
             logger.warning("%s could not be written: %s", self.directory.attempts, error)
 
-    def _add_attempts(self, error: HorovodSparkError) -> HorovodSparkError:
-        """Add the attempts to the message."""
-        if len(self.done) > 1 and isinstance(error, RunFailedError):
-            tried = "\n".join(describe_attempts(self.done))
-            error.args = (f"{error}\n\nAttempts:\n{tried}",)
-        return error
 
-
-def _ending(error: BaseException) -> tuple[str, str]:
+def ending_of(error: BaseException) -> tuple[str, str]:
     """Return the ending of an attempt that raised ``error``, and its cause in one line."""
     if isinstance(error, HorovodSparkError):
         return classify(error), _first_line(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -20,6 +21,7 @@ from horovod_spark_runner import (
     InvalidInputError,
     MpiOptions,
     RankFailedError,
+    RestartOptions,
     RunFailedError,
 )
 from horovod_spark_runner.cluster.driver.result import PHASES
@@ -338,3 +340,37 @@ def test_slots_find_each_other_through_spark_where_the_driver_cannot_help(
     assert [r["rank"] for r in run.results] == [0, 1]
     assert {r["sum"] for r in run.results} == {1.0}
     assert run.timings["all_gather"] > 0
+
+
+def count_to_four(folder: str, raised: bool) -> list[int]:
+    """Return the attempts that have counted, by one rank; it dies, or raises, on its way."""
+    from mpi4py import MPI
+
+    from horovod_spark_runner import attempt
+
+    place = Path(folder, "counted")
+    for _ in range(4):
+        counted = json.loads(place.read_text()) if place.exists() else []
+        if len(counted) == 4:
+            break
+        if len(counted) == 2 and attempt() == 1 and MPI.COMM_WORLD.Get_rank() == 1:
+            if raised:
+                raise ValueError("its own")
+            os.kill(os.getpid(), signal.SIGKILL)
+        MPI.COMM_WORLD.Barrier()
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            place.write_text(json.dumps([*counted, attempt()]))
+        MPI.COMM_WORLD.Barrier()
+    return json.loads(place.read_text())  # type: ignore[no-any-return]
+
+
+def test_a_function_is_called_again_after_a_rank_was_killed(spark: Any, tmp_path: Path) -> None:
+    once = RestartOptions(max_restarts=1, backoff_seconds=0.0)
+    runner = HorovodRunner(2, restarts=once)
+    assert runner.run(count_to_four, str(tmp_path), raised=False).results == ([1, 1, 2, 2],) * 2
+    (tmp_path / "counted").unlink()
+    with pytest.raises(RankFailedError, match="ValueError: its own") as raised:
+        runner.run(count_to_four, str(tmp_path), raised=True)
+    assert "Attempts" not in str(raised.value)  # its own errors would come again
+    with pytest.raises(InvalidInputError, match="min_workers=3"):
+        HorovodRunner(2, restarts=RestartOptions(min_workers=3)).run(count_to_four, "", True)

@@ -358,7 +358,9 @@ class Launcher(Protocol):
         """Prepare the ranks of a later `launch`; returns at once."""
         ...
 
-    def await_slots(self, spark: SparkSession, options: LaunchSettings, workers: int) -> None:
+    def await_slots(
+        self, spark: SparkSession | None, options: LaunchSettings, workers: int
+    ) -> None:
         """Wait for the executors that replace lost ones.
 
         Raises:
@@ -413,8 +415,10 @@ class SparkLauncher:
 
         inheriting_thread(spark, run, "hsr-warm-up").start()
 
-    def await_slots(self, spark: SparkSession, options: LaunchSettings, workers: int) -> None:
-        check_slots(spark, options, workers, replacing=True)
+    def await_slots(
+        self, spark: SparkSession | None, options: LaunchSettings, workers: int
+    ) -> None:
+        check_slots(spark or active_session(), options, workers, replacing=True)
 
     def launch(
         self,

@@ -5,6 +5,7 @@ Reports are advice, not data: one that cannot be sent is dropped, never waited f
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Protocol
@@ -12,6 +13,8 @@ from typing import Protocol
 from ...typed_json import to_json
 from ..protocol.messages import Alive, Notice, RankReport
 
+# Variable of a rank: the number of its attempt.
+ATTEMPT = "HSR_ATTEMPT"
 # Minimum of seconds between two reports of progress.
 _PROGRESS_SECONDS = 0.5
 _last_progress = 0.0
@@ -31,6 +34,14 @@ def connect(sink: _Sink | None) -> None:
     """Send this process's reports to ``sink``; ``None`` drops them, as outside a run."""
     global _sink
     _sink = sink
+
+
+def attempt() -> int:
+    """Return the number of this attempt, from 1: on a rank, how often the run has begun.
+
+    A function that `HorovodRunner` restarts resumes from what it has saved itself.
+    """
+    return int(os.environ.get(ATTEMPT, "1"))
 
 
 def report_progress() -> None:
