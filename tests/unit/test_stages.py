@@ -93,7 +93,7 @@ def test_values_as_a_file_takes_them() -> None:
         Input("a", "array", 2),
         Input("b", "boolean"),
     ]
-    values = {
+    values: dict[str, list[Any]] = {
         "n": [1, None, -(2**31)],
         "t": ["ä", None, ""],
         "a": [[1, 2], [1], [None, 2]],  # of another size, and with a null in it: null in Spark
