@@ -80,7 +80,7 @@ def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, stage.inputs) for name in stage.outputs]
 
 
-def onnx_of(
+def build_onnx(
     inputs: Sequence[Input], stages: Sequence[Stage], columns: Sequence[str] | None = None
 ) -> bytes:
     """Return a pipeline as an ONNX file.
