@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, ModelError
 from .onnx_builder import TEXT
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField
 
 # Spark's types of numbers -> NumPy's.
@@ -73,6 +74,29 @@ def kind_of(field: StructField) -> str | None:
     if type_name in _DTYPES:
         return type_name
     return _ARRAY if type_name in _ARRAY_TYPES else None
+
+
+def vector_size(frame: DataFrame, field: StructField) -> int:
+    """Return the elements of a column's vectors or arrays, from its metadata or its first row.
+
+    Raises:
+        ModelError: neither tells.
+    """
+    from pyspark.sql import functions as F
+
+    metadata = field.metadata.get("ml_attr", {})
+    if "num_attrs" in metadata:
+        return int(metadata["num_attrs"])
+    if "attrs" in metadata:
+        return sum(len(group) for group in metadata["attrs"].values())
+    column = F.col("`" + field.name.replace("`", "``") + "`")
+    row = frame.select(column).where(column.isNotNull()).first()
+    if row is None:
+        raise ModelError(
+            f"column {field.name!r} holds nothing but null, so the size of its vectors is not "
+            "known; give a DataFrame with a value"
+        )
+    return len(row[0])
 
 
 def onnx_inputs(

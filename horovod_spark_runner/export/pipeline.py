@@ -16,9 +16,9 @@ from ..storage.filesystem import Location
 from ..storage.folders import check_free_file, convert_save_errors
 from ..training.engine import ONNX, SUFFIXES
 from ..training.onnx import check_installed
-from .columns import Input, kind_of
+from .columns import Input, kind_of, vector_size
 from .onnx_network import Network
-from .readers import READERS, WITHOUT, Fitted, vector_size
+from .readers import READERS, WITHOUT, Fitted
 from .stages import Stage, StringIndexer
 
 if TYPE_CHECKING:
