@@ -21,7 +21,7 @@ _Reader = Callable[[object], object]
 _KIND = "kind"
 # Limits of JSON: levels of lists and objects, values in one text, and bits of integers, which all
 # have a float.
-MAX_DEPTH, MAX_VALUES, MAX_BITS = 100, 8_000_000, 1000
+MAX_DEPTH, _MAX_VALUES, _MAX_BITS = 100, 8_000_000, 1000
 
 
 class MessageError(ValueError):
@@ -98,8 +98,8 @@ def load_json(text: str | bytes) -> Any:
 
 def _within_limits(text: str | bytes) -> object:
     marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
-    if (count := sum(map(text.count, marks))) > MAX_VALUES:  # type: ignore[arg-type]
-        raise ValueError(f"it has about {count:,} values; at most {MAX_VALUES:,} are read")
+    if (count := sum(map(text.count, marks))) > _MAX_VALUES:  # type: ignore[arg-type]
+        raise ValueError(f"it has about {count:,} values; at most {_MAX_VALUES:,} are read")
     too_deep = f"its lists and objects are nested more than {MAX_DEPTH} deep"
     try:
         value = json.loads(text, parse_int=_integer)
@@ -117,8 +117,8 @@ def _within_limits(text: str | bytes) -> object:
 
 
 def _integer(text: str) -> int:
-    if len(text) > MAX_BITS or (value := int(text)).bit_length() > MAX_BITS:
-        raise ValueError(f"the integer {text:.20} has more than {MAX_BITS} bits")
+    if len(text) > _MAX_BITS or (value := int(text)).bit_length() > _MAX_BITS:
+        raise ValueError(f"the integer {text:.20} has more than {_MAX_BITS} bits")
     return value
 
 

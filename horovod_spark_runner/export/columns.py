@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, ModelError
 from .onnx_builder import TEXT
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField
 
 # Spark's types of numbers -> NumPy's.
-DTYPES = {
+_DTYPES = {
     "boolean": "bool",
     "tinyint": "int8",
     "smallint": "int16",
@@ -24,7 +25,7 @@ DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-VECTOR, ARRAY = "vector", "array"
+VECTOR, _ARRAY = "vector", "array"
 # Arrays of numbers that float64 holds exactly.
 _ARRAY_TYPES = tuple(
     f"array<{kind}>" for kind in ("tinyint", "smallint", "int", "float", "double", "boolean")
@@ -52,12 +53,12 @@ class Input:
     @property
     def dtype(self) -> str:
         """NumPy's type of it in the ONNX file, or ``"string"``."""
-        return TEXT if self.kind == TEXT else DTYPES.get(self.kind, "float64")
+        return TEXT if self.kind == TEXT else _DTYPES.get(self.kind, "float64")
 
     @property
     def holds_vectors(self) -> bool:
         """Whether a value is a vector or an array."""
-        return self.kind in (VECTOR, ARRAY)
+        return self.kind in (VECTOR, _ARRAY)
 
 
 def kind_of(field: StructField) -> str | None:
@@ -70,9 +71,32 @@ def kind_of(field: StructField) -> str | None:
     if isinstance(field.dataType, StringType | CharType | VarcharType):
         return TEXT
     type_name = str(field.dataType.simpleString())
-    if type_name in DTYPES:
+    if type_name in _DTYPES:
         return type_name
-    return ARRAY if type_name in _ARRAY_TYPES else None
+    return _ARRAY if type_name in _ARRAY_TYPES else None
+
+
+def vector_size(frame: DataFrame, field: StructField) -> int:
+    """Return the elements of a column's vectors or arrays, from its metadata or its first row.
+
+    Raises:
+        ModelError: neither tells.
+    """
+    from pyspark.sql import functions as F
+
+    metadata = field.metadata.get("ml_attr", {})
+    if "num_attrs" in metadata:
+        return int(metadata["num_attrs"])
+    if "attrs" in metadata:
+        return sum(len(group) for group in metadata["attrs"].values())
+    column = F.col("`" + field.name.replace("`", "``") + "`")
+    row = frame.select(column).where(column.isNotNull()).first()
+    if row is None:
+        raise ModelError(
+            f"column {field.name!r} holds nothing but null, so the size of its vectors is not "
+            "known; give a DataFrame with a value"
+        )
+    return len(row[0])
 
 
 def onnx_inputs(
@@ -100,7 +124,7 @@ def onnx_inputs(
 
 def _to_plain(one: Input, value: Any) -> Any:
     """Return a value as numbers or text; ``None`` for null, and for an array that does not fit."""
-    if one.kind == ARRAY and value is not None and (len(value) != one.size or None in value):
+    if one.kind == _ARRAY and value is not None and (len(value) != one.size or None in value):
         return None
     if one.kind == VECTOR and value is not None and len(value) != one.size:
         raise DataError(

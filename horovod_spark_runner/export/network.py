@@ -16,11 +16,11 @@ from ..model.params import prediction_settings
 from ..model.transformer import TrainedTransformer
 from ..storage.filesystem import Location
 from ..training.engine import ONNX, engine_named
-from .onnx_network import Network
+from .onnx_network import Network, NetworkColumn
 from .readers import Fitted
 
 
-def network(fitted: Fitted) -> Network:
+def read_network(fitted: Fitted) -> Network:
     """Return a transformer with its network as an ONNX file; its framework is imported.
 
     Raises:
@@ -65,7 +65,7 @@ def network(fitted: Fitted) -> Network:
         shapes=tuple(column.shape for column in recipe.columns),
         results=results,
         added=tuple(
-            (
+            NetworkColumn(
                 one.output,
                 one.holds,
                 one.scores,

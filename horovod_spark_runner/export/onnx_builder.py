@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ModelError
 
-OPSET, ML_OPSET, IR_VERSION = 18, 4, 8
+OPSET, ML_OPSET, _IR_VERSION = 18, 4, 8
 ML = "ai.onnx.ml"
 TEXT = "string"
 # ONNX holds vectors with their zeros: up to so many elements.
@@ -35,7 +35,7 @@ class Graph:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.opset: int | None = None
-        self.ir_version = IR_VERSION
+        self.ir_version = _IR_VERSION
         self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:

@@ -15,14 +15,14 @@ import numpy as np
 
 from .._version import __version__
 from ..errors import InvalidInputError, ModelError
-from ..training.onnx import METADATA
+from ..training.onnx import METADATA, ROWS
 from .columns import NULL, Input
 from .onnx_builder import ML, ML_OPSET, OPSET, TEXT, Graph, Rows, Values, element_type
 from .onnx_network import Network
 from .stages import Stage, StringIndexer
 
 _FORMAT = 1
-STATE, ROWS = "row_state", "rows"
+STATE = "row_state"
 
 
 def _wanted_columns(stages: Sequence[Stage], columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, stage.inputs) for name in stage.outputs]
 
 
-def onnx_of(
+def build_onnx(
     inputs: Sequence[Input], stages: Sequence[Stage], columns: Sequence[str] | None = None
 ) -> bytes:
     """Return a pipeline as an ONNX file.

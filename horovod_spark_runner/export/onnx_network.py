@@ -16,6 +16,27 @@ from .stages import ERROR, SKIP, Stage
 
 
 @dataclass(frozen=True)
+class NetworkColumn:
+    """How a column is made that a network adds.
+
+    Attributes:
+        result: the number of the result that it is made of.
+        holds: what it holds: the result as it is, or a class, say.
+        scores: whether the result is scores of classes, and not their probabilities.
+        scalar: whether the result is one number per row.
+        dtype: NumPy's type of the column; ``"string"`` for text.
+        computed: name of the type that the model computes the result in.
+    """
+
+    result: int
+    holds: str
+    scores: bool
+    scalar: bool
+    dtype: str
+    computed: str
+
+
+@dataclass(frozen=True)
 class _Output:
     """One output of the network's graph.
 
@@ -23,16 +44,16 @@ class _Output:
         subject: its name in errors.
         data: the tensor.
         dtype: NumPy's type of it, or ``"string"``.
-        computed: name of the type that the model computes it in.
         width: elements per row.
-        others: which rows it is not asked about, if that is some.
+        made: how the column is made of it.
+        others: the rows that the network does not score, if any.
     """
 
     subject: str
     data: str
     dtype: str
-    computed: str
     width: int
+    made: NetworkColumn
     others: str | None
 
 
@@ -45,9 +66,7 @@ class Network(Stage):
         dtypes: NumPy's type of each, as the model was trained; ``"string"`` for text.
         shapes: shape of one row's value of each.
         results: what the network calls its outputs.
-        added: for each column that it adds, the number of the result it is made of, and how: what
-            it holds, whether that is of scores, one number per row, its type, and the type computed
-            in.
+        added: how each column is made that it adds.
         handle_invalid: what becomes of rows with null, or values that do not fit: ``"error"``,
             ``"skip"`` the row, or ``"keep"`` it with null.
         contents: the network as an ONNX file.
@@ -57,7 +76,7 @@ class Network(Stage):
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     results: tuple[str, ...]
-    added: tuple[tuple[int, str, bool, bool, str, str], ...]
+    added: tuple[NetworkColumn, ...]
     handle_invalid: str
     contents: bytes = field(repr=False)
 
@@ -86,15 +105,9 @@ class Network(Stage):
         ]
         results = _merge(rows, self, whole, arguments)
         others = graph.add("Not", scored) if valid is not None else None
-        for name, (number, holds, scores, scalar, dtype, computed) in zip(
-            self.outputs, self.added, strict=True
-        ):
-            data, kind, width = results[number]
-            output = _Output(f"column {name!r}", data, kind, computed, width, others)
-            if holds == PLAIN:
-                column = _plain(rows, name, output, scalar, dtype)
-            else:
-                column = _of_scores(rows, output, scalar, scores, holds)
+        for name, made in zip(self.outputs, self.added, strict=True):
+            output = _Output(f"column {name!r}", *results[made.result], made, others)
+            column = _plain(rows, output) if made.holds == PLAIN else _of_scores(rows, output)
             rows.columns[name] = replace(column, valid=valid)
 
 
@@ -238,44 +251,44 @@ def _merge(
     return outputs
 
 
-def _plain(rows: Rows, name: str, output: _Output, scalar: bool, dtype: str) -> Values:
+def _plain(rows: Rows, output: _Output) -> Values:
     """Return an output as it is."""
-    graph = rows.graph
+    graph, scalar, dtype = rows.graph, output.made.scalar, output.made.dtype
     if dtype == TEXT and not scalar:
-        raise ModelError(f"column {name!r} holds lists of strings, which ONNX has not")
+        raise ModelError(f"{output.subject} holds lists of strings, which ONNX does not have")
     data = graph.shaped(output.data, -1) if scalar else graph.shaped(output.data, 0, output.width)
     if dtype != output.dtype:
         data = graph.cast(data, dtype)
     return Values(data, dtype, None if scalar else output.width)
 
 
-def _of_scores(rows: Rows, output: _Output, scalar: bool, scores: bool, holds: str) -> Values:
+def _of_scores(rows: Rows, output: _Output) -> Values:
     """Return an output as a vector, the likeliest class, or probabilities or scores of classes."""
-    graph = rows.graph
+    graph, holds = rows.graph, output.made.holds
     data = graph.cast(graph.shaped(output.data, 0, output.width), "float64")
     if holds == VECTOR:
         return Values(data, "float64", output.width)
-    probable = holds == PROBABILITY
-    if scalar:
-        classes, count = _of_two(rows, output, data, scores, probable), 2
+    if output.made.scalar:
+        classes, count = _of_two(rows, output, data), 2
     else:
-        classes, count = _of_several(rows, output, data, scores, probable), output.width
+        classes, count = _of_several(rows, output, data), output.width
     if holds == CLASS:
         best = graph.add("ArgMax", classes, axis=1, keepdims=0)
         return Values(graph.cast(best, "float64"), "float64")
     return Values(classes, "float64", count)
 
 
-def _of_two(rows: Rows, output: _Output, value: str, scores: bool, probable: bool) -> str:
-    graph = rows.graph
+def _of_two(rows: Rows, output: _Output, value: str) -> str:
+    """Return the values of both classes from an output that describes class 1."""
+    graph, scores = rows.graph, output.made.scores
     one = graph.constant(1.0)
     if scores:
         right = graph.add("Not", graph.add("IsNaN", value))
     else:
         low = graph.add("GreaterOrEqual", value, graph.constant(0.0))
         right = graph.add("And", low, graph.add("LessOrEqual", value, one))
-    _check(rows, output, graph.shaped(right, -1), scores)
-    if scores and not probable:
+    _check(rows, output, graph.shaped(right, -1))
+    if scores and output.made.holds != PROBABILITY:
         return graph.add("Concat", graph.add("Neg", value), value, axis=1)
     if scores:
         power = graph.add("Exp", graph.add("Neg", value))
@@ -283,31 +296,33 @@ def _of_two(rows: Rows, output: _Output, value: str, scores: bool, probable: boo
     return graph.add("Concat", graph.add("Sub", one, value), value, axis=1)
 
 
-def _of_several(rows: Rows, output: _Output, data: str, scores: bool, probable: bool) -> str:
-    graph = rows.graph
+def _of_several(rows: Rows, output: _Output, data: str) -> str:
+    """Return an output's value of each class."""
+    graph, scores = rows.graph, output.made.scores
     axis = graph.constant(np.array([1], np.int64))
     if scores:
         nan = graph.cast(graph.add("IsNaN", data), "float64")
         count = graph.add("ReduceSum", nan, axis, keepdims=0)
         right = graph.add("Equal", count, graph.constant(0.0))
     else:
-        tolerance = TOLERANCE[output.computed]
+        tolerance = TOLERANCE[output.made.computed]
         least = graph.add("ReduceMin", data, axis, keepdims=0)
         low = graph.add("GreaterOrEqual", least, graph.constant(-tolerance))
         total = graph.add("ReduceSum", data, axis, keepdims=0)
         apart = graph.add("Abs", graph.add("Sub", total, graph.constant(1.0)))
         near = graph.add("LessOrEqual", apart, graph.constant(tolerance))
         right = graph.add("And", low, near)
-    _check(rows, output, right, scores)
-    if not (scores and probable):
+    _check(rows, output, right)
+    if not scores or output.made.holds != PROBABILITY:
         return data
     largest = graph.add("ReduceMax", data, axis, keepdims=1)
     powers = graph.add("Exp", graph.add("Sub", data, largest))
     return graph.add("Div", powers, graph.add("ReduceSum", powers, axis, keepdims=1))
 
 
-def _check(rows: Rows, output: _Output, right: str, scores: bool) -> None:
-    problem = "the model gives " + ("scores that are no numbers" if scores else "no probabilities")
+def _check(rows: Rows, output: _Output, right: str) -> None:
+    """Make rows errors for which the network gives NaN as a score, or invalid probabilities."""
+    problem = "the model gives " + ("a score of NaN" if output.made.scores else "no probabilities")
     if output.others is not None:
         right = rows.graph.add("Or", right, output.others)
     rows.check(output.subject, right, problem)

@@ -16,9 +16,9 @@ from ..storage.filesystem import Location
 from ..storage.folders import check_free_file, convert_save_errors
 from ..training.engine import ONNX, SUFFIXES
 from ..training.onnx import check_installed
-from .columns import Input, kind_of
+from .columns import Input, kind_of, vector_size
 from .onnx_network import Network
-from .readers import READERS, WITHOUT, Fitted, vector_size
+from .readers import READERS, WITHOUT, Fitted
 from .stages import Stage, StringIndexer
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def export_pipeline(
         )
     check_free_file(location, mode)
     check_installed("onnx")
-    from .onnx_model import onnx_of
+    from .onnx_model import build_onnx
     from .verification import compare_with_spark
 
     stages = list(_read(_flat(pipeline_model), frame))
     inputs = list(_inputs(stages, frame))
-    contents = onnx_of(inputs, stages, columns)
+    contents = build_onnx(inputs, stages, columns)
     compare_with_spark(contents, pipeline_model, frame, inputs, stages)
     with convert_save_errors("the exported pipeline", location):
         location.parent.make_folder()
@@ -112,9 +112,9 @@ def _read(stages: Iterable[object], frame: DataFrame) -> Iterator[Stage]:
     for stage in stages:
         fitted = Fitted(stage, frame, _transformed(stage, frame))
         if isinstance(stage, TrainedTransformer):
-            from .network import network
+            from .network import read_network
 
-            yield network(fitted)
+            yield read_network(fitted)
         else:
             made = READERS[type(stage).__name__](fitted)
             for name in made.inputs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from .columns import VECTOR, kind_of
+from .columns import VECTOR, kind_of, vector_size
 from .onnx_builder import DENSE_SIZE
 from .stages import (
     Binarizer,
@@ -351,29 +351,6 @@ class Fitted:
             ({**one, "type": kind} for kind, group in groups.items() for one in group),
             key=lambda one: int(one["idx"]),
         )
-
-
-def vector_size(frame: DataFrame, field: StructField) -> int:
-    """Return the elements of a column's vectors or arrays, from its metadata or its first row.
-
-    Raises:
-        ModelError: neither tells.
-    """
-    from pyspark.sql import functions as F
-
-    metadata = field.metadata.get("ml_attr", {})
-    if "num_attrs" in metadata:
-        return int(metadata["num_attrs"])
-    if "attrs" in metadata:
-        return sum(len(group) for group in metadata["attrs"].values())
-    column = F.col("`" + field.name.replace("`", "``") + "`")
-    row = frame.select(column).where(column.isNotNull()).first()
-    if row is None:
-        raise ModelError(
-            f"column {field.name!r} holds nothing but null, so the size of its vectors is not "
-            "known; give a DataFrame with a value"
-        )
-    return len(row[0])
 
 
 def _as_text(values: Sequence[object]) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class StringIndexer(Stage):
-    """Places of labels; see `pyspark.ml.feature.StringIndexerModel`.
+    """Label indices; see `pyspark.ml.feature.StringIndexerModel`.
 
     Attributes:
         labels: the labels of each column of text or numbers, in their order. A column that is not

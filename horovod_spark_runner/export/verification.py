@@ -94,9 +94,9 @@ def _limits(stages: Iterable[Stage]) -> tuple[float, set[str]]:
     tolerance, classes = _TOLERANCE, set()
     for stage in stages:
         if isinstance(stage, Network):
-            for name, (_, holds, *_, computed) in zip(stage.outputs, stage.added, strict=True):
-                tolerance = max(tolerance, _FLOAT16 if "float16" in computed else _FLOAT32)
-                if holds == CLASS:
+            for name, made in zip(stage.outputs, stage.added, strict=True):
+                tolerance = max(tolerance, _FLOAT16 if "float16" in made.computed else _FLOAT32)
+                if made.holds == CLASS:
                     classes.add(name)
     return tolerance, classes
 

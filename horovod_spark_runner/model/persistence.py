@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .transformer import TrainedTransformer
 
 
-R = TypeVar("R", bound="StageReader")
+R = TypeVar("R", bound="_StageReader")
 
 # In Spark's metadata: fields of a transformer, and the format of an estimator.
 FORMAT = 1
@@ -300,7 +300,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
             )
 
 
-class StageReader(MLReader):  # type: ignore[misc]
+class _StageReader(MLReader):  # type: ignore[misc]
     """Loads a transformer; see `pyspark.ml.util.MLReader`.
 
     Args:
@@ -359,7 +359,7 @@ class StageReader(MLReader):  # type: ignore[misc]
         return stage
 
 
-class KerasStageReader(StageReader):
+class KerasStageReader(_StageReader):
     """Loads a transformer of a Keras model."""
 
     def customObjects(self, custom_objects: Mapping[str, object]) -> KerasStageReader:
@@ -368,7 +368,7 @@ class KerasStageReader(StageReader):
         return self
 
 
-class TorchStageReader(StageReader):
+class TorchStageReader(_StageReader):
     """Loads a transformer of a PyTorch module."""
 
     def trusted(self) -> TorchStageReader:

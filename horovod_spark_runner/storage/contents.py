@@ -224,8 +224,8 @@ def spool(write: Callable[[IO[bytes]], object]) -> Contents:
         raise
 
 
-# Limits of archives: entries; unpacked bytes as a multiple of the packed ones, beyond `ANY_BYTES`.
-MAX_ENTRIES, MAX_RATIO, ANY_BYTES = 100_000, 20, 64 * 1024 * 1024
+# Limits of archives: entries; unpacked bytes as a multiple of the packed ones, beyond `_ANY_BYTES`.
+_MAX_ENTRIES, _MAX_RATIO, _ANY_BYTES = 100_000, 20, 64 * 1024 * 1024
 
 
 @contextlib.contextmanager
@@ -244,10 +244,10 @@ def open_archive(file: IO[bytes], kind: str) -> Iterator[zipfile.ZipFile]:
     with convert_parse_errors(kind), zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         names = {one.filename for one in entries}
-        if len(names) < len(entries) or len(names) > MAX_ENTRIES:
+        if len(names) < len(entries) or len(names) > _MAX_ENTRIES:
             raise ValueError(f"it has {len(entries):,} entries of {len(names):,} names")
         unpacked, packed = sum(one.file_size for one in entries), file.seek(0, os.SEEK_END)
-        if unpacked > ANY_BYTES + MAX_RATIO * packed:
+        if unpacked > _ANY_BYTES + _MAX_RATIO * packed:
             raise ValueError(
                 f"its {packed:,} bytes unpack to {unpacked:,}, which looks like an attack; if it "
                 "is right, pack it again without compression"

@@ -109,6 +109,7 @@ def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: P
     assert made["kind"].tolist() == kinds
     # What an embedding does not have, beyond its table: an error, as in PyTorch.
     for n, index in ((3, 0), (0, 4)):
-        row = {"x": np.zeros(1), "n": np.array([n], np.int32), "pair": np.array([[0.0, index]])}
+        row: dict[str, Any] = {"x": np.zeros(1), "n": np.array([n], np.int32)}
+        row["pair"] = np.array([[0.0, index]])
         with pytest.raises(DataError, match=r"row.*index.*beyond"):
             session(row)

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from horovod_spark_runner.export.columns import Input, onnx_inputs
-from horovod_spark_runner.export.onnx_model import onnx_of
-from horovod_spark_runner.export.onnx_network import Network
+from horovod_spark_runner.export.onnx_model import build_onnx
+from horovod_spark_runner.export.onnx_network import Network, NetworkColumn
 from horovod_spark_runner.training.onnx import BOUNDS, METADATA, OnnxSession
 
 
@@ -40,7 +40,7 @@ def network(
         dtypes=(dtype,),
         shapes=((width,),),
         results=("output0",),
-        added=((0, "plain", False, not taken.size, made, made),),
+        added=(NetworkColumn(0, "plain", False, not taken.size, made, made),),
         handle_invalid=handle,
         contents=model.SerializeToString(),
     )
@@ -48,7 +48,7 @@ def network(
 
 def run(taken: Input, stage: Network, values: list[Any]) -> tuple[list[Any], list[int]]:
     """Return the predictions of a pipeline's ONNX file, and what became of each row."""
-    found = OnnxSession(onnx_of([taken], [stage]))(onnx_inputs([taken], {"x": values}))
+    found = OnnxSession(build_onnx([taken], [stage]))(onnx_inputs([taken], {"x": values}))
     return found["p"].tolist(), found["row_state"].tolist()
 
 
@@ -73,9 +73,9 @@ def test_arrays_of_whole_numbers_that_the_network_does_not_hold_are_null(handle:
 @pytest.mark.parametrize("scores", [False, True])
 def test_what_is_no_probability_is_an_error_that_names_the_column(scores: bool) -> None:
     taken = Input("x", "array", 2)
-    added = ((0, "probability", scores, False, "float64", "float32"),)
+    added = (NetworkColumn(0, "probability", scores, False, "float64", "float32"),)
     stage = replace(network(taken, "float32", "float32", "keep"), outputs=("share",), added=added)
-    session = OnnxSession(onnx_of([taken], [stage]))
+    session = OnnxSession(build_onnx([taken], [stage]))
     values = [[0.5, 0.5], None, [float("nan"), 0.5]]
     states = session(onnx_inputs([taken], {"x": values}))["row_state"].tolist()
     assert states[:2] == [0, 0]

@@ -12,7 +12,7 @@ import pytest
 
 from horovod_spark_runner import DataError, ModelError
 from horovod_spark_runner.export.columns import Input, onnx_inputs
-from horovod_spark_runner.export.onnx_model import STATE, onnx_of
+from horovod_spark_runner.export.onnx_model import STATE, build_onnx
 from horovod_spark_runner.export.stages import (
     Bucketizer,
     Imputer,
@@ -27,7 +27,7 @@ from horovod_spark_runner.training.onnx import OnnxSession
 
 def run(stage: Stage, taken: Input, values: list[Any]) -> list[Any]:
     """Return what a stage adds for each row in an ONNX file, or "error"."""
-    found = OnnxSession(onnx_of([taken], [stage]))(onnx_inputs([taken], {taken.name: values}))
+    found = OnnxSession(build_onnx([taken], [stage]))(onnx_inputs([taken], {taken.name: values}))
     results = zip(found[stage.output].tolist(), found[STATE], strict=True)
     return ["error" if state else one for one, state in results]
 
@@ -77,13 +77,13 @@ def test_whole_numbers_are_imputed_up_to_the_largest() -> None:
 def test_an_element_that_vectors_do_not_have_is_named() -> None:
     stage = VectorSlicer(("v",), ("s",), np.array([0, 5]))
     with pytest.raises(ModelError, match=r"'v'.*\b2 elements.*element 5\b"):
-        onnx_of([Input("v", "vector", 2)], [stage])
+        build_onnx([Input("v", "vector", 2)], [stage])
 
 
 def test_vectors_that_are_mostly_zeros_are_refused_by_name() -> None:
     stage = OneHotEncoder(("x",), ("v",), (5000,), True, "error")
     with pytest.raises(ModelError, match="'v'.*4,999.*4,096"):
-        onnx_of([Input("x", "double")], [stage])
+        build_onnx([Input("x", "double")], [stage])
 
 
 def test_values_as_a_file_takes_them() -> None:
@@ -93,7 +93,7 @@ def test_values_as_a_file_takes_them() -> None:
         Input("a", "array", 2),
         Input("b", "boolean"),
     ]
-    values = {
+    values: dict[str, list[Any]] = {
         "n": [1, None, -(2**31)],
         "t": ["ä", None, ""],
         "a": [[1, 2], [1], [None, 2]],  # of another size, and with a null in it: null in Spark
