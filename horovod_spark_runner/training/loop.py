@@ -1,6 +1,24 @@
 """The training of one rank, from the spec to the report. Knows no framework.
 
-It follows Keras' ``Model.fit``, hook by hook; `tests/conformance` compares the two.
+It follows Keras' ``Model.fit``, hook by hook; `tests/conformance` compares the two. In this order,
+hooks of callbacks with a star, and with braces where all ranks meet::
+
+    build the model; restore the checkpoint, or load initial weights; {broadcast variables}
+    * train_begin
+    for each epoch:
+        reset metrics;  * epoch_begin
+        for each step of this rank:
+            read its part of the batch; set the learning rate;  * train_step_begin
+            {try the step on parts of a batch}             at steps 1, 2, 4, 8, …
+            {train_step: exchange gradients and requests}  or alone, and then {meet} if it is due
+            {compare variables}                            after the first step
+            * train_step_end
+            leave the epoch if one requests STOP; save if SAVE; save and leave the run if PREEMPT
+        {merge metrics}
+        evaluate:  * test_begin, test_step_begin, test_step_end, test_end; {merge metrics}
+        * epoch_end;  {agree on STOP and PREEMPT; compare variables}
+        history, progress, event files; save a checkpoint
+    * train_end;  {compare variables}; rank 0 saves the model
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,8 +38,8 @@ _ROUNDING = 1e-5
 _RANDOM_ROWS, _COPIES = 128, 4
 # So many random numbers that their distances are hardly by chance.
 _MANY = 50
-# Numbers of one array that are compared.
-_COMPARED = 1 << 18
+# About so many numbers of one array are compared.
+_COMPARED = 1 << 16
 
 
 class _Verdict(enum.Enum):
@@ -154,7 +156,7 @@ def _compared(
 
     def measure(chosen: np.ndarray, fraction: float) -> dict[Key, np.ndarray]:
         chosen = np.tile(chosen, _COPIES) if draws > 1 else chosen
-        return _mean([_reduced(compute(chosen, fraction)) for _ in range(draws)])
+        return _mean([_as_vectors(compute(chosen, fraction)) for _ in range(draws)])
 
     whole, again, first, second = (measure(*piece) for piece in pieces)
     doubled = functools.cache(lambda: measure(np.tile(order, 2), 2.0))
@@ -220,11 +222,14 @@ def _factor_by_chance(whole: np.ndarray, again: np.ndarray, other: np.ndarray) -
     return float(other @ (whole + again)) / (2 * inner_product)
 
 
-def _reduced(values: Values) -> dict[Key, np.ndarray]:
-    flat = {key: np.asarray(value).reshape(-1) for key, value in values.items()}
-    return {
-        key: value[:: 1 + value.size // _COMPARED].astype(np.float64) for key, value in flat.items()
-    }
+def sampled(values: Any) -> Any:
+    """Return those of an array's or a tensor's numbers that are compared, at equal distances."""
+    return values.reshape(-1)[:: 1 + math.prod(values.shape) // _COMPARED]
+
+
+def _as_vectors(values: Values) -> dict[Key, np.ndarray]:
+    arrays = {key: np.asarray(value) for key, value in values.items()}
+    return {key: np.asarray(sampled(array), np.float64) for key, array in arrays.items()}
 
 
 def _mean(drawn: Sequence[dict[Key, np.ndarray]]) -> dict[Key, np.ndarray]:

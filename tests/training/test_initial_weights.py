@@ -14,11 +14,12 @@ import pytest
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
-from horovod_spark_runner.engines.keras import loading
 from horovod_spark_runner.engines.keras.engine import ENGINE
-from horovod_spark_runner.engines.keras.loading import _match_paths, load_initial_weights
+from horovod_spark_runner.engines.keras.loading import load_initial_weights
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.frameworks import KERAS
+from horovod_spark_runner.training import named_weights
+from horovod_spark_runner.training.named_weights import match_names
 from horovod_spark_runner.training.spec import WarmStart
 from horovod_spark_runner.training.warm_start import read_warm_start
 from tests.runs import variables_of
@@ -67,7 +68,9 @@ FORMS: dict[str, Callable[[Any, Path], None]] = {
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """What the driver was told, and whether as a warning."""
     heard: list[tuple[str, bool]] = []
-    monkeypatch.setattr(loading, "notify", lambda text, *, warn=True: heard.append((text, warn)))
+    monkeypatch.setattr(
+        named_weights, "notify", lambda text, *, warn=True: heard.append((text, warn))
+    )
     return heard
 
 
@@ -137,10 +140,10 @@ def test_optimizer_of_a_weights_file_stays_out(tmp_path: Path) -> None:
 
 
 def test_an_order_of_layers_does_not_matter_to_paths() -> None:
-    assert _match_paths(["a/w", "b/w"], ["b/w", "c/w", "a/w"]) == {0: 2, 1: 0}
-    assert _match_paths(["s/a/w", "s/b/w"], ["t/b/w", "t/x/w"]) == {1: 0}
-    assert _match_paths(["s/a/w", "s/b/w"], ["b/w", "c/w"]) == {1: 0}
-    assert _match_paths(["a/w", "s/a/w"], ["s/a/w"]) == {1: 0}
+    assert match_names(["a/w", "b/w"], ["b/w", "c/w", "a/w"]) == {0: 2, 1: 0}
+    assert match_names(["s/a/w", "s/b/w"], ["t/b/w", "t/x/w"]) == {1: 0}
+    assert match_names(["s/a/w", "s/b/w"], ["b/w", "c/w"]) == {1: 0}
+    assert match_names(["a/w", "s/a/w"], ["s/a/w"]) == {1: 0}
     # What occurs several times has no path of its own, unless there are equally many.
-    assert _match_paths(["a/w", "a/w"], ["a/w"]) == {}
-    assert _match_paths(["a/w", "a/w"], ["a/w", "a/w"]) == {0: 0, 1: 1}
+    assert match_names(["a/w", "a/w"], ["a/w"]) == {}
+    assert match_names(["a/w", "a/w"], ["a/w", "a/w"]) == {0: 0, 1: 1}

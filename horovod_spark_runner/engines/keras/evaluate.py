@@ -11,7 +11,6 @@ import cloudpickle
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.compile_utils import CompileMetrics
 
 from ...checkpoint.files import LogValue
 from ...data.manifest import Manifest
@@ -25,7 +24,7 @@ from ...training.trained_model import Recipe
 from ...training.trainee import Question
 from .binding import InputBinding, bind_outputs, needs_labels
 from .engine import check_metric_names
-from .loading import Graph, make_model, set_weights
+from .loading import Graph, make_model, set_weights, weights_in
 from .losses import LabelCheck
 from .metrics import SUM, counting_means, merge_of, reduced_by, variables_of
 from .model import (
@@ -39,9 +38,9 @@ from .model import (
     unchanged,
     using_keras_state,
 )
+from .private import CompileMetrics
 from .probe import State, check_merge, close, loss_title, results_of, rows_of, values_of
 from .saved import LAMBDA, WITH_MODEL_FN, KerasParts, custom_parts, read_compile_config
-from .state import value_of
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
@@ -82,8 +81,7 @@ def _compiled(
         return model
     if source.function is not None or source.file is not None:
         built = build_model(source)
-        values = [value_of(weight) for weight in model.weights]
-        set_weights(built, [value.shape for value in values], values, recipe, bind)
+        set_weights(built, weights_in(model), recipe, bind)
         return built
     if missing:
         which = ", ".join(sorted({part.describe() for part in missing}))

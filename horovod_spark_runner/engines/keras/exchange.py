@@ -5,9 +5,8 @@ Spark's Python workers, which have no Horovod, load this module; so it is import
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from ...sync.synchroniser import Compression, Traffic
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
-# Sums by the names of the collectives, while a step is tried on one rank.
-_replayed_sums: list[dict[str, list[tf.Tensor]]] = []
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 _VARIABLE_NAME = "horovod_spark_runner"
 
@@ -40,20 +37,6 @@ def _horovod() -> Any:
     return hvd
 
 
-@contextlib.contextmanager
-def replay_sums(sums: dict[str, list[tf.Tensor]]) -> Iterator[None]:
-    """Replay recorded sums over ranks instead of sending anything.
-
-    Args:
-        sums: those that are not there are added: what this rank alone gives.
-    """
-    _replayed_sums.append(sums)
-    try:
-        yield
-    finally:
-        _replayed_sums.pop()
-
-
 class Part:
     """This rank's part of a global batch.
 
@@ -61,11 +44,19 @@ class Part:
         size: number of ranks.
         fraction: scalar tensor: its rows over those of the global batch; ``None`` where all ranks
             have equally many.
+        replayed: sums over ranks by the names of the collectives, in place of sending anything;
+            those that are not there are added, as what this rank alone gives.
     """
 
-    def __init__(self, size: int, fraction: tf.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        fraction: tf.Tensor | None = None,
+        replayed: dict[str, list[tf.Tensor]] | None = None,
+    ) -> None:
         self.size = size
         self._fraction = fraction
+        self._replayed = replayed
 
     @property
     def equal(self) -> bool:
@@ -95,6 +86,12 @@ class Part:
             return tf.constant(1.0, dtype)
         return tf.cast(self._fraction > 0, dtype)
 
+    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Return each tensor's sum over all ranks; see `sum_over_ranks`."""
+        if self._replayed is None:
+            return sum_over_ranks(tensors, name)
+        return self._replayed.setdefault(name, [*map(tf.convert_to_tensor, tensors)])
+
 
 def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
@@ -109,8 +106,6 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         name: the same on all ranks, and different for every call within one step.
     """
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if _replayed_sums:
-        return _replayed_sums[-1].setdefault(name, values)
     if world_size() == 1:
         return values
     hvd = _horovod()
@@ -167,10 +162,10 @@ def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             fraction = part.fraction(upstream.dtype)
-            (total,) = sum_over_ranks([upstream * fraction], f"{name}.gradient")
+            (total,) = part.sum([upstream * fraction], f"{name}.gradient")
             return tf.math.divide_no_nan(total, fraction) * part.present(upstream.dtype)
 
-        return sum_over_ranks([value * present], name)[0], gradient
+        return part.sum([value * present], name)[0], gradient
 
     return tf.custom_gradient(summed)(tensor)
 

@@ -53,6 +53,7 @@ from .model import (
     unchanged,
     using_keras_state,
 )
+from .private import patch_tf2onnx
 from .saved import SERVING, KerasParts, check_exportable, check_transforms, pack_archive, publish
 
 # Operations that call back into the process they were made in.
@@ -405,8 +406,6 @@ def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
 @contextlib.contextmanager
 def _numpy_of_old() -> Iterator[None]:
     """Provide tf2onnx with names that NumPy 2 has removed, as Keras' own export does."""
-    from keras.src.export.tf2onnx_lib import patch_tf2onnx
-
     missing = "object" not in vars(np)
     try:
         if missing:

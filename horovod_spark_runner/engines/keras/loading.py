@@ -16,9 +16,9 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,11 +28,8 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving.saving_lib import H5IOStore
 
 from ...checkpoint.attachments import contents_of
-from ...checkpoint.files import VARIABLES_FILE
-from ...cluster.worker.reporting import notify
 from ...data.manifest import Manifest
 from ...errors import ModelError
 from ...storage.arrays import ArraysFile
@@ -40,6 +37,13 @@ from ...storage.checksums import read_verified_file
 from ...storage.contents import PART_BYTES, Contents, spool, unpack
 from ...storage.filesystem import Location
 from ...training.engine import GRAPH_FILE, KERAS_FILE, SAVED_MODEL
+from ...training.named_weights import (
+    NamedWeight,
+    describe_difference,
+    report_taken,
+    take_over,
+    weights_of_run,
+)
 from ...training.spec import WarmStart
 from ...training.trained_model import (
     Model,
@@ -64,6 +68,7 @@ from .model import (
     using_keras_state,
 )
 from .optimizers import find_optimizers
+from .private import H5IOStore
 from .saved import (
     KIND,
     KerasParts,
@@ -82,7 +87,8 @@ _LARGE = 4 * 1024 * 1024
 _SHARED_KINDS = "fiu"
 # Only for the thread that saves or loads: others may use Keras meanwhile.
 _sparing: ContextVar[bool] = ContextVar("sparing", default=False)
-_SHOWN = 5
+# Keras goes through its files so.
+_BY_LAYERS = ". Weights go by the kinds of their layers, in their order"
 # In a .keras file.
 _WEIGHTS = "model.weights.h5"
 
@@ -192,7 +198,8 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
     assert parts.weights is not None
     arrays = ArraysFile(parts.weights)
     names = sorted(arrays.names)
-    set_weights(model, [*map(arrays.shape, names)], map(arrays.read, names), recipe, bind)
+    trained = [NamedWeight(n, arrays.shape(n), partial(arrays.read, n)) for n in names]
+    set_weights(model, trained, recipe, bind)
     if parts.source is not None:
         with using_keras_state(parts.state):
             recipe.sample_rows().check(calling(model, bind))
@@ -200,8 +207,7 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
 
 def set_weights(
     model: keras.Model,
-    trained: Sequence[tuple[int, ...]],
-    values: Iterable[np.ndarray],
+    trained: Sequence[NamedWeight],
     recipe: Recipe,
     bind: InputBinding,
 ) -> None:
@@ -209,8 +215,7 @@ def set_weights(
 
     Args:
         model: the model.
-        trained: the shapes of the trained one's weights.
-        values: their values; each is read when the one before is assigned.
+        trained: the trained one's weights; each is read when the one before is assigned.
         recipe: how the trained one is made again.
         bind: what makes the model's inputs of columns.
 
@@ -220,22 +225,20 @@ def set_weights(
     if not model.built or len(model.weights) != len(trained):
         with using_keras_state(recipe.parts.state):
             build_by_call(model, sample_inputs(model, bind, recipe.sample_rows().inputs))
-    if difference := _first_difference(model, trained):
+    if difference := describe_difference(weights_in(model), trained, by_order=True):
         made = "model_fn builds" if recipe.parts.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {difference}")
-    for weight, value in zip(model.weights, values, strict=True):
-        weight.assign(value)
+    for weight, other in zip(model.weights, trained, strict=True):
+        weight.assign(other.read())
     finalize_layers(model)
 
 
-def _first_difference(model: keras.Model, shapes: Sequence[tuple[int, ...]]) -> str:
-    """Return how a model's weights differ from others of these shapes; ``""`` if they do not."""
-    for index, (weight, shape) in enumerate(zip(model.weights, shapes, strict=False)):
-        if tuple(weight.shape) != shape:
-            ours = f"weight {index} is {weight.path!r} of shape {tuple(weight.shape)}"
-            return f"{ours}, there it has shape {shape}"
-    same = len(model.weights) == len(shapes)
-    return "" if same else f"the model has {len(model.weights)} weights, there are {len(shapes)}"
+def weights_in(model: keras.Model) -> list[NamedWeight]:
+    """Return a model's weights."""
+    return [
+        NamedWeight(w.path, tuple(w.shape), partial(value_of, w), assign=w.assign)
+        for w in model.weights
+    ]
 
 
 def load_archive(archive: Contents, objects: Mapping[str, object] | None) -> keras.Model:
@@ -467,21 +470,6 @@ def _mapped(data: Any) -> np.memmap | None:
     return np.memmap(data.file.filename, data.dtype, "r", begin, data.shape)
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """A weight to begin with.
-
-    Attributes:
-        path: such as ``dense/kernel``.
-        shape: of its value.
-        read: returns its value.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray] = field(repr=False)
-
-
 def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
     """Load the weights of ``start`` into the built ``model``; report weights that were left out.
 
@@ -489,43 +477,28 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
-    weights: list[_Weight] = []
+    theirs: list[NamedWeight] = []
     with tempfile.TemporaryDirectory() as folder:
         if start.kind == ARRAYS:
-            weights = _weights_of_run(start)
+            theirs = weights_of_run(start)
         else:
             for name, data in start.files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 contents_of(data).write_to(path)
         if start.kind == SAVED_MODEL:
-            weights = _weights_of_saved_model(folder, start.origin)
+            theirs = _weights_of_saved_model(folder, start.origin)
         if start.kind == KERAS_FILE:
             taken = _load_keras_file(model, path, start)
-            if not taken:
-                weights = _weights_of_keras_file(path)
-        elif start.skip_mismatch:
-            taken = _assign_by_path(model, weights)
+            if start.skip_mismatch:
+                theirs = [] if taken else _weights_of_keras_file(path)
+                report_taken(weights_in(model), taken, theirs, start, _BY_LAYERS)
         else:
-            taken = _assign(model, weights, start.origin)
-    if start.skip_mismatch:
-        _report_taken_weights(model, taken, weights, start.origin, start.kind)
+            take_over(weights_in(model), theirs, start, by_order=not start.skip_mismatch)
     finalize_layers(model)
 
 
-def _weights_of_run(start: WarmStart) -> list[_Weight]:
-    ((name, data),) = start.files.items()
-    file = ArraysFile(contents_of(data))
-    prefix = "model/" if name == VARIABLES_FILE else ""
-    keys = [key for key in sorted(file.names) if key.startswith(prefix)]
-    paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
-    return [
-        _Weight(path, file.shape(key), partial(file.read, key))
-        for path, key in zip(paths, keys, strict=True)
-    ]
-
-
-def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
+def _weights_of_saved_model(folder: str, origin: str) -> list[NamedWeight]:
     variables = getattr(tf.saved_model.load(folder), "variables", ())
     # The states of random layers stand among the weights; they are no weights.
     weights = [v for v in variables if "seed_generator_state" not in v.name]
@@ -534,19 +507,19 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[_Weight]:
             f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
             "(model.export), or load it in model_fn"
         )
-    return [_Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
+    return [NamedWeight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
 
 
-def _weights_of_keras_file(path: Path) -> list[_Weight]:
+def _weights_of_keras_file(path: Path) -> list[NamedWeight]:
     """Return the weights in a file of Keras', by their places in it, without the optimizer's."""
     import h5py
 
-    weights: list[_Weight] = []
+    weights: list[NamedWeight] = []
 
     def note(place: str, item: h5py.Group | h5py.Dataset) -> None:
         if isinstance(item, h5py.Dataset) and not place.startswith("optimizer/"):
             name = place.removeprefix("_layer_checkpoint_dependencies/").removeprefix("layers/")
-            weights.append(_Weight(name, item.shape, item.__array__))
+            weights.append(NamedWeight(name, item.shape, item.__array__))
 
     with contextlib.ExitStack() as stack:
         source: Any = path
@@ -593,95 +566,3 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
     for variable, value in zip(others, saved_values, strict=True):
         variable.assign(value)
     return taken
-
-
-def _assign(model: keras.Model, sources: Sequence[_Weight], origin: str) -> set[int]:
-    if difference := _first_difference(model, [weight.shape for weight in sources]):
-        raise ModelError(
-            f"initial_weights={origin!r} do not fit the model: {difference}; "
-            "InitialWeights(…, skip_mismatch=True) takes over those that fit"
-        )
-    for variable, weight in zip(model.weights, sources, strict=True):
-        variable.assign(weight.read())
-    return set(range(len(sources)))
-
-
-def _assign_by_path(model: keras.Model, weights: Sequence[_Weight]) -> set[int]:
-    variables = list(model.weights)
-    taken = set()
-    for index, source in _match_paths(
-        [v.path for v in variables], [w.path for w in weights]
-    ).items():
-        if tuple(variables[index].shape) == weights[source].shape:
-            variables[index].assign(weights[source].read())
-            taken.add(index)
-    return taken
-
-
-def _match_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
-    """Map the index of each model path to the index of the same path of the file. Pure.
-
-    If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
-    does not count. A path that occurs several times is matched only if it does so equally often.
-    """
-    return _equal_paths(model_paths, file_paths) or _equal_paths(
-        _below_root(model_paths), _below_root(file_paths)
-    )
-
-
-def _equal_paths(model_paths: Sequence[str], file_paths: Sequence[str]) -> dict[int, int]:
-    ours, theirs = _indices(model_paths), _indices(file_paths)
-    return {
-        index: other
-        for path, indices in ours.items()
-        if len(indices) == len(theirs.get(path, ()))
-        for index, other in zip(indices, theirs[path], strict=True)
-    }
-
-
-def _below_root(paths: Sequence[str]) -> list[str]:
-    roots = {path.partition("/")[0] for path in paths}
-    if len(roots) == 1 and all(path.count("/") >= 2 for path in paths):
-        return [path.partition("/")[2] for path in paths]
-    return list(paths)
-
-
-def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
-    indices: dict[str, list[int]] = {}
-    for index, path in enumerate(paths):
-        indices.setdefault(path, []).append(index)
-    return indices
-
-
-def _report_taken_weights(
-    model: keras.Model, taken: set[int], weights: Sequence[_Weight], origin: str, kind: str
-) -> None:
-    """Report to the driver which weights were loaded.
-
-    Raises:
-        ModelError: none was.
-    """
-    variables = list(model.weights)
-    shown = {
-        True: _listed([w for n, w in enumerate(variables) if n in taken]),
-        False: _listed([w for n, w in enumerate(variables) if n not in taken]),
-    }
-    if not taken:
-        kinds = "the kinds of their layers, in their order, as Keras goes through its files"
-        order = kinds if kind == KERAS_FILE else "the names of their layers"
-        raise ModelError(
-            f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
-            f"which are {shown[False]}; there are {_listed(weights) or 'none'}. Weights go by "
-            f"{order}"
-        )
-    left = len(variables) - len(taken)
-    text = f"initial_weights={origin!r}: {len(taken)} of {len(variables)} weights taken over"
-    if left:
-        text += f" ({shown[True]}); {left} keep their initial values ({shown[False]})"
-    notify(text, warn=left > 0)
-
-
-def _listed(weights: Sequence[Any]) -> str:
-    names = [f"{w.path} {tuple(w.shape)}" for w in weights[:_SHOWN]]
-    more = len(weights) - _SHOWN
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

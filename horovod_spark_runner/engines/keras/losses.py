@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ...training.label_values import check_classes, outside
-from .exchange import Part, Scope, differentiable_sum, sum_over_ranks
+from .exchange import Part, Scope, differentiable_sum
 from .metrics import counting_means, reduced_by
 from .model import Nest
 
@@ -84,7 +84,7 @@ def _reducing(part: Part, scope: Scope) -> Callable[[_Reduce], _Reduce]:
             if count is None:
                 return loss
             count = tf.stop_gradient(count) * part.present(loss.dtype)
-            (total,) = sum_over_ranks([count], scope.name("denominator"))
+            (total,) = part.sum([count], scope.name("denominator"))
             return loss * tf.math.divide_no_nan(count, part.fraction(loss.dtype) * total)
 
         return reduce

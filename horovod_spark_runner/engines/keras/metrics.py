@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
 from ...errors import ModelError
 from ...training.progress import Logs, flat
-from .exchange import Part, Scope, in_condition, sum_over_ranks, world_rank, world_size
+from .exchange import Part, Scope, in_condition, world_rank, world_size
 from .model import Nest, classes_with, replaced
+from .private import loss_module
 
 SUM, MEAN, FIRST = "sum", "mean", "first"
 # A method as its class holds it.
@@ -116,7 +116,7 @@ class StepMetrics:
 
             def global_result() -> Nest:
                 self._take_back(metric.variables)
-                summed = sum_over_ranks(_terms(metric.variables), name)
+                summed = self._part.sum(_terms(metric.variables), name)
                 with _assigned(metric.variables, _merged(metric.variables, summed)):
                     return local_result()
 
@@ -181,7 +181,7 @@ class _SharedLogs:
         means = [part.term(value) for value in self._values.values()]
         # A rank without rows has logged the results of its filler row.
         flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
-        summed = iter(sum_over_ranks([*merges, *means, *flags], "logs"))
+        summed = iter(part.sum([*merges, *means, *flags], "logs"))
         self.merged = _merged(self.variables, [next(summed) for _ in merges])
         self._means = {name: part.total(next(summed)) for name in self._values}
         self._others = dict(zip(self._metric_names, summed, strict=True))
@@ -307,4 +307,4 @@ def reduced_by(wrap: Callable[[_Reduce], _Reduce]) -> contextlib.AbstractContext
     Args:
         wrap: makes it of Keras' own.
     """
-    return replaced(keras_loss, "reduce_weighted_values", wrap)
+    return replaced(loss_module, "reduce_weighted_values", wrap)

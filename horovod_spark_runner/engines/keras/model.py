@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, TypeVar
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from ...checkpoint.attachments import AttachedFile, contents_of
 from ...checkpoint.model_state import Variable
@@ -24,6 +23,7 @@ from ...storage.arrays import Arrays
 from ...storage.contents import Contents
 from ...training.sample_rows import Call, repeat_rows
 from ...training.spec import ModelSource, OutputSpec
+from .private import global_state
 
 # Tensors or arrays, alone or in tuples, lists and dictionaries within each other: what a model
 # takes and gives. Only `keras.tree` and `tf.nest` look inside.

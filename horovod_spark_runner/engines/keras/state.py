@@ -22,12 +22,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.random.seed_generator import global_seed_generator
-
-# TensorFlow has no public name for it.
-from tensorflow.python.framework.auto_control_deps_utils import (
-    get_read_only_resource_input_indices_graph,
-)
 
 from ...checkpoint.config_diff import (
     ModelChanges,
@@ -45,6 +39,7 @@ from .exchange import is_runner_variable
 from .metrics import metric_variables, variables_of
 from .model import all_layers
 from .optimizers import find_optimizers, leaf_optimizers
+from .private import global_seed_generator, read_only_inputs
 from .saved import LAMBDA
 
 # Longer values (a vocabulary, an array) are recorded by their digest.
@@ -205,7 +200,7 @@ def check_tracked(
 
 def _changed_in(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that a traced function changes, also in functions that it calls."""
-    read = {id(graph.inputs[n]) for n in get_read_only_resource_input_indices_graph(graph)}
+    read = {id(graph.inputs[n]) for n in read_only_inputs(graph)}
     changed = {id(outer) for outer, inner in graph.captures if id(inner) not in read}
     return [variable for variable in graph.variables if id(variable.handle) in changed]
 

@@ -26,9 +26,7 @@ from .exchange import (
     Scope,
     Stopwatch,
     in_condition,
-    replay_sums,
     runner_variable,
-    sum_over_ranks,
 )
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
@@ -131,23 +129,19 @@ class DistributedStep:
         Args:
             data: what ``train_step`` takes.
             fraction: which part of a global batch it is.
-            sums: those over the rows of the global batch; see `replay_sums`.
+            sums: those over the rows of the global batch, of an earlier call, or empty; see `Part`.
 
         Returns:
             What optimizers are given, by optimizer and weight.
         """
-        part = Part(2, tf.constant(fraction, tf.float64))
+        part = Part(2, tf.constant(fraction, tf.float64), sums)
         self._tried, self._applications = {}, {}
         eager = tf.config.functions_run_eagerly()
         # Nothing that is traced here may stay in a function that real steps use.
         tf.config.run_functions_eagerly(True)
         self.scope.enter()
         try:
-            with (
-                replay_sums(sums),
-                parts_of_a_whole(part, self.scope),
-                self._reducing_optimizers(),
-            ):
+            with parts_of_a_whole(part, self.scope), self._reducing_optimizers():
                 self._train_step(data)
             return self._tried
         finally:
@@ -172,7 +166,7 @@ class DistributedStep:
             logs = self._train_step(data)
         if self._reduced is None and together:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
-            self._reduced = sum_over_ranks([control], "control")[0]
+            self._reduced = self._part.sum([control], "control")[0]
         statistics.average()
         self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs and in_step), self._reduced

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -17,11 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoint.attachments import contents_of
-from ...checkpoint.files import VARIABLES_FILE
-from ...cluster.worker.reporting import notify
 from ...errors import ModelError, on_one_line
-from ...storage.arrays import ArraysFile, load_arrays
+from ...storage.arrays import ArraysFile
 from ...storage.contents import open_archive
+from ...training.named_weights import (
+    NamedWeight,
+    describe_difference,
+    take_over,
+    weights_of_run,
+)
 from ...training.sample_rows import check_close, repeat_rows
 from ...training.spec import OutputSpec, WarmStart
 from ...training.trained_model import Model, Recipe
@@ -30,7 +35,7 @@ from .binding import InputBinding
 from .engine import TorchParts
 from .model import build_module, output_leaves, output_specs, pick, preserve_random, to_numpy
 from .program import load_program
-from .state import as_array, as_tensor, set_tensor, weights_of
+from .state import as_array, set_tensor, weights_of
 
 CPU = torch.device("cpu")
 # Rows that a module is described by.
@@ -40,7 +45,6 @@ _FILE_OPERATORS = re.compile(rb"\b(?:save|from_file|load_tensor)\b")
 # Answers of `unsteady`.
 BY_CHANCE = "gives other outputs whenever it is called with the same rows"
 _BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
-_SHOWN = 5
 # What a state_dict is called in a dictionary.
 _KEYS = ("state_dict", "model_state_dict")
 # What DataParallel, torch.compile and many a LightningModule put before the names of weights.
@@ -143,8 +147,7 @@ def make_predictor(recipe: Recipe, device: torch.device) -> Predictor:
     feed = InputBinding(recipe.inputs.slots, parts.names)
     module = _make_module(parts, device)
     if parts.weights is not None:
-        arrays = load_arrays(parts.weights)
-        _give_weights(module, parts.paths, [arrays[name] for name in sorted(arrays)])
+        _give_weights(module, parts.paths, ArraysFile(parts.weights))
     called = Predictor(module, feed, device)
     if parts.source is not None:
         recipe.sample_rows().check(called.outputs)
@@ -199,43 +202,44 @@ def load_script(data: bytes) -> nn.Module:
     return module.eval()
 
 
-def _give_weights(module: nn.Module, names: Sequence[str], values: Sequence[np.ndarray]) -> None:
+def _give_weights(module: nn.Module, names: Sequence[str], arrays: ArraysFile) -> None:
     """Load the trained weights into a module.
 
     Args:
         module: the module.
         names: what the trained one's ``state_dict()`` calls them.
-        values: the weights, as `as_array` returns them.
+        arrays: the weights, as `as_array` returns them.
 
     Raises:
         ModelError: they are not those of such a module.
     """
-    built, trained = weights_of(module), dict(zip(names, values, strict=True))
-    ours = {name: _describe(as_array(one)) for name, one in built.items()}
-    if different := _first_difference(ours, {n: _describe(one) for n, one in trained.items()}):
-        name, here, there = different
+    ours = _weights_in(module, typed=True)
+    values = [arrays.read(key) for key in sorted(arrays.names)]
+    theirs = [
+        NamedWeight(name, value.shape, partial(np.asarray, value), str(value.dtype))
+        for name, value in zip(names, values, strict=True)
+    ]
+    if difference := describe_difference(ours, theirs, by_order=False):
         raise ModelError(
-            f"model_fn builds another model than was trained: {type(module).__name__}, whose "
-            f"weight {name!r} is {here}, and {there} in the trained one; there are {len(built)} "
-            f"weights, and {len(trained)} in the trained one"
+            f"model_fn builds another model than was trained, {type(module).__name__}: {difference}"
         )
-    for name, array in trained.items():
-        set_tensor(built[name], array)
+    built = weights_of(module)
+    for name, value in zip(names, values, strict=True):
+        set_tensor(built[name], value)
 
 
-def _describe(weight: np.ndarray) -> str:
-    return f"{weight.dtype} of shape {weight.shape}"
-
-
-def _first_difference(
-    ours: Mapping[str, str], theirs: Mapping[str, str]
-) -> tuple[str, str, str] | None:
-    """Return a weight's name, and what it is in both, of the first that differs."""
-    for name in dict.fromkeys([*theirs, *ours]):
-        here, there = (weights.get(name, "missing") for weights in (ours, theirs))
-        if here != there:
-            return name, here, there
-    return None
+def _weights_in(module: nn.Module, *, typed: bool = False) -> list[NamedWeight]:
+    """Return a module's weights, also by their types if ``typed``."""
+    return [
+        NamedWeight(
+            name,
+            tuple(weight.shape),
+            partial(as_array, weight),
+            str(as_array(weight).dtype) if typed else "",
+            partial(set_tensor, weight),
+        )
+        for name, weight in weights_of(module).items()
+    ]
 
 
 def unsteady(called: Predictor, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
@@ -281,43 +285,12 @@ def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
-    source = _of_run(start) if start.kind == ARRAYS else _of_file(start)
-    weights = weights_of(module)
-    ours, theirs = (
-        {name: f"of shape {tuple(value.shape)}" for name, value in each.items()}
-        for each in (weights, source)
-    )
-    fitting = [name for name in source if theirs[name] == ours.get(name)]
-    if not fitting:
-        raise ModelError(_no_fit(weights, source, start.origin))
-    if not start.skip_mismatch and (different := _first_difference(ours, theirs)):
-        name, here, there = different
-        raise ModelError(
-            f"initial_weights={start.origin!r} does not fit the module: {name!r} is {there} there "
-            f"and {here} in the module; InitialWeights(…, skip_mismatch=True) takes what fits"
-        )
-    with torch.no_grad():
-        for name in fitting:
-            weights[name].copy_(source[name])
-    if len(fitting) < len(weights):
-        left = [name for name in weights if name not in fitting]
-        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
-        notify(
-            f"initial_weights={start.origin!r}: took {len(fitting)} of {len(weights)} weights; "
-            f"left as they are: {', '.join(left[:_SHOWN])}{more}"
-        )
+    ours = _weights_in(module)
+    theirs = weights_of_run(start) if start.kind == ARRAYS else _of_file(start)
+    take_over(ours, theirs, start, by_order=False, advice=_without_prefix(ours, theirs))
 
 
-def _of_run(start: WarmStart) -> Mapping[str, Tensor]:
-    ((name, data),) = start.files.items()
-    arrays = ArraysFile(contents_of(data))
-    prefix = "model/" if name == VARIABLES_FILE else ""
-    keys = [key for key in sorted(arrays.names) if key.startswith(prefix)]
-    values = [as_tensor(arrays.read(key)) for key in keys]
-    return dict(zip(start.paths, values, strict=True))
-
-
-def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
+def _of_file(start: WarmStart) -> list[NamedWeight]:
     (carried,) = start.files.values()
     data = contents_of(carried)
     try:
@@ -337,26 +310,20 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
             f"initial_weights={start.origin!r} holds no state_dict, tensors by name; write it with "
             "torch.save(module.state_dict(), …)"
         )
-    return weights
+    return [
+        NamedWeight(name, tuple(value.shape), partial(as_array, value))
+        for name, value in weights.items()
+    ]
 
 
-def _no_fit(weights: Mapping[str, Tensor], source: Mapping[str, Tensor], origin: str) -> str:
-    """Return the message for weights of which none has a name and shape of the module's."""
-    text = (
-        f"initial_weights={origin!r}: no weight has the name and shape of one of the module's. "
-        f"There are {_shown_weights(source)}; the module has {_shown_weights(weights)}"
-    )
+def _without_prefix(ours: Sequence[NamedWeight], theirs: Sequence[NamedWeight]) -> str:
+    """Return advice on names that have a prefix."""
+    there = {weight.name for weight in theirs}
     for prefix in _PREFIXES:
-        if any(prefix + name in source for name in weights):
+        if any(prefix + weight.name in there for weight in ours):
             return (
-                f"{text}. Without the prefix {prefix!r} their names are the module's: write them "
-                f"with torch.save({{name.removeprefix({prefix!r}): value for name, value in "
+                f". Without the prefix {prefix!r} their names are the module's: write them with "
+                f"torch.save({{name.removeprefix({prefix!r}): value for name, value in "
                 "weights.items()}, …)"
             )
-    return text
-
-
-def _shown_weights(weights: Mapping[str, Tensor]) -> str:
-    shown = [f"{name!r} {tuple(value.shape)}" for name, value in weights.items()]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) or "none") + more
+    return ""

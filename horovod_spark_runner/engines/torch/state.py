@@ -106,8 +106,9 @@ class TorchVariables(TrainingVariables):
     def likely_cause(self, differing: Sequence[Variable]) -> str:
         return (
             "They are changed outside the optimizers, whose gradients are exchanged, or by what "
-            "only their own rank knows (a callback's clock or random numbers, buffers that forward "
-            "sets); change them by an optimizer's step(), or alike on all ranks"
+            "only their own rank knows (a callback's clock or random numbers, a rate that follows "
+            "its own loss, buffers that forward sets); change them by an optimizer's step(), or "
+            "alike on all ranks"
         )
 
 

@@ -6,11 +6,12 @@ fork of that, so none changes what the next one finds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from ...training.part_comparison import (
     compare_parts,
     measure_change,
     report_parts,
+    sampled,
     vary_weights,
 )
 from ...training.spec import TrainingSpec, provide_steps
@@ -139,7 +141,8 @@ def try_trainee(trainee: TorchTrainee, step: Step) -> list[str]:
     # Equal weights may treat all rows alike, so others are tried first.
     for vary in (True, False):
         try:
-            return _compare(trainee, step, vary)
+            with _varied(trainee.module) if vary else contextlib.nullcontext():
+                return _compare(trainee, step)
         except ModelError:
             raise
         except Exception as raised:
@@ -147,7 +150,22 @@ def try_trainee(trainee: TorchTrainee, step: Step) -> list[str]:
     return [_NOT_TRIED.format(reason)]
 
 
-def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
+@contextlib.contextmanager
+def _varied(module: nn.Module) -> Iterator[None]:
+    """Let a module have weights by which rows differ, for a while."""
+    trained = [p for p in module.parameters() if p.requires_grad and p.is_floating_point()]
+    own = [parameter.detach().clone() for parameter in trained]
+    for parameter in trained:
+        set_tensor(parameter, vary_weights(as_array(parameter)))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(trained, own, strict=True):
+                parameter.copy_(value)
+
+
+def _compare(trainee: TorchTrainee, step: Step) -> list[str]:
     module, functions = trainee.module, trainee.step_functions()
     trainee.modes.train()
     before = _float_buffers(module, functions)
@@ -156,7 +174,7 @@ def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
     def compute(chosen: np.ndarray, fraction: float) -> Values:
         arrays = {name: array[chosen] for name, array in step.batch.arrays.items()}
         part = replace(step, batch=Batch(step.batch.step, len(chosen), arrays))
-        attempt = functools.partial(_attempt, trainee, part, vary, next(_seeds))
+        attempt = functools.partial(_attempt, trainee, part, next(_seeds))
         values, end = call_in_fork(attempt, _ATTEMPT_SECONDS)
         ends.append(end)
         return values
@@ -178,9 +196,7 @@ def _compare(trainee: TorchTrainee, step: Step, vary: bool) -> list[str]:
     return report_parts(differences, subjects, "take the mean, or let it give one value per row")
 
 
-def _attempt(
-    trainee: TorchTrainee, step: Step, vary: bool, seed: int
-) -> tuple[Values, dict[str, bytes]]:
+def _attempt(trainee: TorchTrainee, step: Step, seed: int) -> tuple[Values, dict[str, bytes]]:
     """Return a step's gradients and changes of buffers, and the buffers that are not saved.
 
     PyTorch's layers that drop, or take moments of a batch, treat each row by itself.
@@ -191,9 +207,6 @@ def _attempt(
     seed_generators(seed)
     for each in module.modules():
         each.training &= not type(each).__module__.startswith("torch.nn.")
-    for parameter in module.parameters():
-        if vary and parameter.requires_grad and parameter.is_floating_point():
-            set_tensor(parameter, vary_weights(as_array(parameter)))
     places = saved_buffers(module)
     before = {
         name: as_array(holder[key].clone())
@@ -283,8 +296,8 @@ class Recorder:
             self._early.append(optimizer)
             for number, parameter in enumerate(parameters_of(optimizer)):
                 if parameter.grad is not None:
-                    gradient = parameter.grad.detach().double().cpu().numpy()
-                    self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient
+                    gradient = as_array(sampled(parameter.grad.detach()))
+                    self.gradients[GRADIENT, f"{self._times}.{number}"] = gradient.copy()
 
     def step(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         """Replace an optimizer's ``step``."""

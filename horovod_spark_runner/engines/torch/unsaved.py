@@ -214,7 +214,7 @@ def fingerprint(value: Any) -> bytes | None:
             packed: list[object] = [pack_state(dict(state), "", arrays, "")]
             if isinstance(value, nn.Module):
                 packed += map(_settings_of, value.modules())
-            return _digest(repr(packed).encode(), *(one.tobytes() for one in arrays.values()))
+            return _digest(repr(packed).encode(), *map(_sampled, arrays.values()))
         return None
     with contextlib.suppress(Exception):  # NumPy has no such tensors
         if isinstance(value, Tensor):
