@@ -51,11 +51,7 @@ def torch_owners() -> dict[str, tuple[Any, str]]:
     return {
         "metric": (
             torchmetrics.MeanMetric(),
-            "_defaults _forward_cache _persistent _reductions _update_count",
-        ),
-        "collection": (
-            torchmetrics.MetricCollection([torchmetrics.MeanMetric()]),
-            "_enable_compute_groups _groups_checked",
+            "_defaults _forward_cache _reductions _update_count",
         ),
         "tensor": (torch.zeros(1), "_version"),
         "optimizer": (
@@ -80,7 +76,7 @@ def names_used(engine: str) -> set[str]:
     trees = [ast.parse(path.read_text()) for path in (ENGINES / engine).rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    used = set()
+    used: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Attribute):
             of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
