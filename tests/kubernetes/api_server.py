@@ -1,9 +1,13 @@
-"""Kubernetes' own API server, built from the Go module proxy once into the cache, and etcd."""
+"""Kubernetes' own API server, from the cache, and etcd.
+
+    python -m tests.kubernetes.api_server
+
+builds it from the Go module proxy, which takes a quarter of an hour on two cores: no test does.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -23,14 +27,16 @@ from horovod_spark_runner.commands.build_horovod import default_cache
 from tests.cluster.hosts import Hosts
 
 VERSION = "1.33.5"
+PROGRAM = default_cache() / f"kubernetes-{VERSION}" / "kube-apiserver"
 PROXY = "https://proxy.golang.org/k8s.io/kubernetes/@v"
-PROGRAMS = {"etcd": "etcd-server", "tini": "tini", "setpriv": "util-linux", "openssl": "openssl"}
-TOKEN = "tests"  # noqa: S105 - of a server that nobody else reaches
+PROGRAMS = {"etcd": "etcd-server", "kubectl": "kubernetes-client", "tini": "tini"}
+PROGRAMS |= {"setpriv": "util-linux", "openssl": "openssl"}
+TOKEN = "tests"
 SECONDS_TO_START = 120
 
 
 class ApiServer:
-    """An API server without controllers on a host; whoever has the token may do all.
+    """An API server without controllers on a host; who has `TOKEN` may do all, as an administrator.
 
     Use as a context manager, which skips the test where it cannot be had.
     """
@@ -53,7 +59,10 @@ class ApiServer:
         tokens = self._folder / "tokens.csv"
         tokens.write_text(f"{TOKEN},tests,tests,system:masters\n")
         with contextlib.ExitStack() as running:
-            data, peers = f"--data-dir={self._folder}/etcd", "--listen-peer-urls=http://127.0.0.1:2380"
+            data, peers = (
+                f"--data-dir={self._folder}/etcd",
+                "--listen-peer-urls=http://127.0.0.1:2380",
+            )
             self._start(running, "etcd", data, peers, "--unsafe-no-fsync")
             self._start(
                 running,
@@ -63,7 +72,7 @@ class ApiServer:
                 "--secure-port=443",
                 f"--cert-dir={self._folder}",
                 f"--token-auth-file={tokens}",
-                "--authorization-mode=AlwaysAllow",
+                "--authorization-mode=RBAC",
                 "--disable-admission-plugins=ServiceAccount",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={key}",
@@ -84,7 +93,6 @@ class ApiServer:
             self._hosts.command(self._name, command),
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"ETCD_UNSUPPORTED_ARCH": ""},
         )
         running.callback(process.wait)
         running.callback(process.kill)
@@ -145,53 +153,44 @@ class Client:
 
 
 def find_program() -> Path:
-    """Return the API server's program; build it if it is not in the cache.
-
-    That takes a quarter of an hour on two cores. Skips the test where it cannot be built.
-    """
+    """Return the API server's program; skips the test where it, or another one, is missing."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (Debian: apt-get install {package})")
-    program = default_cache() / f"kubernetes-{VERSION}" / "kube-apiserver"
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        with (program.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not program.exists():
-                _build(program)
-    return program
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is missing: build it with python -m tests.kubernetes.api_server")
+    return PROGRAM
 
 
-def _build(program: Path) -> None:
-    path = os.environ["PATH"] + ":/usr/local/go/bin"
-    go = shutil.which("go", path=path)
-    if go is None:
-        pytest.skip(f"go is not installed, and {program} is not there")
-    try:
-        with urllib.request.urlopen(f"{PROXY}/v{VERSION}.mod", timeout=30) as response:
-            own = response.read().decode()
-    except OSError as error:
-        pytest.skip(f"the Go module proxy cannot be reached: {error}")
+def build() -> None:
+    """Build the API server into the cache.
+
+    Raises:
+        FileNotFoundError: Go is not installed.
+        URLError: the Go module proxy cannot be reached.
+        CalledProcessError: Go could not build it.
+    """
+    with urllib.request.urlopen(f"{PROXY}/v{VERSION}.mod", timeout=30) as response:
+        own = response.read().decode()
     language = re.search(r"^go (\S+)", own, re.MULTILINE)
     assert language is not None
     # Kubernetes' own file names its parts by folders, which are modules elsewhere.
     parts = re.findall(r"^\s*(\S+) => \./staging/", own, re.MULTILINE)
     lines = ["module apiserver", f"go {language[1]}", f"require k8s.io/kubernetes v{VERSION}"]
     lines += [f"replace {part} => {part} v0{VERSION[1:]}" for part in parts]
-    minor = VERSION.split(".")[1]
-    told = {"gitVersion": f"v{VERSION}", "gitMajor": "1", "gitMinor": minor}
-    flags = " ".join(f"-X k8s.io/component-base/version.{k}={v}" for k, v in told.items())
-    with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+    names = {"gitVersion": f"v{VERSION}", "gitMajor": "1", "gitMinor": VERSION.split(".")[1]}
+    flags = " ".join(f"-X k8s.io/component-base/version.{k}={v}" for k, v in names.items())
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=PROGRAM.parent) as folder:
         Path(folder, "go.mod").write_text("\n".join(lines) + "\n")
-        env = {**os.environ, "PATH": path, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
-        env |= {"GOFLAGS": "-mod=mod -modcacherw -trimpath", "GOPATH": f"{folder}/go"}
-        built = subprocess.run(
-            ["nice", go, "build", "-ldflags", f"-s -w {flags}", "-o", "kube-apiserver",
-             "k8s.io/kubernetes/cmd/kube-apiserver"],
-            cwd=folder,
-            env=env | {"GOCACHE": f"{folder}/cache"},
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
-        assert built.returncode == 0, built.stderr[-4000:]
-        Path(folder, "kube-apiserver").rename(program)
+        env = {**os.environ, "PATH": os.environ["PATH"] + ":/usr/local/go/bin"}
+        env |= {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOPATH": f"{folder}/go"}
+        env |= {"GOFLAGS": "-mod=mod -modcacherw -trimpath", "GOCACHE": f"{folder}/cache"}
+        command = ["nice", "go", "build", "-ldflags", f"-s -w {flags}", "-o", "kube-apiserver"]
+        command.append("k8s.io/kubernetes/cmd/kube-apiserver")
+        subprocess.run(command, cwd=folder, env=env, check=True)
+        Path(folder, "kube-apiserver").rename(PROGRAM)
+
+
+if __name__ == "__main__":
+    build()

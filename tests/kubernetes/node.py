@@ -1,6 +1,6 @@
 """Nodes for a Kubernetes of tests: pods are processes in namespaces of their own.
 
-Stands in for the scheduler, the kubelets and the DNS of services. The image is this machine's file
+A fake of the scheduler, the kubelets and the DNS of services. The image is this machine's file
 system, with this checkout, Spark and its entry point as user 185; what a pod writes goes into a
 layer of its own.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -26,12 +26,12 @@ from tests.cluster.hosts import Hosts
 from tests.leftovers import MARK
 from tests.spark_home import SPARK_HOME
 
-from .api_server import TOKEN, ApiServer, Client
+from .api_server import ApiServer, Client
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-MEMORY = Path("/sys/fs/cgroup/memory")  # cgroups, version 1
+CGROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 USER = 185
 GPU = "nvidia.com/gpu"
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -63,7 +63,9 @@ class Nodes:
         self.server = server
         self.name = name
         self.folder = folder
-        self.nodes = {node: {k: quantity(v) for k, v in all_.items()} for node, all_ in nodes.items()}
+        self.nodes = {
+            node: {k: quantity(v) for k, v in all_.items()} for node, all_ in nodes.items()
+        }
         self.pods: dict[str, Pod] = {}
         self.errors: list[str] = []
         self._over = threading.Event()
@@ -80,11 +82,6 @@ class Nodes:
         for pod in self.pods.values():
             pod.end()
         assert not self.errors, "\n".join(self.errors)
-
-    def log(self, part: str) -> str:
-        """Return what the pods with ``part`` in their names have printed."""
-        found = sorted(self.folder.glob(f"*{part}*.log"))
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in found)
 
     def _run(self) -> None:
         self.enter_network()
@@ -113,6 +110,8 @@ class Nodes:
                     self.pods[uid] = Pod(self, item, node)
             elif pod is not None and "deletionTimestamp" in meta:
                 pod.delete(meta["deletionGracePeriodSeconds"])
+        for uid in self.pods.keys() - {item["metadata"]["uid"] for item in listed["items"]}:
+            self.pods[uid].delete(0)  # by force
         self._resolve_services()
 
     def _schedule(self, item: dict[str, Any]) -> str | None:
@@ -121,7 +120,9 @@ class Nodes:
         lacking: dict[str, int] = {}
         for node, has in self.nodes.items():
             taken = [p.requests for p in self.pods.values() if p.node == node and not p.is_over]
-            short = [k for k, v in wanted.items() if v + sum(t.get(k, 0) for t in taken) > has.get(k, 0)]
+            short = [
+                k for k, v in wanted.items() if v + sum(t.get(k, 0) for t in taken) > has.get(k, 0)
+            ]
             if not short:
                 return node
             for name in short:
@@ -178,12 +179,16 @@ class Pod:
         self._path = f"namespaces/{self._namespace}/pods/{self._name}"
         self._container = item["spec"]["containers"][0]
         self._folder = nodes.folder / self._name
-        self._process: subprocess.Popen[bytes] | None = None
+        self._folder.mkdir()
+        self._log = self._folder / "log"
+        self._log.touch()
+        self._group = _own_group() / self._name
         self._deleted = threading.Event()
         self._grace = 30.0
         self._started = now()
         nodes.hosts.add(self._name)
         self.address = nodes.hosts.address(self._name)
+        self.resolve([])
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"metadata": {"name": self._name}, "target": target}
         nodes.client.request("POST", f"{self._path}/binding", binding)
@@ -201,6 +206,10 @@ class Pod:
         self.delete(0)
         self._thread.join()
 
+    def log(self) -> str:
+        """Return what the pod has printed, after its name."""
+        return f"== {self._name}\n{self._log.read_text(errors='replace')}"
+
     def resolve(self, lines: list[str]) -> None:
         """Have names resolved in the pod; nobody else resolves that of its host."""
         own = ["127.0.0.1 localhost", f"{self.address} {self._name[:63]}"]
@@ -216,17 +225,17 @@ class Pod:
             self.is_over = True
             self._nodes.hosts.remove(self._name)
             with contextlib.suppress(OSError):
-                (MEMORY / self._name).rmdir()
+                self._group.rmdir()
 
     def _live(self) -> None:
-        self._folder.mkdir()
-        self.resolve([])
+        counter = self._limit_memory()
         script = self._write_volumes()
-        limit = self._container.get("resources", {}).get("limits", {}).get("memory")
-        counter = self._limit_memory(limit)
         command = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command = [*self._nodes.hosts.network(self._name), *command, "sh", "-ec", script]
-        with (self._nodes.folder / f"{self._name}.log").open("wb") as log:
+        if counter is not None:
+            join = 'echo 0 > "$0" && exec "$@"'
+            command = ["sh", "-c", join, str(counter.with_name("cgroup.procs")), *command]
+        with self._log.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
         self._set_status("Running", {"running": {"startedAt": self._started}}, ready=True)
         is_out_of_memory = False
@@ -235,14 +244,14 @@ class Pod:
             if counter is not None and "oom_kill 0" not in counter.read_text():
                 is_out_of_memory = True
                 break
-        if process.poll() is None:
-            first = self._first_process(process.pid)
+        first = self._first_process(process.pid)
+        if first is not None:
             if self._deleted.is_set():
                 self._terminate(first, process)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(first, 9)
         process.wait()
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        code = 137 if is_out_of_memory else process.returncode % 256
         reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
         terminated = {"exitCode": code, "reason": reason, "startedAt": self._started}
         state = {"terminated": {**terminated, "finishedAt": now()}}
@@ -269,17 +278,21 @@ class Pod:
             process.wait(max(0.0, deadline - time.monotonic()))
 
     @staticmethod
-    def _first_process(parent: int) -> int:
-        """Return the process that has number 1 in the container."""
-        return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+    def _first_process(parent: int) -> int | None:
+        """Return the process that has number 1 in the container, while there is one."""
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+                return int(child)
+        return None
 
-    def _limit_memory(self, limit: str | None) -> Path | None:
-        if limit is None or not os.access(MEMORY / "memory.limit_in_bytes", os.W_OK):
+    def _limit_memory(self) -> Path | None:
+        """Return what counts the processes that were killed for memory, where there are cgroups."""
+        limit = self._container.get("resources", {}).get("limits", {}).get("memory")
+        if limit is None or not os.access(self._group.parent, os.W_OK):
             return None
-        group = MEMORY / self._name
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(int(quantity(limit))))
-        return group / "memory.oom_control"
+        self._group.mkdir()
+        (self._group / "memory.limit_in_bytes").write_text(str(int(quantity(limit))))
+        return self._group / "memory.oom_control"
 
     def _environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -293,7 +306,7 @@ class Pod:
             "KUBERNETES_SERVICE_HOST": self._nodes.hosts.address(self._nodes.name),
             "KUBERNETES_SERVICE_PORT": "443",
         }
-        inherited = (MARK, "JDK_JAVA_OPTIONS", "LD_PRELOAD", "JAVA_HOME")
+        inherited = (MARK, "JDK_JAVA_OPTIONS", "JAVA_HOME")
         image |= {name: os.environ[name] for name in inherited if name in os.environ}
         fields = {
             "status.podIP": self.address,
@@ -318,8 +331,6 @@ class Pod:
         lines += [f"mount -t tmpfs tmpfs {layer}", f"mkdir {layer}/upper {layer}/work"]
         options = f"lowerdir=/,upperdir={layer}/upper,workdir={layer}/work"
         lines += [f"mount -t overlay overlay -o {options} {root}", f"cd {root}"]
-        if (MEMORY / self._name).is_dir():
-            lines.insert(0, f"echo $$ > {MEMORY / self._name}/cgroup.procs")
         lines += [
             "mount -t proc proc proc",
             "mount --rbind /sys sys",
@@ -327,18 +338,21 @@ class Pod:
             "mount -t tmpfs -o size=64m,mode=1777 tmpfs dev/shm",
             f"mount --bind {temporary} tmp",
             f"mount --bind {self._folder}/hosts etc/hosts",
+            "rm -f etc/resolv.conf",
             "chmod 755 root",  # where this machine's Python may be
-            f"mkdir -p opt/spark/work-dir opt/spark/conf opt/horovod_spark_runner .{ACCOUNT}",
+            f"mkdir -p opt/spark/work-dir opt/spark/conf .{ACCOUNT}",
             f"cp {self._nodes.server.certificate} .{ACCOUNT}/ca.crt",
-            f"printf %s {TOKEN} > .{ACCOUNT}/token",
+            f"printf %s {self._account_token()} > .{ACCOUNT}/token",
             f"printf %s {self._namespace} > .{ACCOUNT}/namespace",
-            f"cp -r {ROOT}/scripts {ROOT}/examples {ROOT}/conf opt/horovod_spark_runner/",
+            f"ln -s {ROOT} opt/horovod_spark_runner",
             f"chown {USER} opt/spark/work-dir",
             f"echo '{USER}:x:{USER}:0:anonymous:/opt/spark:/bin/false' >> etc/passwd",
         ]
         if gpus := int(self.requests.get(GPU, 0)):
-            listing = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{self._name}-{i})\n" for i in range(gpus))
-            (self._folder / "nvidia-smi").write_text(f"#!/bin/sh\n[ $1 = -L ] && echo {quote(listing)}")
+            uuids = [f"GPU-{self.node}-{i}" for i in range(gpus)]
+            listing = "".join(f"GPU {i}: H200 (UUID: {uuid})\n" for i, uuid in enumerate(uuids))
+            program = f"#!/bin/sh\n[ $1 != -L ] || printf %s {quote(listing)}\n"
+            (self._folder / "nvidia-smi").write_text(program)
             lines += [f"install -m 755 {self._folder}/nvidia-smi usr/bin/nvidia-smi"]
         volumes = {volume["name"]: volume for volume in self.item["spec"].get("volumes", [])}
         for mount in self._container.get("volumeMounts", []):
@@ -352,6 +366,14 @@ class Pod:
             f"sh -c 'cd /opt/spark/work-dir && exec \"$@\"' sh {shlex.join(command)}",
         ]
         return "\n".join(lines)
+
+    def _account_token(self) -> str:
+        """Return a token of the pod's account; an empty one where there is no such account."""
+        account = self.item["spec"].get("serviceAccountName", "default")
+        path = f"namespaces/{self._namespace}/serviceaccounts/{account}/token"
+        answer = self._nodes.client.request("POST", path, {"spec": {}})
+        token: str = answer["status"]["token"] if answer else ""
+        return token
 
     def _mount(self, volume: dict[str, Any], target: str) -> str:
         if "hostPath" in volume:
@@ -389,7 +411,9 @@ class Pod:
         }
         truth = {True: "True", False: "False"}
         conditions = [{"type": "PodScheduled", "status": "True"}]
-        conditions += [{"type": kind, "status": truth[ready]} for kind in ("ContainersReady", "Ready")]
+        conditions += [
+            {"type": kind, "status": truth[ready]} for kind in ("ContainersReady", "Ready")
+        ]
         status = {
             "phase": phase,
             "podIP": self.address,
@@ -399,6 +423,12 @@ class Pod:
             "containerStatuses": [container],
         }
         self._nodes.client.request("PATCH", f"{self._path}/status", {"status": status})
+
+
+def _own_group() -> Path:
+    """Return this process's folder of cgroups for memory, which may not be there."""
+    found = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return CGROUPS / (found[1].lstrip("/") if found else "")
 
 
 def requests(item: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ def describe_queue(context: Any) -> str:
         context: a ``SparkContext`` on YARN.
 
     Returns:
-        The text; empty if the resource manager does not answer.
+        The text, after a semicolon; empty if the resource manager does not answer.
     """
     from py4j.protocol import Py4JError
 
@@ -38,7 +38,7 @@ def describe_queue(context: Any) -> str:
         )
         has = report.getApplicationResourceUsageReport().getUsedResources()
         return (
-            f"YARN's queue {report.getQueue()} may use {queue.getMaximumCapacity():.0%} of its "
+            f"; YARN's queue {report.getQueue()} may use {queue.getMaximumCapacity():.0%} of its "
             f"parent, and has given this application {has.toString()}, with its application "
             f"master; in use on its nodes: {nodes or 'none is running'}"
         )
