@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
-from .kubernetes import describe_pods
+from .cluster_managers import describe_pods, describe_queue
 from .session import (
     check_encryption,
     check_idle_limit,
@@ -19,7 +19,6 @@ from .session import (
     classic_context,
     master_of,
 )
-from .yarn import describe_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
