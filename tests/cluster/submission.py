@@ -39,6 +39,7 @@ class Submission:
         self.log = out + err
         assert self._result.exists(), self.log[-6000:]
         answer: dict[str, Any] = json.loads(self._result.read_text())
+        print(answer)  # for a failure
         return answer
 
     def await_files(self, *paths: Path, seconds: float = 180) -> None:

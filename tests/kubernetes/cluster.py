@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +24,6 @@ ACCOUNT = (
     ("create", "role", "spark", VERBS, KINDS),
     ("create", "rolebinding", "spark", "--role=spark", "--serviceaccount=default:spark"),
 )
-STORE_PORT = 5000
 EXECUTORS = {
     "spark.executor.instances": "2",
     "spark.executor.memory": "512m",
@@ -37,7 +35,7 @@ EXECUTORS = {
 
 
 class Kubernetes:
-    """An API server, nodes, an object store, and a client outside.
+    """An API server, nodes, and a client outside, with a folder that the pods have as a volume.
 
     Use as a context manager, which skips the test where these cannot be had.
 
@@ -46,47 +44,28 @@ class Kubernetes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
+        self.runs = folder / "runs"
         self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Kubernetes:
         with contextlib.ExitStack() as running:
-            hosts = Hosts(self.folder / "hosts", [CONTROL, CLIENT], strangers=True)
+            hosts = Hosts(self._folder / "hosts", [CONTROL, CLIENT], strangers=True)
             self.hosts = running.enter_context(hosts)
-            server = ApiServer(self.hosts, CONTROL, self.folder / "server")
+            server = ApiServer(self.hosts, CONTROL, self._folder / "server")
             self.server = running.enter_context(server)
-            self.nodes = Nodes(hosts, server, CONTROL, self.folder / "pods", NODES)
+            self.nodes = Nodes(hosts, server, CONTROL, self._folder / "pods", NODES)
             running.enter_context(self.nodes)
+            self.nodes.claims["runs"] = self.runs
+            self.runs.mkdir()
+            self.runs.chmod(0o777)
             for command in ACCOUNT:
                 self.kubectl(*command)
-            self._start_store(running)
             self._running = running.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._running.close()
-
-    def _start_store(self, running: contextlib.ExitStack) -> None:
-        address = self.hosts.address(CONTROL)
-        self.store = {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_ENDPOINT_URL": f"http://{address}:{STORE_PORT}",
-            "AWS_REGION": "us-east-1",
-        }
-        moto = [sys.executable, "-m", "moto.server", "-H", address, "-p", str(STORE_PORT)]
-        log = running.enter_context((self.folder / "store.log").open("wb"))
-        process = subprocess.Popen(self.hosts.command(CONTROL, moto), stdout=log, stderr=log)
-        running.callback(process.wait)
-        running.callback(process.kill)
-        create = "import boto3; boto3.client('s3').create_bucket(Bucket='runs')"
-        deadline = time.monotonic() + 60
-        while self._run(sys.executable, "-c", create).returncode:
-            assert time.monotonic() < deadline, (self.folder / "store.log").read_text()[-3000:]
-            time.sleep(0.5)
-
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return self.hosts.run(CLIENT, command, self._environment(), timeout=60)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -94,8 +73,6 @@ class Kubernetes:
             "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
-            "AWS_DEFAULT_REGION": "us-east-1",
-            **self.store,
         }
 
     def kubectl(self, *arguments: str) -> str:
@@ -109,7 +86,6 @@ class Kubernetes:
         self,
         job: str,
         *arguments: str,
-        volume: Path,
         mode: str = "client",
         settings: Mapping[str, str] | None = None,
         properties: Path | None = None,
@@ -119,7 +95,6 @@ class Kubernetes:
         Args:
             job: the script, which is in the image, too.
             arguments: of the script.
-            volume: a folder that all pods have under the same path.
             mode: deploy mode.
             settings: of Spark.
             properties: a file of settings, in place of what else the executors have.
@@ -134,14 +109,12 @@ class Kubernetes:
             **({} if properties else EXECUTORS),
         }
         if mode == "client":
+            # The pods are another user: they cannot write into folders of this one's.
+            own["spark.hadoop.fs.permissions.umask-mode"] = "000"
             own["spark.driver.host"] = self.hosts.address(CLIENT)
-        for role, prefix in (
-            ("driver", "spark.kubernetes.driverEnv."),
-            ("executor", "spark.executorEnv."),
-        ):
-            mount = f"spark.kubernetes.{role}.volumes.hostPath.shared"
-            own |= {f"{mount}.mount.path": str(volume), f"{mount}.options.path": str(volume)}
-            own |= {prefix + name: value for name, value in self.store.items()}
+        for role in ("driver", "executor"):
+            volume = f"spark.kubernetes.{role}.volumes.persistentVolumeClaim.runs"
+            own |= {f"{volume}.mount.path": str(self.runs), f"{volume}.options.claimName": "runs"}
         confs = [f"--conf={key}={value}" for key, value in {**own, **(settings or {})}.items()]
         command = [str(BIN / "spark-submit"), "--master", f"k8s://{self.server.url}"]
         command += ["--deploy-mode", mode]
@@ -157,4 +130,5 @@ class Kubernetes:
             text=True,
             env=env,
             cwd=ROOT,
+            umask=0,
         )

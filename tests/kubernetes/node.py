@@ -66,6 +66,7 @@ class Nodes:
         self.nodes = {
             node: {k: quantity(v) for k, v in all_.items()} for node, all_ in nodes.items()
         }
+        self.claims: dict[str, Path] = {}  # of volumes, by name
         self.pods: dict[str, Pod] = {}
         self.errors: list[str] = []
         self._over = threading.Event()
@@ -376,8 +377,9 @@ class Pod:
         return token
 
     def _mount(self, volume: dict[str, Any], target: str) -> str:
-        if "hostPath" in volume:
-            return f"mount --bind {shlex.quote(volume['hostPath']['path'])} {target}"
+        if claim := volume.get("persistentVolumeClaim"):
+            folder = self._nodes.claims[claim["claimName"]]
+            return f"mount --bind {shlex.quote(str(folder))} {target}"
         source = self._folder / "volumes" / volume["name"]
         source.mkdir(parents=True)
         source.chmod(0o777)

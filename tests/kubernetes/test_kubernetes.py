@@ -41,16 +41,18 @@ def logs(kubernetes: Kubernetes) -> Iterator[None]:
         print(kubernetes.nodes.pods[uid].log()[-6000:])
 
 
-def submit(
-    cluster: Kubernetes, folder: Path, request: dict[str, Any], **options: Any
-) -> Submission:
-    return Submission(cluster, folder, request, volume=folder, **options)
+@pytest.fixture
+def folder(kubernetes: Kubernetes, request: pytest.FixtureRequest) -> Path:
+    """Return a folder that pods reach."""
+    path = kubernetes.runs / request.node.name
+    path.mkdir()
+    return path
 
 
 def waiting(cluster: Kubernetes, folder: Path, **options: Any) -> Waiting:
     """Start a training by a driver in a pod; return when its two ranks wait in the 6th step."""
     request = {"run_dir": str(folder / "run"), **options.pop("request", {})}
-    return start_waiting(cluster, folder, request, volume=folder, mode="cluster", **options)
+    return start_waiting(cluster, folder, request, mode="cluster", **options)
 
 
 def executors(cluster: Kubernetes) -> list[str]:
@@ -63,21 +65,19 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_driver_pod_trains_and_driver_outside_resumes(
-    kubernetes: Kubernetes, tmp_path: Path
-) -> None:
-    request = {"run_dir": "s3://runs/first"}
-    first = submit(kubernetes, tmp_path, request, mode="cluster").answer()
+def test_driver_pod_trains_and_driver_outside_resumes(kubernetes: Kubernetes, folder: Path) -> None:
+    request = {"run_dir": str(folder / "run")}
+    first = Submission(kubernetes, folder, request, mode="cluster").answer()
     assert len(set(first["hosts"])) == 2, first
     assert len(first["loss"]) == 2
     assert first["predicted"] == ROWS
-    again = submit(kubernetes, tmp_path, {**request, "epochs": 3}).answer()
+    again = Submission(kubernetes, folder, {**request, "epochs": 3}).answer()
     assert again["loss"][:2] == first["loss"], again
     assert len(again["loss"]) == 3
     assert again["predicted"] == ROWS
 
 
-def test_settings_for_gpus_and_a_pod_that_leaves(kubernetes: Kubernetes, tmp_path: Path) -> None:
+def test_settings_for_gpus_and_a_pod_that_leaves(kubernetes: Kubernetes, folder: Path) -> None:
     """Its ranks save first, by the hook of the pods' template; the next attempt resumes there."""
     text = (ROOT / "conf" / "kubernetes-gpu.conf").read_text()
     for name, value in {
@@ -88,45 +88,45 @@ def test_settings_for_gpus_and_a_pod_that_leaves(kubernetes: Kubernetes, tmp_pat
     }.items():
         text, count = re.subn(rf"^{name} .*", f"{name} {value}", text, flags=re.MULTILINE)
         assert count == 1
-    properties = tmp_path / "gpu.conf"
+    properties = folder / "gpu.conf"
     properties.write_text(text)
     running, _ = waiting(
-        kubernetes, tmp_path, properties=properties, request={"restarts": 2, "gpus": 1}
+        kubernetes, folder, properties=properties, request={"restarts": 2, "gpus": 1}
     )
     kubernetes.kubectl("delete", "--wait=false", executors(kubernetes)[0])
     time.sleep(3)  # the hook notifies the ranks, which are in a step
-    (tmp_path / "go").touch()
+    (folder / "go").touch()
     answer = running.answer()
     assert len(answer["loss"]) == 2, answer
     assert answer["gpus"] == [["0"], ["0"]]
-    assert attempts(tmp_path)[-1]["first_step"] in (6, 7)  # not 4, of the regular checkpoint
+    assert attempts(folder)[-1]["first_step"] in (6, 7)  # not 4, of the regular checkpoint
 
 
-def test_pod_deleted_by_force(kubernetes: Kubernetes, tmp_path: Path) -> None:
-    running, request = waiting(kubernetes, tmp_path)
+def test_pod_deleted_by_force(kubernetes: Kubernetes, folder: Path) -> None:
+    running, request = waiting(kubernetes, folder)
     kubernetes.kubectl("delete", "--force", executors(kubernetes)[0])
     answer = running.answer()
     assert "message" in answer, answer
     print(answer["message"])
-    again = submit(kubernetes, tmp_path, request, mode="cluster").answer()
+    again = Submission(kubernetes, folder, request, mode="cluster").answer()
     assert len(again["loss"]) == 2, again
-    assert attempts(tmp_path)[-1]["first_step"] >= 4
+    assert attempts(folder)[-1]["first_step"] >= 4
 
 
-def test_container_over_its_memory_is_named(kubernetes: Kubernetes, tmp_path: Path) -> None:
-    act = {"what": "eat", "step": 5, "folder": str(tmp_path)}
-    request = {"run_dir": str(tmp_path / "run"), "act": act}
-    answer = submit(kubernetes, tmp_path, request, mode="cluster").answer()
+def test_container_over_its_memory_is_named(kubernetes: Kubernetes, folder: Path) -> None:
+    act = {"what": "eat", "step": 5, "folder": str(folder)}
+    request = {"run_dir": str(folder / "run"), "act": act}
+    answer = Submission(kubernetes, folder, request, mode="cluster").answer()
     assert "OOMKilled" in answer["message"], answer
 
 
-def test_pods_that_stay_pending_are_explained(kubernetes: Kubernetes, tmp_path: Path) -> None:
-    request = {"run_dir": "s3://runs/pending", "num_workers": 3, "start_timeout": 20}
+def test_pods_that_stay_pending_are_explained(kubernetes: Kubernetes, folder: Path) -> None:
+    request = {"run_dir": str(folder / "run"), "num_workers": 3, "start_timeout": 20}
     settings = {
         "spark.executor.instances": "3",
         "spark.kubernetes.executor.request.cores": "5",
     }
-    answer = submit(kubernetes, tmp_path, request, mode="cluster", settings=settings).answer()
+    answer = Submission(kubernetes, folder, request, mode="cluster", settings=settings).answer()
     assert answer["error"] == "NotEnoughSlotsError", answer
     for fact in ("found 2", "2 Running", "1 Pending", "0/2 nodes", "2 Insufficient cpu"):
         assert fact in answer["message"]
