@@ -24,7 +24,11 @@ ACCOUNT = (
     ("create", "role", "spark", VERBS, KINDS),
     ("create", "rolebinding", "spark", "--role=spark", "--serviceaccount=default:spark"),
 )
-EXECUTORS = {
+PODS = {
+    "spark.driver.memory": "512m",
+    "spark.driver.memoryOverhead": "1536m",
+    "spark.kubernetes.driver.request.cores": "0.5",
+    "spark.dynamicAllocation.enabled": "false",
     "spark.executor.instances": "2",
     "spark.executor.memory": "512m",
     "spark.executor.memoryOverhead": "2g",
@@ -97,16 +101,12 @@ class Kubernetes:
             arguments: of the script.
             mode: deploy mode.
             settings: of Spark.
-            properties: a file of settings, in place of what else the executors have.
+            properties: a file of settings, in place of what else the pods have.
         """
         own = {
-            "spark.driver.memory": "512m",
-            "spark.driver.memoryOverhead": "1536m",
-            "spark.kubernetes.driver.request.cores": "0.5",
             "spark.ui.enabled": "false",
             "spark.log.level": "WARN",
-            "spark.dynamicAllocation.enabled": "false",
-            **({} if properties else EXECUTORS),
+            **({} if properties else PODS),
         }
         if mode == "client":
             # The pods are another user: they cannot write into folders of this one's.

@@ -256,6 +256,7 @@ class Pod:
         reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
         terminated = {"exitCode": code, "reason": reason, "startedAt": self._started}
         state = {"terminated": {**terminated, "finishedAt": now()}}
+        self.is_over = True
         self._set_status("Failed" if code else "Succeeded", state, ready=False)
         self._deleted.wait()
         gone = {"gracePeriodSeconds": 0, "preconditions": {"uid": self._meta["uid"]}}
