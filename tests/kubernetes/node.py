@@ -64,7 +64,8 @@ class Nodes:
         self.name = name
         self.folder = folder
         self.nodes = {
-            node: {k: quantity(v) for k, v in all_.items()} for node, all_ in nodes.items()
+            node: {name: quantity(text) for name, text in has.items()}
+            for node, has in nodes.items()
         }
         self.claims: dict[str, Path] = {}  # of volumes, by name
         self.pods: dict[str, Pod] = {}
@@ -116,7 +117,7 @@ class Nodes:
         self._resolve_services()
 
     def _schedule(self, item: dict[str, Any]) -> str | None:
-        """Return the node that has what the pod requests, else tell as the scheduler does."""
+        """Return the node that has what the pod requests; else report it as a scheduler does."""
         wanted = requests(item)
         lacking: dict[str, int] = {}
         for node, has in self.nodes.items():
@@ -212,7 +213,7 @@ class Pod:
         return f"== {self._name}\n{self._log.read_text(errors='replace')}"
 
     def resolve(self, lines: list[str]) -> None:
-        """Have names resolved in the pod; nobody else resolves that of its host."""
+        """Write the names that the pod can resolve: its own, which no other can, and these."""
         own = ["127.0.0.1 localhost", f"{self.address} {self._name[:63]}"]
         # In place: the file is mounted.
         (self._folder / "hosts").write_text("\n".join([*own, *lines]) + "\n")
@@ -245,14 +246,14 @@ class Pod:
             if counter is not None and "oom_kill 0" not in counter.read_text():
                 is_out_of_memory = True
                 break
-        first = self._first_process(process.pid)
-        if first is not None:
-            if self._deleted.is_set():
-                self._terminate(first, process)
+        if self._deleted.is_set() and process.poll() is None:
+            self._terminate(process)
+        is_killed = process.poll() is None
+        if is_killed:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(first, 9)
+                os.kill(self._first_process(process), 9)
         process.wait()
-        code = 137 if is_out_of_memory else process.returncode % 256
+        code = 137 if is_killed else process.returncode % 256
         reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
         terminated = {"exitCode": code, "reason": reason, "startedAt": self._started}
         state = {"terminated": {**terminated, "finishedAt": now()}}
@@ -262,30 +263,26 @@ class Pod:
         gone = {"gracePeriodSeconds": 0, "preconditions": {"uid": self._meta["uid"]}}
         self._nodes.client.request("DELETE", self._path, gone)
 
-    def _terminate(self, first: int, process: subprocess.Popen[bytes]) -> None:
+    def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+        """Run the hook before a container's end, signal it, and wait within the grace period."""
         deadline = time.monotonic() + self._grace
+        first = self._first_process(process)
         hook = self._container.get("lifecycle", {}).get("preStop", {}).get("exec")
-        if hook and self._grace:
-            inside = ["nsenter", f"--target={first}", "--all", "--root"]
-            become = ["setpriv", f"--reuid={USER}", "--regid=0", "--clear-groups"]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    [*inside, *become, *hook["command"]],
-                    env=self._environment(),
-                    timeout=self._grace,
-                    check=False,
-                )
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if hook and self._grace:
+                inside = ["nsenter", f"--target={first}", "--all", "--root"]
+                become = ["setpriv", f"--reuid={USER}", "--regid=0", "--clear-groups"]
+                command = [*inside, *become, *hook["command"]]
+                env = self._environment()
+                subprocess.run(command, env=env, timeout=self._grace, check=False)
             os.kill(first, 15)
             process.wait(max(0.0, deadline - time.monotonic()))
 
     @staticmethod
-    def _first_process(parent: int) -> int | None:
-        """Return the process that has number 1 in the container, while there is one."""
-        with contextlib.suppress(OSError):
-            for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-                return int(child)
-        return None
+    def _first_process(process: subprocess.Popen[bytes]) -> int:
+        """Return the process that has number 1 in the container; before its start, its parent."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return int(children[0]) if children else process.pid
 
     def _limit_memory(self) -> Path | None:
         """Return what counts the processes that were killed for memory, where there are cgroups."""
