@@ -176,7 +176,7 @@ class Pod:
         self.is_over = False
         self._nodes = nodes
         self._meta = item["metadata"]
-        self._name = self._meta["name"]
+        self._name: str = self._meta["name"]
         self._namespace = self._meta["namespace"]
         self._path = f"namespaces/{self._namespace}/pods/{self._name}"
         self._container = item["spec"]["containers"][0]

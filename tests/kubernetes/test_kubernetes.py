@@ -44,7 +44,7 @@ def logs(kubernetes: Kubernetes) -> Iterator[None]:
 @pytest.fixture
 def folder(kubernetes: Kubernetes, request: pytest.FixtureRequest) -> Path:
     """Return a folder that pods reach."""
-    path = kubernetes.runs / request.node.name
+    path = Path(kubernetes.runs, request.node.name)
     path.mkdir()
     return path
 

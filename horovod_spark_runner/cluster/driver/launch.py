@@ -348,12 +348,13 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
         if watch.missing_slots:
             return watch.not_started()
     cause = root_cause(evidence, [(failure.slot, failure.rank) for failure in watch.failures])
-    if cause is None or cause.failure is None:
+    failure = None if cause is None else cause.failure
+    if cause is None or failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
-    if cause.failure.kind == LOST and (reason := describe_executor_loss(job.error)):
-        known = replace(cause.failure, message=f"{cause.failure.message}. Spark: {reason}")
-        cause = replace(cause, failure=known)
-    return failure_error(cause, evidence, unpickle_exception(cause.failure))
+    if failure.kind == LOST and (reason := describe_executor_loss(job.error)):
+        failure = replace(failure, message=f"{failure.message}. Spark: {reason}")
+        cause = replace(cause, failure=failure)
+    return failure_error(cause, evidence, unpickle_exception(failure))
 
 
 class Launcher(Protocol):
