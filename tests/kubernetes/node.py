@@ -184,7 +184,7 @@ class Pod:
         self._folder.mkdir()
         self._log = self._folder / "log"
         self._log.touch()
-        self._group = _own_group() / self._name
+        self._group: Path = _own_group() / self._name
         self._deleted = threading.Event()
         self._grace = 30.0
         self._started = now()
