@@ -23,6 +23,9 @@ MAY_BE_SKIPPED = {
         ),
         "2 GB, for minutes, so it is run by hand: HSR_TEST_LARGE=1",
     ),
+    "tests/kubernetes/test_kubernetes.py": (
+        "needs an API server that takes a quarter of an hour to build; the summary says so loudly"
+    ),
     "tests/mpi/test_hdfs.py": (
         "fetches Hadoop's server from PyPI and Debian; the summary says loudly where it cannot"
     ),

@@ -20,6 +20,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "conformance": ("tests/conformance/",),
     "clusters": ("tests/cluster/", "tests/mpi/test_hdfs.py", "tests/mpi/test_object_store.py"),
     "yarn": ("tests/yarn/",),
+    "kubernetes": ("tests/kubernetes/",),
     "faults": ("tests/faults/", "tests/mpi/test_failures.py"),
     "tables": ("tests/tables/",),
     "torch": ("tests/torch/",),

@@ -46,53 +46,68 @@ class Hosts:
         self._strangers = strangers
         self._folder = folder
         self._names = list(names)
+        self._there: list[str] = []
         self._ipv6 = ipv6
         self._prefix = f"hsr{os.getpid()}"
 
     def __enter__(self) -> Hosts:
         if (reason := _why_not()) is not None:
             pytest.skip(reason)
-        bridge = self._prefix
         # A host that is switched off cannot clear up: what it leaves goes with this folder.
         self._temporary = tempfile.mkdtemp(prefix="h-", dir="/tmp")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._switch = f"{bridge}s"
+        self._switch = f"{self._prefix}s"
         ip("netns", "add", self._switch)
         ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
         ip("-n", self._switch, "link", "set", "br0", "up")
-        for number, name in enumerate(self._names):
-            space = self._space(name)
-            cable = f"{bridge[-8:]}c{number}"
-            ip("netns", "add", space)
-            ip("link", "add", cable, "netns", self._switch, "type", "veth",
-               "peer", "name", "eth0", "netns", space)  # fmt: skip
-            ip("-n", self._switch, "link", "set", cable, "master", "br0", "up")
-            length, extra = (64, ["nodad"]) if self._ipv6 else (24, [])
-            ip("-n", space, "addr", "add", f"{self.address(name)}/{length}", "dev", "eth0", *extra)
-            ip("-n", space, "link", "set", "eth0", "up")
-            ip("-n", space, "link", "set", "lo", "up")
-            config = Path("/etc/netns", space)
-            config.mkdir(parents=True, exist_ok=True)
-            known = [name] if self._strangers else self._names
-            lines = ["127.0.0.1 localhost", "::1 localhost"]
-            lines += [f"{self.address(host)} {host}" for host in known]
-            (config / "hosts").write_text("\n".join(lines) + "\n")
-            if self._strangers:  # nobody to ask, either
-                (config / "resolv.conf").write_text("")
-            uts = self._folder / f"{name}.uts"
-            uts.touch()
-            subprocess.run(["unshare", f"--uts={uts}", "hostname", name], check=True)
+        for name in list(self._names):
+            self._add(name)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for name in self._names:
-            space = self._space(name)
-            self._end_processes(space)
-            subprocess.run(["umount", str(self._folder / f"{name}.uts")], check=False)
-            ip("netns", "delete", space)
-            shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+        for name in list(self._there):
+            self.remove(name)
         ip("netns", "delete", self._switch)
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def add(self, name: str) -> None:
+        """Add a host."""
+        self._names.append(name)
+        self._add(name)
+
+    def _add(self, name: str) -> None:
+        number = self._names.index(name)
+        space = self.space(name)
+        cable = f"{self._prefix[-8:]}c{number}"
+        ip("netns", "add", space)
+        ip("link", "add", cable, "netns", self._switch, "type", "veth",
+           "peer", "name", "eth0", "netns", space)  # fmt: skip
+        ip("-n", self._switch, "link", "set", cable, "master", "br0", "up")
+        length, extra = (64, ["nodad"]) if self._ipv6 else (24, [])
+        ip("-n", space, "addr", "add", f"{self.address(name)}/{length}", "dev", "eth0", *extra)
+        ip("-n", space, "link", "set", "eth0", "up")
+        ip("-n", space, "link", "set", "lo", "up")
+        config = Path("/etc/netns", space)
+        config.mkdir(parents=True, exist_ok=True)
+        known = [name] if self._strangers else self._names
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        lines += [f"{self.address(host)} {host}" for host in known]
+        (config / "hosts").write_text("\n".join(lines) + "\n")
+        if self._strangers:  # nobody to ask, either
+            (config / "resolv.conf").write_text("")
+        uts = self._folder / f"{name}.uts"
+        uts.touch()
+        subprocess.run(["unshare", f"--uts={uts}", "hostname", name], check=True)
+        self._there.append(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a host and what runs on it; its address is not used again."""
+        space = self.space(name)
+        self._end_processes(space)
+        subprocess.run(["umount", str(self._folder / f"{name}.uts")], check=False)
+        ip("netns", "delete", space)
+        shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+        self._there.remove(name)
 
     def address(self, name: str) -> str:
         number = self._names.index(name) + 1
@@ -106,7 +121,11 @@ class Hosts:
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """Return the argv that runs ``command`` on a host."""
         uts = self._folder / f"{name}.uts"
-        return ["ip", "netns", "exec", self._space(name), "nsenter", f"--uts={uts}", *command]
+        return [*self.network(name), "nsenter", f"--uts={uts}", *command]
+
+    def network(self, name: str) -> list[str]:
+        """Return the argv before a command that has only the network of a host."""
+        return ["ip", "netns", "exec", self.space(name)]
 
     def run(
         self, name: str, command: Sequence[str], env: Mapping[str, str], timeout: float = 240
@@ -132,35 +151,36 @@ class Hosts:
 
     def unplug(self, name: str) -> None:
         """Cut a host off without a word: nothing it sends arrives any more, nor the reverse."""
-        ip("-n", self._space(name), "link", "set", "eth0", "down")
+        ip("-n", self.space(name), "link", "set", "eth0", "down")
 
     def plug_in(self, name: str) -> None:
         """Put an unplugged host back."""
-        ip("-n", self._space(name), "link", "set", "eth0", "up")
+        ip("-n", self.space(name), "link", "set", "eth0", "up")
 
     def slow_down(self, name: str, rate: str) -> None:
         """Let a host send no more than so much, such as ``"1mbit"`` per second."""
         shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
         shape += ["burst", "32kbit", "latency", "400ms"]
-        subprocess.run(["ip", "netns", "exec", self._space(name), *shape], check=True)
+        subprocess.run(["ip", "netns", "exec", self.space(name), *shape], check=True)
 
     def pin(self, name: str, core: int) -> None:
         """Let a host's processes, and those they start, run on one core of this machine only."""
-        for pid in self._pids(self._space(name)):
+        for pid in self._pids(self.space(name)):
             pinned = ["taskset", "--all-tasks", "--cpu-list", "--pid", str(core), pid]
             subprocess.run(pinned, check=True, capture_output=True)
 
     def processes(self, name: str) -> list[str]:
         """Return the names and command lines of the host's processes."""
         found = []
-        for pid in self._pids(self._space(name)):
+        for pid in self._pids(self.space(name)):
             with contextlib.suppress(OSError):
                 own = Path("/proc", pid, "comm").read_text().strip()
                 command = Path("/proc", pid, "cmdline").read_text().replace("\0", " ")
                 found.append(f"{own}: {command}")
         return found
 
-    def _space(self, name: str) -> str:
+    def space(self, name: str) -> str:
+        """Return the name of a host's network namespace."""
         return f"{self._prefix}{name}"
 
     @staticmethod

@@ -19,7 +19,7 @@ DEFINITIONS = (
 )
 VOLUMES = "spark.kubernetes.executor.volumes."
 # Names that Spark puts together itself; each kind has a test below.
-COMPOSED = (".resource.gpu.", "spark.executorEnv.", VOLUMES)
+COMPOSED = (".resource.gpu.", "spark.executorEnv.", ".volumes.")
 # The accelerator's own, of a jar that is not here.
 FOREIGN = "spark.rapids."
 
@@ -87,12 +87,13 @@ def test_the_memory_that_pods_share_is_mounted(jvm: Any) -> None:
     conf = spark_conf(jvm, settings(CONF / "kubernetes-gpu.conf"))
     utils = jvm.org.apache.spark.deploy.k8s.KubernetesVolumeUtils
     volumes = utils.parseVolumesWithPrefix(conf, VOLUMES)
-    assert volumes.size() == 1
-    volume = volumes.head()
-    assert (volume.volumeName(), volume.mountPath()) == ("shm", "/dev/shm")
-    assert volume.volumeConf().toString() == (
-        "KubernetesEmptyDirVolumeConf(Some(Memory),Some(4Gi))"
-    )
+    found = [volumes.apply(number) for number in range(volumes.size())]
+    assert {(volume.volumeName(), volume.mountPath()) for volume in found} == {
+        ("shm", "/dev/shm"),
+        ("runs", "/runs"),
+    }
+    shm = next(volume for volume in found if volume.volumeName() == "shm")
+    assert shm.volumeConf().toString() == "KubernetesEmptyDirVolumeConf(Some(Memory),Some(4Gi))"
 
 
 def test_the_environment_of_executors_is_given(jvm: Any) -> None:

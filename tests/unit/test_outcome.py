@@ -206,13 +206,15 @@ def test_what_spark_says_begins_with_the_cause() -> None:
     told = str(explain_spark_error(error))
     assert "org.apache.spark.SparkException: Job aborted" in told.splitlines()[0]
     assert "at a.b" not in told
-    lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"
+    # As Kubernetes has it.
+    lost = "ExecutorLostFailure (executor 0 exited) Reason: \nexit code 137\n\n\t reason: OOMKilled"
     barrier_stage = "Stage failed because barrier task ResultTask(5, 1) finished unsuccessfully."
     gone = ConnectionRefusedError(111, "Connection refused")
     assert re.search("driver's JVM has ended.*refused", str(explain_spark_error(gone)))
-    told = str(explain_spark_error(RuntimeError(f"Job aborted: {barrier_stage}\n{lost}\n")))
+    stack = "Driver stacktrace:\n\tat a.b(c.scala:1)"
+    told = str(explain_spark_error(RuntimeError(f"Job aborted: {barrier_stage}\n{lost}\n{stack}")))
     first, second = told.splitlines()[:2]
-    assert first.endswith(lost)
+    assert first.endswith("(executor 0 exited) Reason: exit code 137 reason: OOMKilled")
     assert second == f"Job aborted: {barrier_stage}"
 
 

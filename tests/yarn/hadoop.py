@@ -188,7 +188,7 @@ class Yarn:
 
     def pids(self, name: str) -> list[str]:
         """Return the processes of a host."""
-        return self.hosts._pids(self.hosts._space(name))
+        return self.hosts._pids(self.hosts.space(name))
 
     def local_files(self, name: str) -> list[str]:
         """Return the application folders that a host's node manager still has."""

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.submission import Submission, Waiting, start_waiting
+from tests.cluster.submitted_job import ROWS
 from tests.cluster.test_packed import NOT_NEEDED
 from tests.leftovers import leftovers
 
-from . import job
 from .hadoop import Yarn
 
 pytestmark = [
@@ -29,8 +30,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).parents[2]
 HOSTS = ("hsr-a", "hsr-b")
 
 
@@ -69,42 +69,21 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
         yield cluster
 
 
-class Job:
-    """A submission of `job`."""
-
-    def __init__(self, yarn: Yarn, folder: Path, request: dict[str, Any], **options: Any) -> None:
-        self.result = folder / "result.json"
-        self.result.unlink(missing_ok=True)
-        folder.chmod(0o777)
-        arguments = [str(HERE / "job.py"), str(self.result), json.dumps(request)]
-        self.process = yarn.submit(*arguments, **options)
-        self.log = ""
-
-    def answer(self, seconds: float = 240) -> dict[str, Any]:
-        try:
-            out, err = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, err = self.process.communicate()
-        self.log = out + err
-        assert self.result.exists(), self.log[-6000:]
-        answer: dict[str, Any] = json.loads(self.result.read_text())
-        return answer
-
-
 def test_client_mode_trains_and_cluster_mode_resumes(yarn: Yarn, tmp_path: Path) -> None:
     """By another user than that of the cluster, without a home."""
     alice: dict[str, Any] = {"env": {"HADOOP_USER_NAME": "alice"}, "without": ["HOME"]}
     run = f"{yarn.url}/runs/first"
-    first = Job(yarn, tmp_path, {"run_dir": run}, **alice).answer()
+    first = Submission(yarn, tmp_path, {"run_dir": run}, **alice).answer()
     assert sorted(first["hosts"]) == list(HOSTS), first
     assert len(first["loss"]) == 2
-    assert first["predicted"] == job.ROWS
-    again = Job(yarn, tmp_path, {"run_dir": run, "epochs": 3}, mode="cluster", **alice).answer()
+    assert first["predicted"] == ROWS
+    again = Submission(
+        yarn, tmp_path, {"run_dir": run, "epochs": 3}, mode="cluster", **alice
+    ).answer()
     assert again["loss"][:2] == first["loss"], again
     assert len(again["loss"]) == 3
     assert again["user"] == "alice"
-    assert again["predicted"] == job.ROWS
+    assert again["predicted"] == ROWS
 
 
 def left_by(yarn: Yarn) -> list[str]:
@@ -123,22 +102,10 @@ def await_nothing_left(yarn: Yarn, seconds: float = 60) -> None:
         time.sleep(0.2)
 
 
-def await_files(running: Job, *paths: Path, seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not all(path.exists() and path.read_text() for path in paths):
-        ended = running.process.poll() is not None or time.monotonic() > deadline
-        assert not ended, running.answer(1) and running.log[-6000:]
-        time.sleep(0.1)
-
-
-def waiting(yarn: Yarn, folder: Path, name: str, **options: Any) -> tuple[Job, dict[str, Any]]:
+def waiting(yarn: Yarn, folder: Path, name: str, **options: Any) -> Waiting:
     """Start a training and return when its two ranks wait in the 6th step."""
-    act = {"what": "wait", "step": 5, "folder": str(folder)}
-    request = {"run_dir": f"{yarn.url}/runs/{name}", "act": act, "transform": False}
-    request.update(options.pop("request", {}))
-    running = Job(yarn, folder, request, **options)
-    await_files(running, folder / "rank-0", folder / "rank-1")
-    return running, request
+    request = {"run_dir": f"{yarn.url}/runs/{name}", **options.pop("request", {})}
+    return start_waiting(yarn, folder, request, **options)
 
 
 def attempts_of(yarn: Yarn, name: str) -> list[dict[str, Any]]:
@@ -154,7 +121,7 @@ def test_killed_application_leaves_nothing_and_is_resumed(yarn: Yarn, tmp_path: 
     answer = running.answer(90)
     assert "KILLED" in answer["message"] or "stopped" in answer["message"], answer
     await_nothing_left(yarn)
-    again = Job(yarn, tmp_path, request).answer()
+    again = Submission(yarn, tmp_path, request).answer()
     assert len(again["loss"]) == 2, again
     assert attempts_of(yarn, "killed")[-1]["first_step"] >= 4
 
@@ -198,7 +165,7 @@ def test_container_over_its_memory_is_named_and_replaced(yarn: Yarn, tmp_path: P
         "restarts": 1,
         "transform": False,
     }
-    running = Job(yarn, tmp_path, request)
+    running = Submission(yarn, tmp_path, request)
     answer = running.answer()
     assert len(answer["loss"]) == 2, answer
     assert "physical memory" in running.log
@@ -207,7 +174,7 @@ def test_container_over_its_memory_is_named_and_replaced(yarn: Yarn, tmp_path: P
 
 def test_queue_that_cannot_hold_the_executors_is_named(yarn: Yarn, tmp_path: Path) -> None:
     request = {"run_dir": f"{yarn.url}/runs/queue", "start_timeout": 15}
-    running = Job(yarn, tmp_path, request, settings={"spark.yarn.queue": "small"})
+    running = Submission(yarn, tmp_path, request, settings={"spark.yarn.queue": "small"})
     answer = running.answer()
     assert answer["error"] == "NotEnoughSlotsError"
     for fact in ("small", "30%", "memory:", "found 0"):
@@ -234,6 +201,6 @@ def test_settings_for_gpus_with_the_environment_on_hdfs(yarn: Yarn, tmp_path: Pa
     own.write_text(settings)
     request = {"run_dir": f"{yarn.url}/runs/gpus", "gpus": 1, "transform": False}
     request["start_timeout"] = 180
-    answer = Job(yarn, tmp_path, request, properties=own).answer(300)
+    answer = Submission(yarn, tmp_path, request, properties=own).answer(300)
     assert sorted(answer["gpus"]) == [[f"GPU-{host}"] for host in HOSTS], answer
     await_nothing_left(yarn)

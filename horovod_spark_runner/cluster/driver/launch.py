@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...config.launch import LaunchSettings
@@ -22,6 +22,7 @@ from ..protocol.command import worker_environment
 from ..protocol.messages import Notice, Queued, from_driver
 from ..protocol.network import LOOPBACK, route_to
 from ..protocol.outcome import (
+    LOST,
     RankOutcome,
     decode_outcomes,
     failure_error,
@@ -49,7 +50,14 @@ from ..spark.session import (
 from ..spark.tasks import collect_from_tasks
 from .control_server import ControlServer
 from .coordinator import Coordinator, Observer
-from .result import RunResult, explain_spark_error, load_result, slowest_timings, unpickle_exception
+from .result import (
+    RunResult,
+    describe_executor_loss,
+    explain_spark_error,
+    load_result,
+    slowest_timings,
+    unpickle_exception,
+)
 from .slot_queue import SlotDemand, SlotQueue
 from .watch import RunWatch, Verdict
 
@@ -342,6 +350,9 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
     cause = root_cause(evidence, [(failure.slot, failure.rank) for failure in watch.failures])
     if cause is None or cause.failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
+    if cause.failure.kind == LOST and (reason := describe_executor_loss(job.error)):
+        known = replace(cause.failure, message=f"{cause.failure.message}. Spark: {reason}")
+        cause = replace(cause, failure=known)
     return failure_error(cause, evidence, unpickle_exception(cause.failure))
 
 

@@ -191,6 +191,13 @@ def explain_spark_error(error: BaseException | None) -> Exception:
     cause = re.sub(r"^An error occurred while calling \S+\s*:\s*", "", text)
     lines = [line for line in cause.splitlines() if not line.lstrip().startswith("at ")]
     # Of a barrier stage, the first line reports only that a task has ended.
-    lost = next((line.strip() for line in lines if line.startswith("ExecutorLostFailure")), None)
-    lines = lines if lost is None else [lost, *lines]
+    if lost := describe_executor_loss(error):
+        lines = [lost, *lines]
     return LaunchError("Spark ended the run: " + "\n".join(lines[:20]).strip())
+
+
+def describe_executor_loss(error: BaseException | None) -> str:
+    """Return Spark's reason for the loss of an executor in one line; empty if it gives none."""
+    lost = re.compile(r"^ExecutorLostFailure.*?(?=^\s*at |^Driver stacktrace|\Z)", re.M | re.S)
+    found = lost.search(str(error))
+    return " ".join(found[0].split()) if found else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
+from .cluster_managers import describe_pods, describe_queue
 from .session import (
     check_encryption,
     check_idle_limit,
@@ -18,7 +19,6 @@ from .session import (
     classic_context,
     master_of,
 )
-from .yarn import describe_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,8 +160,10 @@ def check_slots(
     )
     reason = _explain_executors(spark, slots, waited)
     if slots < (requested or 1):
-        if master == "yarn" and (limits := describe_queue(context)):
-            reason += f"; {limits}"
+        if master == "yarn":
+            reason += describe_queue(context)
+        elif master.startswith("k8s://"):
+            reason += describe_pods(context)
         more = _more_executors(options, master)
         raise _not_enough(requested or 1, shape, _Capacity(slots, reason), more)
     return Allotment(requested or slots, shape, slots, reason if requested is None else "")

@@ -1,4 +1,4 @@
-"""Train on YARN and write what came of it as JSON; for spark-submit.
+"""Train on a cluster and write what came of it as JSON; for spark-submit.
 
 Usage: job.py RESULT REQUEST; REQUEST is a JSON object: ``run_dir``, and what else `main` reads.
 """
@@ -78,7 +78,7 @@ def make_callbacks(act: dict[str, Any]) -> Any:
 
 def main() -> None:
     result, request = Path(sys.argv[1]), json.loads(sys.argv[2])
-    spark = SparkSession.builder.appName("yarn test").getOrCreate()
+    spark = SparkSession.builder.appName("test").getOrCreate()
     answer: dict[str, Any] = {
         "application": spark.sparkContext.applicationId,
         "user": spark.sparkContext.sparkUser(),

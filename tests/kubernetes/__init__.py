@@ -1,0 +1,1 @@
+"""Trainings on Kubernetes' own API server."""
