@@ -97,13 +97,16 @@ def test_local_cluster_with_an_executor_per_rank(of_encrypted: dict[str, Any]) -
 def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became, in one session, of a job and of functions, the last three of which want more.
 
-    They want one core for each rank, two, a GPU, and one more rank than there are cores.
+    They want one core for each rank, two, a GPU, and one more rank than there are cores. Spark
+    would run slow tasks twice, and leave out executors that tasks failed on.
     """
     ask = {"what": "where", "start_timeout": 1}
     asked = ({"cpus": 1}, {"cpus": 2}, {"gpu": 1})
     requests = [{**ask, "num_workers": 2, "resources": resources} for resources in asked]
     requests.append({**ask, "num_workers": 3})
-    given = ["search", *map(json.dumps, requests), "spark.executor.memory=512m"]
+    settings = ["spark.executor.memory=512m", "spark.excludeOnFailure.enabled=true"]
+    settings += [f"spark.speculation{key}" for key in ("=true", ".multiplier=1.1", ".quantile=0.1")]
+    given = ["search", *map(json.dumps, requests), *settings]
     return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
 
 

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-@pytest.mark.parametrize("cases", ["cases_delta.py", "cases_iceberg.py"])
+@pytest.mark.parametrize("cases", ["cases_delta.py", "cases_iceberg.py", "cases_s3.py"])
 def test_tables(cases: str) -> None:
     spark, jars = fetch_packages()
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--durations=8"]

@@ -58,7 +58,6 @@ class Yarn:
         names: of the hosts.
         memory: MB that each node manager gives to containers.
         sites: settings beyond the default ones, by file such as ``"yarn-site"``.
-        env: what the node managers have in their environment besides.
     """
 
     def __init__(
@@ -68,14 +67,12 @@ class Yarn:
         *,
         memory: int = 4096,
         sites: Mapping[str, Mapping[str, str]] | None = None,
-        env: Mapping[str, str] | None = None,
     ) -> None:
         self.names = list(names)
         self.conf = folder / "conf"
         self._folder = folder
         self._memory = memory
         self._sites = sites or {}
-        self._more = env or {}
         self._running = contextlib.ExitStack()
         self._managers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -211,7 +208,7 @@ class Yarn:
         folder = self._folder / name
         short = main.rpartition(".")[2]
         log = self._folder / f"{name}-{short}-{len(list(self._folder.glob('*.log')))}.log"
-        env = {"JAVA_HOME": _java_home(), "HADOOP_CONF_DIR": str(self.conf), **self._more}
+        env = {"JAVA_HOME": _java_home(), "HADOOP_CONF_DIR": str(self.conf)}
         command = [*self._java(), f"-Dtests.folder={folder}", f"-Dtests.host={name}"]
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -254,6 +251,8 @@ class Yarn:
                 "yarn.nodemanager.resource.cpu-vcores": "8",
                 "yarn.nodemanager.vmem-check-enabled": "false",
                 "yarn.nodemanager.container-monitor.interval-ms": "500",
+                # Else the node manager leaves it to cgroups, which are not there.
+                "yarn.nodemanager.resource.memory.enforced": "false",
                 "yarn.nodemanager.delete.debug-delay-sec": "0",
                 "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage":
                     "99.9",

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from tests.cluster.submission import Submission, Waiting, start_waiting
 from tests.cluster.submitted_job import ROWS
+from tests.cluster.test_packed import NOT_NEEDED
 from tests.leftovers import leftovers
 
 from .hadoop import Yarn
@@ -27,6 +30,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+ROOT = Path(__file__).parents[2]
 HOSTS = ("hsr-a", "hsr-b")
 
 
@@ -58,10 +62,10 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
         "yarn-site": {
             "yarn.nodemanager.resource-plugins": "yarn.io/gpu",
             "yarn.nodemanager.resource-plugins.gpu.path-to-discovery-executables": str(program),
+            "yarn.nodemanager.admin-env": f"PATH={folder}:{os.environ['PATH']}",
         },
     }
-    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    with Yarn(folder / "cluster", HOSTS, sites=sites, env=path) as cluster:
+    with Yarn(folder / "cluster", HOSTS, sites=sites) as cluster:
         yield cluster
 
 
@@ -154,6 +158,20 @@ def test_node_manager_that_is_killed(yarn: Yarn, tmp_path: Path) -> None:
     await_nothing_left(yarn)
 
 
+def test_container_over_its_memory_is_named_and_replaced(yarn: Yarn, tmp_path: Path) -> None:
+    request = {
+        "run_dir": f"{yarn.url}/runs/eats",
+        "act": {"what": "eat", "step": 5, "folder": str(tmp_path)},
+        "restarts": 1,
+        "transform": False,
+    }
+    running = Submission(yarn, tmp_path, request)
+    answer = running.answer()
+    assert len(answer["loss"]) == 2, answer
+    assert "physical memory" in running.log
+    assert "memoryOverhead" in running.log
+
+
 def test_queue_that_cannot_hold_the_executors_is_named(yarn: Yarn, tmp_path: Path) -> None:
     request = {"run_dir": f"{yarn.url}/runs/queue", "start_timeout": 15}
     running = Submission(yarn, tmp_path, request, settings={"spark.yarn.queue": "small"})
@@ -161,3 +179,28 @@ def test_queue_that_cannot_hold_the_executors_is_named(yarn: Yarn, tmp_path: Pat
     assert answer["error"] == "NotEnoughSlotsError"
     for fact in ("small", "30%", "memory:", "found 0"):
         assert fact in answer["message"]
+
+
+def test_settings_for_gpus_with_the_environment_on_hdfs(yarn: Yarn, tmp_path: Path) -> None:
+    archive = tmp_path / "environment.tar.gz"
+    command = [sys.executable, "-m", "horovod_spark_runner.commands.cli", "pack", str(archive)]
+    for name in NOT_NEEDED:
+        command += ["--exclude", f"lib/python*/site-packages/{name}*"]
+    subprocess.run([*command, "--compress-level", "0"], check=True, capture_output=True)
+    yarn.hadoop("fs", "-put", str(archive), "/environment.tar.gz")
+    archive.unlink()
+    settings = (ROOT / "conf" / "yarn-gpu.conf").read_text()
+    settings = settings.replace("/opt/horovod_spark_runner", str(ROOT))
+    settings = settings.replace("environment.tar.gz#", f"{yarn.url}/environment.tar.gz#")
+    settings = settings.replace("driver.python                 python3",
+                                f"driver.python {sys.executable}")  # fmt: skip
+    settings = re.sub(r"(executor.instances +)4", r"\g<1>2", settings)
+    settings = re.sub(r"(executor.memory +)4g", r"\g<1>512m", settings)
+    settings = re.sub(r"(memoryOverhead +)24g", r"\g<1>2g", settings)
+    own = tmp_path / "own.conf"
+    own.write_text(settings)
+    request = {"run_dir": f"{yarn.url}/runs/gpus", "gpus": 1, "transform": False}
+    request["start_timeout"] = 180
+    answer = Submission(yarn, tmp_path, request, properties=own).answer(300)
+    assert sorted(answer["gpus"]) == [[f"GPU-{host}"] for host in HOSTS], answer
+    await_nothing_left(yarn)
