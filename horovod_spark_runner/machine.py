@@ -153,7 +153,7 @@ def repeat_in_thread(
         thread.join()
 
 
-def share_of_cores(
+def _share_of_cores(
     allowed: Sequence[int], rank: int, ranks: int, cpus: int, online: int
 ) -> list[int]:
     """Return the cores of one rank; none if cores would be left over or unevenly shared. Pure.
@@ -207,7 +207,7 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
         ranks = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
         allowed = side_by_side(os.sched_getaffinity(0))
         online = os.cpu_count() or len(allowed)
-        cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]), online)
+        cores = _share_of_cores(allowed, rank, ranks, int(environment[CPUS]), online)
         if cores:
             _set_affinity(cores)
     except (AttributeError, KeyError, OSError):

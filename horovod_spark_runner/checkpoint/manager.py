@@ -71,7 +71,7 @@ class CheckpointManager:
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
         self._directory = spec.directory
-        self._writer = CheckpointWriter(self._directory, spec.config.checkpoints)
+        self._writer = _CheckpointWriter(self._directory, spec.config.checkpoints)
 
     # -- taking one ----------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICENESS))
 
 
-class CheckpointWriter:
+class _CheckpointWriter:
     """Writes checkpoints of one run.
 
     Args:

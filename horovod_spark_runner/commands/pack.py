@@ -37,7 +37,7 @@ _UNNEEDED = (
 
 
 @dataclass(frozen=True)
-class Editable:
+class _Editable:
     """A package installed with ``pip install --editable``, whose code is outside the environment.
 
     Attributes:
@@ -109,7 +109,7 @@ def pack(
         raise EnvironmentProblem(
             "venv-pack2 is not installed in this environment; pip install venv-pack2"
         ) from error
-    editables = [project for project in map(find_editable, metadata.distributions()) if project]
+    editables = [project for project in map(_find_editable, metadata.distributions()) if project]
     try:
         environment = venv_pack.Env(sys.prefix)
         site = _site_packages(Path(sys.prefix))
@@ -120,9 +120,9 @@ def pack(
             # It has no way to add files; its list of them is what it packs.
             environment.files.extend(
                 venv_pack.File(str(source), f"{site}/{target}")
-                for source, target in module_files(editable)
+                for source, target in _module_files(editable)
             )
-        environment.files[:] = map(follow_foreign_link, environment.files)
+        environment.files[:] = map(_follow_foreign_link, environment.files)
         with show_activity(f"packing {len(environment.files):,} files"):
             environment.pack(
                 str(output), python_prefix=python_prefix, force=force, compress_level=compress_level
@@ -132,7 +132,7 @@ def pack(
     return output
 
 
-def follow_foreign_link(file: Any) -> Any:
+def _follow_foreign_link(file: Any) -> Any:
     """Return ``file`` with its link resolved, if the target is outside the environment.
 
     Spark refuses to unpack an archive with a link that leads out of it. A virtual environment's
@@ -188,8 +188,8 @@ def _site_packages(prefix: Path) -> str:
     return site
 
 
-def find_editable(distribution: metadata.Distribution) -> Editable | None:
-    """Return ``distribution`` as an `Editable` if it is an editable install, else ``None``.
+def _find_editable(distribution: metadata.Distribution) -> _Editable | None:
+    """Return ``distribution`` as an `_Editable` if it is an editable install, else ``None``.
 
     Raises:
         EnvironmentProblem: it does not tell which modules it provides.
@@ -207,10 +207,10 @@ def find_editable(distribution: metadata.Distribution) -> Editable | None:
     files = [str(path) for path in distribution.files or ()]
     hooks = [f for f in files if "/" not in f and (f.endswith(".pth") or f.startswith("__edit"))]
     hooks += [f for f in files if f.endswith(".dist-info/direct_url.json")]
-    return Editable(name, tuple(hooks), modules)
+    return _Editable(name, tuple(hooks), modules)
 
 
-def module_files(editable: Editable) -> Iterator[tuple[Path, str]]:
+def _module_files(editable: _Editable) -> Iterator[tuple[Path, str]]:
     """Yield every file of the modules and its path, relative to site-packages.
 
     Raises:

@@ -91,7 +91,7 @@ def page() -> str:
     return "\n".join([_INTRODUCTION, *(_section(*section, homes) for section in sections)])
 
 
-def described_arguments(doc: str) -> dict[str, str]:
+def _described_arguments(doc: str) -> dict[str, str]:
     """Return the descriptions of arguments in the section ``Args`` of a docstring."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
     entries = re.split(r"^    (?=\w)", section[1] if section else "", flags=re.MULTILINE)
@@ -142,7 +142,7 @@ def _arguments(function: Callable[..., Any]) -> Iterator[_Entry]:
     """Yield an entry for each argument: of the table where it is there, else of the docstring."""
     tables = _ONE_BY_ONE.get(function.__name__, ())
     table_fields = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
-    texts = described_arguments(function.__doc__ or "")
+    texts = _described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             yield _Entry("", "", texts[name])

@@ -112,7 +112,7 @@ def evaluate(
                 "label_cols=…)"
             )
         trained, label_cols = _targets_by_outputs(frame, recipe.outputs, label_cols), None
-    targets, names = choose_targets(trained, label_cols, sample_weight_col)
+    targets, names = _choose_targets(trained, label_cols, sample_weight_col)
     _check_fit(requested.spark, recipe.outputs, targets)
     _check_same_columns(requested.spark, targets, names)
     sources = sources_of_features(frame, predictor.names)
@@ -277,7 +277,7 @@ def _quote_outputs(outputs: Sequence[OutputSpec]) -> str:
     return quote_all([output.name for output in outputs])
 
 
-def choose_targets(
+def _choose_targets(
     trained: Targets, label_cols: ColumnNames | str | None, weight: str | bool | None
 ) -> tuple[Targets, tuple[str, ...]]:
     """Return the targets of outputs, and the DataFrame's column for each of their columns.

@@ -78,11 +78,11 @@ def _param(settings: type[Settings], name: str) -> Param[Any]:
         settings: the class that has the setting.
         name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
     """
-    text = param_text(text_of(_field(settings, name)))
+    text = _param_text(text_of(_field(settings, name)))
     return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
 
 
-def param_text(text: str) -> str:
+def _param_text(text: str) -> str:
     """Return a setting's description, with the Params' names of other settings."""
     return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 

@@ -67,7 +67,7 @@ def resolve_columns(
     available = frame_of(df).columns
     if FEATURES not in available:
         return None
-    return _check_columns(df, config, model, *by_convention(config.label_cols, available))
+    return _check_columns(df, config, model, *_by_convention(config.label_cols, available))
 
 
 def resolve_columns_by_model(
@@ -156,7 +156,7 @@ def _check_saved_model(source: ModelSource, inputs: Binding, transforms: Contain
     engine.check_export(SAVED_MODEL, inputs.columns, transformed)
 
 
-def by_convention(
+def _by_convention(
     labels: ColumnNames | None, available: Sequence[str]
 ) -> tuple[ColumnNames, ColumnNames | None]:
     """Return the feature and label columns by Spark ML's names, where no features are named.

@@ -119,7 +119,7 @@ def show_preparation(
 
 
 @dataclass(frozen=True)
-class Trained:
+class _Trained:
     """A finished training, with its model in the run directory.
 
     Attributes:
@@ -246,7 +246,7 @@ def train_ranks(
     run: ResolvedRun,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
-) -> Trained:
+) -> _Trained:
     """Materialize the data and train on all ranks.
 
     Args:
@@ -312,7 +312,7 @@ def train_ranks(
             discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
-    return Trained(report, result, tuple(attempts.done), began, materialized, trained)
+    return _Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
 def _attach_files(spec: TrainingSpec, attach: AttachmentWriter) -> TrainingSpec:

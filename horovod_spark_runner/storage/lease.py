@@ -45,7 +45,7 @@ SETTLE_SECONDS = 1.0
 _live: set[str] = set()
 
 
-class Holder(Enum):
+class _Holder(Enum):
     """State of a lease's holder, as far as this process can find out at once."""
 
     ALIVE = "alive"
@@ -148,13 +148,13 @@ class Lease:
         """Return why the lease may be taken over; ``None`` while that is unknown."""
         if not record:
             return "it is damaged"
-        holder = holder_of(record)
-        if holder is Holder.DEAD:
+        holder = _holder_of(record)
+        if holder is _Holder.DEAD:
             return f"process {record.get('pid')} on this machine is gone"
-        is_this_process = holder is Holder.ALIVE and record.get("pid") == os.getpid()
+        is_this_process = holder is _Holder.ALIVE and record.get("pid") == os.getpid()
         if is_this_process and record.get("token") not in _live:
             return f"it was left by a {self._terms.holder} of this process that has ended"
-        same = watch.look(record) if holder is Holder.ELSEWHERE else None
+        same = watch.look(record) if holder is _Holder.ELSEWHERE else None
         if same is None:
             raise self._refusal(record)
         if same >= STALE_SECONDS:
@@ -336,15 +336,15 @@ def check_held(file: Location, token: str, terms: Terms) -> None:
         )
 
 
-def holder_of(record: dict[str, Any]) -> Holder:
+def _holder_of(record: dict[str, Any]) -> _Holder:
     """Return the state of a lease's holder; that of a damaged lease is dead."""
     this_process = identity()
     if not record:
-        return Holder.DEAD
+        return _Holder.DEAD
     if any(record.get(name) != this_process[name] for name in ("host", "boot", "pids")):
-        return Holder.ELSEWHERE
+        return _Holder.ELSEWHERE
     ended = process_start(int(record.get("pid", 0))) != record.get("started")
-    return Holder.DEAD if ended else Holder.ALIVE
+    return _Holder.DEAD if ended else _Holder.ALIVE
 
 
 def seems_held(record: dict[str, Any], now: float) -> bool:
@@ -354,10 +354,10 @@ def seems_held(record: dict[str, Any], now: float) -> bool:
         record: the lease.
         now: seconds since 1970, by this machine's clock; the holder's may differ.
     """
-    holder = holder_of(record)
-    if holder is Holder.ELSEWHERE:
+    holder = _holder_of(record)
+    if holder is _Holder.ELSEWHERE:
         return now - float(record.get("renewed", 0.0)) <= STALE_SECONDS
-    return holder is Holder.ALIVE
+    return holder is _Holder.ALIVE
 
 
 def identity() -> dict[str, Any]:

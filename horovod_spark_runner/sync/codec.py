@@ -207,7 +207,7 @@ class TopKCodec:
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.local[RESIDUAL] = np.zeros_like(held)
             return held
-        counts = counts_of(place.sizes, _share_at(options, step))
+        counts = _counts_of(place.sizes, _share_at(options, step))
         chosen = _chosen_of(place.split(held), counts)
         values = held[chosen]
         rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
@@ -232,7 +232,7 @@ def _share_at(options: TopK, step: int) -> float:
     return float(options.ratio ** (step / options.warmup_steps))
 
 
-def counts_of(sizes: Sequence[int], share: float) -> list[int]:
+def _counts_of(sizes: Sequence[int], share: float) -> list[int]:
     """Return how many entries of each tensor are sent: one at least, of those that have any."""
     return [min(size, max(1, int(np.ceil(size * share)))) for size in sizes]
 
@@ -297,7 +297,7 @@ class PowerCodec:
             return _sum_whole(local, place, wire)
         held = place.local_array(RESIDUAL, local) + local
         parts = place.split(held)
-        forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
+        forms = [_matrix_form(shape, self._options.rank) for shape in place.shapes]
         thin = [n for n, form in enumerate(forms) if form is not None]
         matrices = {n: parts[n].reshape(forms[n] or ()) for n in thin}
         bases = {n: self._basis(place, n, matrices[n]) for n in thin}
@@ -310,7 +310,7 @@ class PowerCodec:
             # Nothing was made of what was sent: numbers are kept, and what is none is not.
             place.local[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
             return np.full_like(held, np.nan)
-        left = {n: orthonormal(summed[n]) for n in thin}
+        left = {n: _orthonormal(summed[n]) for n in thin}
         rights = {n: matrices[n].T @ left[n] for n in thin}
         sums = dict(zip(thin, _sum([rights[n] for n in thin], wire), strict=True))
         total, rest = list(summed), [np.zeros_like(part) for part in parts]
@@ -332,7 +332,7 @@ class PowerCodec:
             # One that has shown nothing, or no numbers, would do so for ever.
             usable = before.any(axis=0) & np.isfinite(before).all(axis=0)
             basis = np.where(usable, before, basis).astype(matrix.dtype)
-        return orthonormal(basis)
+        return _orthonormal(basis)
 
 
 def _name(number: int) -> str:
@@ -351,7 +351,7 @@ def _sum(arrays: Sequence[np.ndarray], wire: Wire) -> list[np.ndarray]:
     return parts_like(flat, arrays)
 
 
-def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
+def _matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
     """Return the matrix nearest to a square that a tensor can be read as. Pure.
 
     ``None`` if its factors would be no smaller than itself.
@@ -364,7 +364,7 @@ def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
     return (rows, columns) if min(rank, rows, columns) * (rows + columns) < size else None
 
 
-def orthonormal(matrix: np.ndarray) -> np.ndarray:
+def _orthonormal(matrix: np.ndarray) -> np.ndarray:
     """Return the columns made orthogonal and of length 1, by Gram and Schmidt, twice. Pure.
 
     A column that others make up is 0. The result is the same to the bit on all processors.
@@ -434,8 +434,8 @@ class ThresholdCodec:
         total: np.ndarray = np.zeros_like(held)
         count = 0
         finite = bool(np.isfinite(held).all())
-        for message in wire.gather(encode_signs(positive, negative, finite=finite)):
-            indices = decode_signs(message, held.size)
+        for message in wire.gather(_encode_signs(positive, negative, finite=finite)):
+            indices = _decode_signs(message, held.size)
             if indices is None:  # as it would be without compression
                 total[:] = np.nan
                 continue
@@ -474,7 +474,7 @@ def _adapted(options: Threshold, threshold: float, share: float) -> float:
     return max(threshold * _DECAY, options.start * _LEAST) if share < low else threshold
 
 
-def encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:
+def _encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:
     """Return the shorter of two ways to say which entries are sent, and their signs. Pure."""
     if not finite:
         return np.array([_NOT_FINITE], np.uint32)
@@ -489,7 +489,7 @@ def encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) ->
     return np.concatenate([np.array([_BITS], np.uint32), packed])
 
 
-def decode_signs(message: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _decode_signs(message: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the places of positive and negative entries, or ``None`` if one is no number. Pure."""
     kind, body = int(message[0]), message[1:]
     if kind == _NOT_FINITE:

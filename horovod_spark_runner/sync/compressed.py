@@ -44,7 +44,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
 
     def __init__(self, compression: Compression, collectives: Collectives, wire: Wire) -> None:
         super().__init__("none", collectives)
-        self._codec = codec_of(compression)
+        self._codec = _codec_of(compression)
         self.lasting = bool(self._codec.keeps)
         self._wire = wire
         self._step = 0
@@ -143,7 +143,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             place.local[key] = np.array(array)
 
 
-def codec_of(compression: Compression) -> Codec:
+def _codec_of(compression: Compression) -> Codec:
     """Return the codec of a compression."""
     if isinstance(compression, TopK):
         return TopKCodec(compression)

@@ -180,7 +180,7 @@ class DistributedMemory:
             self._receive(rank, connection, done)
 
     def add_at(self, index: int, value: int) -> int:
-        rank = holder_of(self._parts, index)
+        rank = _holder_of(self._parts, index)
         if self._server is not None and rank == self._ranks.rank:
             return int(self._server.add_at(index, value))
         connection = self._connections[rank]
@@ -346,6 +346,6 @@ def divided(size: int, holders: Sequence[int]) -> dict[int, tuple[int, int]]:
     return dict(zip(holders, pairwise(ends), strict=True))
 
 
-def holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
+def _holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
     """Return the rank that holds one of the `divided` numbers."""
     return next(rank for rank, (_, end) in parts.items() if index < end)

@@ -78,7 +78,7 @@ def _raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
             raise each
 
 
-def rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
+def _rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
     """Return the same few rows on all ranks: rank 0's, or those of several if it has one.
 
     All ranks must call this.
@@ -133,7 +133,7 @@ class StepTrials:
             ModelError: something is a sum over rows; on all ranks, if they call this together.
         """
         world = self._world if together else MPI.COMM_SELF
-        tried = replace(step, batch=rows_to_try(world, step.batch))
+        tried = replace(step, batch=_rows_to_try(world, step.batch))
         _raise_together(world, lambda: self._try(tried, number))
         self._tried = number
 

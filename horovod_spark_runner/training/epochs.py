@@ -251,7 +251,7 @@ def shares_of(
         wants: tells whether a checkpoint is due after so many steps of the run.
     """
     if sync.in_step:
-        return EqualShares(epochs, agreement)
+        return _EqualShares(epochs, agreement)
     return TakenShares(epochs, cast(AsyncSynchroniser, sync), world, wants)
 
 
@@ -260,7 +260,7 @@ def made_alone(state: Mapping[str, object]) -> bool:
     return TAKEN in state
 
 
-class EqualShares:
+class _EqualShares:
     """Parts of global batches; see `_Shares`.
 
     Args:
@@ -327,7 +327,7 @@ class TakenShares:
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
         steps = self._epochs.steps
         taken = self._taken or [progress.epoch_step] * self._size
-        counts, first = first_batches(taken, steps, self._size)
+        counts, first = _first_batches(taken, steps, self._size)
         self._board = board = self._sync.open(counts)
         return self._steps(progress, board, first[self._rank], sum(taken), len(taken))
 
@@ -416,7 +416,7 @@ class TakenShares:
         return [counted[number] for number in range(max(counted, default=-1) + 1)]
 
 
-def first_batches(
+def _first_batches(
     taken: Sequence[int], steps: int, ranks: int
 ) -> tuple[list[int], list[_BatchPosition | None]]:
     """Assign each rank a first batch, so that none is without a step. Pure.

@@ -244,7 +244,7 @@ class Search:
             self._fail(trial, params, error, began)
             return
         if run.checkpoint is not None:
-            check_trial_run(run.checkpoint.settings.get("params"), params, place)
+            _check_trial_run(run.checkpoint.settings.get("params"), params, place)
         try:
             value, fitting = self._trained(trial, run, follower)
         except Stopped:
@@ -286,7 +286,7 @@ class Search:
         if follower.broken is not None:
             raise follower.broken
         report = trained.report
-        value = final_value(report.history, report.final, self._metric)
+        value = _final_value(report.history, report.final, self._metric)
         return value, report.timings["epochs"]
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
@@ -407,7 +407,7 @@ class _TrialFollower:
                 self._trial.report(value, number)
 
 
-def check_trial_run(
+def _check_trial_run(
     before: Mapping[str, Any] | None, params: Mapping[str, object], place: Location
 ) -> None:
     """Check that a trial's run directory was trained with the trial's parameters.
@@ -427,7 +427,7 @@ def check_trial_run(
         )
 
 
-def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
+def _final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
     """Return the metric of the model that a trial has made.
 
     Args:

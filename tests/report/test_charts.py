@@ -17,12 +17,12 @@ from horovod_spark_runner.observe.report.charts import (
     Scale,
     Series,
     Whole,
+    _linear_ticks,
+    _log_ticks,
     bounds,
     groups,
     legend,
     line_chart,
-    linear_ticks,
-    log_ticks,
     spans_decades,
     stacked_columns,
     stacked_rows,
@@ -121,7 +121,7 @@ def test_ticks_are_inside_and_about_as_many_as_asked_for(
     low: float, span: float, count: int
 ) -> None:
     high = low + max(span, abs(low) * 1e-6)
-    ticks = linear_ticks(low, high, count)
+    ticks = _linear_ticks(low, high, count)
     slack = 1e-6 * (high - low)
     assert all(low - slack <= tick <= high + slack for tick in ticks)
     assert count / 3 <= len(ticks) <= count + 1
@@ -129,9 +129,9 @@ def test_ticks_are_inside_and_about_as_many_as_asked_for(
 
 
 def test_log_ticks_are_round() -> None:
-    assert log_ticks(1e-5, 1.0, 3) == pytest.approx([1e-4, 1e-2, 1.0])
-    assert log_ticks(0.9, 12.0, 4) == pytest.approx([1, 2, 5, 10])
-    assert len(log_ticks(0.31, 0.34, 4)) > 1
+    assert _log_ticks(1e-5, 1.0, 3) == pytest.approx([1e-4, 1e-2, 1.0])
+    assert _log_ticks(0.9, 12.0, 4) == pytest.approx([1, 2, 5, 10])
+    assert len(_log_ticks(0.31, 0.34, 4)) > 1
 
 
 def test_a_log_scale_has_no_place_for_what_is_not_positive() -> None:

@@ -84,8 +84,8 @@ def launch(
     """Run ``function`` on every rank of a new MPI world and return its values.
 
     In order: check the call and count the slots, queue for them, listen, run the Spark job whose
-    tasks are the slots (`run_job`), load the results. On the executors, `SparkLauncher.warm_up` may
-    have started the imports before, while the data were prepared.
+    tasks are the slots (`run_job`), load the results. `_SparkLauncher.warm_up` may have started the
+    imports on the executors before, while the data were prepared.
 
     Args:
         spark: session to run in.
@@ -108,7 +108,7 @@ def launch(
     # Check: pickle the call, check the session, count the slots.
     payload, mentioned = dump_call(function, args, kwargs)
     allotment = check_slots(spark, options, workers)
-    bind, host, port = control_address(spark)
+    bind, host, port = _control_address(spark)
     queued = time.monotonic()
 
     # Queue for slots that other runs of this process hold; a fixed port has room for one run.
@@ -250,7 +250,7 @@ class _SparkJob(TaggedJob[list[bytes]]):
         return decode_outcomes(self.result or ())
 
 
-def control_address(spark: SparkSession) -> tuple[str, str, int]:
+def _control_address(spark: SparkSession) -> tuple[str, str, int]:
     """Return the driver's address for its slots: where to bind, the host they connect to, the port.
 
     The host is the one executors reach the driver at anyway. Behind address translation (NAT) it is
@@ -381,7 +381,7 @@ class Launcher(Protocol):
         ...
 
 
-class SparkLauncher:
+class _SparkLauncher:
     """Runs ranks in the tasks of a Spark barrier stage."""
 
     def warm_up(
@@ -460,7 +460,7 @@ class _WarmUpTask:
         return (f"{lacking} (host {socket.gethostname()})".encode(),) if lacking else ()
 
 
-_chosen: ContextVar[Launcher] = ContextVar("launcher", default=SparkLauncher())  # noqa: B039
+_chosen: ContextVar[Launcher] = ContextVar("launcher", default=_SparkLauncher())  # noqa: B039
 
 
 def chosen_launcher() -> Launcher:

@@ -78,7 +78,7 @@ class _Capacity:
     reason: str
 
 
-def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> _Capacity | None:
+def _local_capacity(master: str, task_cpus: int, machine_cpus: int) -> _Capacity | None:
     """Return the fixed capacity of a ``local`` or ``local-cluster`` master, else ``None``. Pure.
 
     Args:
@@ -136,7 +136,7 @@ def check_slots(
             "spark.dynamicAllocation.enabled is true, but Spark starts the tasks of a barrier "
             "stage, all at once, only with a fixed set of executors; set it to false"
         )
-    fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
+    fixed = _local_capacity(master, shape.cpus, os.cpu_count() or 1)
     if fixed is not None and fixed.slots < (requested or 1):
         raise _not_enough(requested or 1, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
@@ -149,13 +149,13 @@ def check_slots(
                 "its server can run at once"
             )
         return Allotment(fixed.slots, shape, fixed.slots, fixed.reason)
-    scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
+    scala, profile = context._jsc.sc(), _java_profile(spark, shape.profile)
     age = time.time() - context.startTime / 1000
     only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
     slots, waited = _await_slots(
         lambda: int(scala.maxNumConcurrentTasks(profile)),
         requested or (fixed.slots if fixed is not None else None),
-        executor_timeout(options, age, none_there=only_the_driver, replacing=replacing),
+        _executor_timeout(options, age, none_there=only_the_driver, replacing=replacing),
         settle=requested is None,
     )
     reason = _explain_executors(spark, slots, waited)
@@ -167,7 +167,7 @@ def check_slots(
     return Allotment(requested or slots, shape, slots, reason if requested is None else "")
 
 
-def executor_timeout(
+def _executor_timeout(
     options: LaunchSettings, session_age: float, *, none_there: bool, replacing: bool = False
 ) -> float:
     """Return how many seconds to wait for the next executor. Pure.
@@ -398,7 +398,7 @@ def _configured(spark: SparkSession, whose: str, resource: str) -> float:
     return float(spark.conf.get(f"spark.{whose}.resource.{resource}.amount", "0") or 0)
 
 
-def java_profile(spark: SparkSession, profile: Any) -> Any:
+def _java_profile(spark: SparkSession, profile: Any) -> Any:
     """Return the JVM's object for ``profile``, or for the session's own settings."""
     context = classic_context(spark)
     assert context is not None

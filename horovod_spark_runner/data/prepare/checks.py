@@ -30,7 +30,7 @@ _COMPARED = 4096
 
 
 @dataclass(frozen=True)
-class Matches:
+class _Matches:
     """Rows of a DataFrame in which a condition holds.
 
     Attributes:
@@ -51,7 +51,7 @@ class Matches:
         return f"row {self.row}" + (f" ({values})" if values else "")
 
 
-def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
+def _locate(frame: DataFrame, condition: SparkColumn) -> _Matches:
     """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -82,7 +82,7 @@ def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
             row = before + (part["first"] & ((1 << 33) - 1))
             shown = dict(zip(names, list(part["shown"])[1:], strict=True))
         before += part["rows"]
-    return Matches(before, sum(part["count"] for part in parts), row, shown)
+    return _Matches(before, sum(part["count"] for part in parts), row, shown)
 
 
 def add_row_number(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:

@@ -65,7 +65,7 @@ def source_fingerprint(frame: DataFrame) -> str:
     execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
     plan = execution.analyzed()
     text = _plan_text(frame, plan)
-    if not plan.deterministic() or not is_reproducible(text):
+    if not plan.deterministic() or not _is_reproducible(text):
         return ""
     # Leaves and input files do not include those of subqueries.
     if not plan.subqueriesAll().isEmpty():
@@ -97,7 +97,7 @@ def is_computed_anew(frame: DataFrame) -> bool:
     return not names & {"InMemoryRelation", "LocalRelation"}
 
 
-def is_reproducible(plan: str) -> bool:
+def _is_reproducible(plan: str) -> bool:
     """Return whether a plan, as JSON, always computes the same from the same files. Pure."""
     names = {name.rpartition(".")[2] for name in re.findall(r'"class":"([^"]+)"', plan)}
     nodes = {

@@ -188,7 +188,7 @@ class Callbacks(Hooks):
         self._list.on_test_batch_end(number, logs)
 
     def remember(self) -> None:
-        self._states = CallbackStates(self._named)
+        self._states = _CallbackStates(self._named)
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
         record = self._model.history
@@ -221,7 +221,7 @@ class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]
         self.last = dict(logs or {})
 
 
-class CallbackStates:
+class _CallbackStates:
     """The state of some callbacks.
 
     Args:

@@ -83,10 +83,10 @@ class _KerasEngine:
     export_formats = (SAVED_MODEL, KERAS_FILE, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
-        return model_source(model, custom_objects)
+        return _model_source(model, custom_objects)
 
     def check_callbacks(self, callbacks: object) -> None:
-        check_callback_argument(callbacks)
+        _check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -224,7 +224,7 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
 ENGINE: Engine = _KerasEngine()
 
 
-def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+def _model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Its `file` holds the bytes of a ``.keras`` file, or the text of ``model.to_json()``.
@@ -318,7 +318,7 @@ def _settings_of_this_process() -> Mapping[str, Any]:
     return settings
 
 
-def check_callback_argument(callbacks: Any) -> None:
+def _check_callback_argument(callbacks: Any) -> None:
     """Check ``callbacks`` without importing Keras; the ranks check a function's result.
 
     Raises:

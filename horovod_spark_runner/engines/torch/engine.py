@@ -59,10 +59,10 @@ class _TorchEngine:
     export_formats = (TORCH_EXPORT, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
-        return model_source(model, custom_objects)
+        return _model_source(model, custom_objects)
 
     def check_callbacks(self, callbacks: object) -> None:
-        check_callback_argument(callbacks)
+        _check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -279,7 +279,7 @@ def _torch_parts(
     )
 
 
-def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
+def _model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Args:
@@ -326,7 +326,7 @@ class _ModelFunction:
         return self.model
 
 
-def check_callback_argument(callbacks: object) -> None:
+def _check_callback_argument(callbacks: object) -> None:
     """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
 
     Raises:

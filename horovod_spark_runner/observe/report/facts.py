@@ -129,7 +129,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     newest = max((line.step for line in lines), default=0)
     if written and newest > written[-1].last_step:  # reports of steps are rarer than steps
         written[-1] = replace(written[-1], last_step=newest)
-    attempts = close_attempts(
+    attempts = _close_attempts(
         written,
         now if alive else None,
         newest,
@@ -150,7 +150,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     )
 
 
-def close_attempts(
+def _close_attempts(
     attempts: Sequence[Attempt], now: float | None, step: int, epoch_ends: Sequence[float]
 ) -> list[Attempt]:
     """Complete the records of attempts that have no recorded end. Pure.

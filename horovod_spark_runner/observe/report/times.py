@@ -79,7 +79,7 @@ def time_contents(run: RunFacts) -> list[Child]:
         )
     accounts = run.last_call.get("accounts") or {}
     if accounts:
-        ranks = rank_wholes(accounts)
+        ranks = _rank_wholes(accounts)
         left_out = int(run.last_call.get("workers", 0)) - len(ranks)
         figures.append(
             figure(
@@ -93,7 +93,7 @@ def time_contents(run: RunFacts) -> list[Child]:
     return [grid(figures)] if figures else []
 
 
-def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
+def _rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
     """Return the bars of ranks, of many those that say most."""
     ranks, seconds = account["ranks"], account["seconds"]
     chosen = list(range(len(ranks)))
@@ -147,7 +147,7 @@ class _SlowRanks:
     last: Mapping[int, int]
 
 
-def slow_ranks(accounts: Sequence[Account]) -> _SlowRanks:
+def _slow_ranks(accounts: Sequence[Account]) -> _SlowRanks:
     """Return the time that slow ranks cost in the epochs with accounts."""
     waited = exchanged = total = 0.0
     last: dict[int, int] = {}
@@ -175,7 +175,7 @@ def _waiting(seconds: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _slowest(run: RunFacts) -> list[Child]:
-    slow = slow_ranks(run.accounts)
+    slow = _slow_ranks(run.accounts)
     if not slow.total:
         return []
     words = (
