@@ -353,9 +353,7 @@ class Predictor:
             results = model.compute(prepared)
             for value, output in zip(results, self.outputs, strict=True):
                 _check_rows(value, output, rows)
-            outputs = [
-                _array_of(v, output) for v, output in zip(results, self.outputs, strict=True)
-            ]
+            outputs = list(map(_output_array, results, self.outputs))
         single = len(outputs) == 1
         names = field_names(len(outputs))
         array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
@@ -458,10 +456,10 @@ def spark_type(spec: OutputSpec) -> str:
 
 def _nothing(spec: OutputSpec) -> pa.Array:
     dtype = object if spec.dtype == "string" else SPARK_DTYPES[spec.dtype][1] or spec.dtype
-    return _array_of(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
+    return _output_array(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
 
 
-def _array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
+def _output_array(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     """Return an output as an Arrow array: numbers, or one flat list of numbers per row.
 
     Raises:

@@ -19,9 +19,9 @@ from horovod_spark_runner.model.evaluate import _choose_targets
 from horovod_spark_runner.model.evaluate_task import Evaluation
 from horovod_spark_runner.model.features import feature_array
 from horovod_spark_runner.model.inference import (
-    _array_of,
     _describe_fault,
     _join_small_arrays,
+    _output_array,
     _valid_rows,
     _with_nulls,
 )
@@ -149,7 +149,7 @@ def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch
     output = OutputSpec("mask", (2**30,), "int8")
     values = np.broadcast_to(np.zeros(1, np.int8), (3, 2**30))
     with pytest.raises(ModelError, match="'mask'.*3221225472.*predictBatchSize"):
-        _array_of(values, output)
+        _output_array(values, output)
 
 
 @pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
