@@ -175,7 +175,7 @@ class CheckpointManager:
         results = progress.history[-1]
         if self._options.best_metric not in results:
             notify(
-                f"best_metric={self._options.best_metric!r} is no result of epoch "
+                f"best_metric={self._options.best_metric!r} is missing from epoch "
                 f"{progress.epoch}, which has {', '.join(sorted(results))}; only a checkpoint of "
                 "an epoch that has it is kept as the best"
             )

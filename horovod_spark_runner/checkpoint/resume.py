@@ -293,9 +293,9 @@ def check_not_taken(state: Mapping[str, object], epoch: int) -> None:
     """
     if state.get(TAKEN) is not None:
         raise RunDirectoryError(
-            f"the checkpoint was taken within epoch {epoch + 1}, whose batches ranks have taken as "
-            "they came, with sync=AsyncServer(…): the rest of it is no part of every batch. "
-            "Finish the epoch with sync=AsyncServer(…), then change it"
+            f"the checkpoint was taken within epoch {epoch + 1}, in which ranks took whole batches "
+            "(sync=AsyncServer(…)); only AsyncServer can train the rest. Finish the epoch with "
+            "sync=AsyncServer(…), then change it"
         )
 
 

@@ -26,7 +26,7 @@ def _parse_age(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise InvalidInputError(
-            f"--older-than {text!r} is no age: give a number and s, m, h, d or w, such as 7d"
+            f"invalid age --older-than {text!r}: use a number and s, m, h, d or w, such as 7d"
         )
     return float(match[1]) * _UNITS[match[2]]
 

@@ -212,7 +212,7 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
         "openjdk-17-jre-headless; dnf install java-21-openjdk-headless) and set JAVA_HOME"
     )
     if output is None and home:
-        text = f"JAVA_HOME is {home}, but there is no program {java}"
+        text = f"JAVA_HOME is {home}, but {java} does not exist"
         mend = (
             "set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
         )

@@ -160,7 +160,7 @@ def _check_output(output: Path, force: bool, compress_level: int) -> None:
             f"the files' permissions, got {output.name!r}"
         )
     if not output.parent.is_dir():
-        raise InvalidInputError(f"there is no folder {str(output.parent)!r} to write to")
+        raise InvalidInputError(f"the folder {str(output.parent)!r} does not exist")
     if output.exists() and not force:
         raise InvalidInputError(f"{str(output)!r} exists; use --force to overwrite it")
     if not 0 <= compress_level <= 9:
@@ -184,7 +184,7 @@ def _site_packages(prefix: Path) -> str:
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = f"lib/{version}/site-packages"
     if not (prefix / site).is_dir():
-        raise EnvironmentProblem(f"there is no {prefix / site}")
+        raise EnvironmentProblem(f"{prefix / site} does not exist: use a virtual environment")
     return site
 
 

@@ -76,7 +76,7 @@ def _list_runs(folder: Location, now: float) -> list[RunSummary]:
         InvalidInputError: there is no such folder.
     """
     if not folder.is_folder:
-        raise InvalidInputError(f"{folder} is no folder")
+        raise InvalidInputError(f"{folder} is not a folder of run directories")
     runs = []
     for place in folder.list():
         directory = RunDirectory(place)

@@ -235,8 +235,8 @@ def read_finished_run(
     wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
     if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
         raise RunDirectoryError(
-            f"the model in {directory.location} is none of {wanted}'s, it was trained by the "
-            f"engine {signature.engine!r}: {transformer_of(signature.engine)} reads it"
+            f"the model in {directory.location} was trained by the engine {signature.engine!r}: "
+            f"read it with {transformer_of(signature.engine)}, not with {wanted}"
         )
     if engine != signature.engine:
         raise RunDirectoryError(

@@ -383,12 +383,11 @@ def _checked(added: _Added, value: SparkColumn, right: SparkColumn) -> SparkColu
     from pyspark.sql import functions as F
 
     if added.scores:
-        problem = f"output {added.spec.name!r} of the model has scores that are no numbers: "
+        problem = f"output {added.spec.name!r} of the model has scores that are not numbers: "
     else:
         problem = (
-            f"output {added.spec.name!r} of the model is no probabilities, which probability_col "
-            "says it is (give raw_prediction_col as well if it is scores before softmax or "
-            "sigmoid): "
+            f"output {added.spec.name!r} of the model is not probabilities, though probability_col "
+            "says so (give raw_prediction_col as well if it is scores before softmax or sigmoid): "
         )
     message = F.concat(F.lit(problem), F.substring(value.cast("string"), 1, 200))
     return F.when(right | value.isNull(), value).otherwise(F.raise_error(message))

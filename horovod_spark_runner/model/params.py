@@ -149,13 +149,13 @@ def _check_params(param_map: Mapping[object, object]) -> None:
     for key in param_map:
         if not isinstance(key, Param):
             raise InvalidInputError(
-                f"{brief(key)} is no Param; a map goes from Params to values, such as "
+                f"invalid key {brief(key)}; a map goes from Params to values, such as "
                 f"{{stage.{key if isinstance(key, str) else 'predictionCol'}: …}}"
             )
         if key.parent == Params._dummy().uid:
             raise InvalidInputError(
-                f"{key.name} is given as the Param of a class, which is no stage's; give the "
-                f"stage's own, {{stage.{key.name}: …}}"
+                f"{key.name} is given as the Param of a class; give the stage's own, "
+                f"{{stage.{key.name}: …}}"
             )
 
 

@@ -196,7 +196,7 @@ def by_name(
         missing = [name for name in model.inputs[0] if name not in available]
         raise DataError(
             f"{unknown}; of the model's inputs {_alternatives(model.inputs)}, "
-            f"{quote_all(missing)} is no column: {advice}; {there}"
+            f"{quote_all(missing)} is missing: {advice}; {there}"
         )
     if len(fitting) > 1:
         raise DataError(

@@ -133,10 +133,10 @@ class LocalSGDSynchroniser:
         (sums,) = map(np.asarray, self._collectives.sum([counts], "round.variables"))
         if self._collectives.size * sums[1] != sums[0] ** 2:
             raise ModelError(
-                "the optimizers keep something of other weights on some ranks than on others: the "
-                "rows of a rank have not used all that is trained, so that there is no mean of "
-                "their moments. Use sync=LocalSGD(…) without average_optimizer, with which each "
-                "rank keeps its own, or sync=Allreduce()"
+                "optimizer states of different ranks cannot be averaged: they belong to different "
+                "weights, because a rank's rows have not used all that is trained. Use "
+                "sync=LocalSGD(…) without average_optimizer, which leaves each rank its own "
+                "optimizer state, or sync=Allreduce()"
             )
 
     def _met_of(self, now: Arrays) -> Arrays:

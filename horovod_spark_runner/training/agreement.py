@@ -145,9 +145,9 @@ class StepTrials:
             if not later:
                 raise
             raise ModelError(
-                f"{error}. That was found at step {number} of the run; when step {self._tried} was "
-                "tried, there was none (a factor that rises from 0, say): what was trained since "
-                "then may be wrong"
+                f"{error}. That was found at step {number} of the run, and not yet at step "
+                f"{self._tried} (a factor that rises from 0, say): what was trained since then may "
+                "be wrong"
             ) from None
         for text in messages:
             if text not in self._warned and self._world.Get_rank() == 0:

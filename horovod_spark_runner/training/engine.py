@@ -300,8 +300,8 @@ def check_format(format: object, formats: Sequence[str]) -> None:
         InvalidInputError: the engine does not export to ``format``.
     """
     if format not in formats:
-        listed = ", ".join(map(repr, formats)) or "none for a model of this engine"
-        raise InvalidInputError(f"there is no format {format!r} to export to; there is {listed}")
+        listed = ", ".join(map(repr, formats)) or "none"
+        raise InvalidInputError(f"unknown export format {format!r}; this model has {listed}")
 
 
 def engine_named(name: str) -> Engine:

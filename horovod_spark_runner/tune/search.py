@@ -457,7 +457,7 @@ def _value_of(metrics: Mapping[str, float], metric: str) -> float:
     """
     if metric not in metrics:
         raise InvalidInputError(
-            f"metric={metric!r} is no metric of the trials; they have "
+            f"unknown metric={metric!r}; the trials have "
             f"{', '.join(sorted(metrics))}. Name one of these, and another study_dir"
         )
     return float(metrics[metric])

@@ -325,13 +325,13 @@ def _encoding(
             return encoding
         if count and 2 * count > rows:  # most rows are
             fault = _Fault(
-                f"values that are no {_TITLES[encoding]}, as {count} rows are,",
+                f"values other than {_TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
             _refuse_fault(frame, source, fault)
             raise DataError(
-                f"column {source.name!r} had {rows - count} values that are no {_TITLES[encoding]} "
+                f"column {source.name!r} had {rows - count} values other than {_TITLES[encoding]} "
                 f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
             )
     return "raw"

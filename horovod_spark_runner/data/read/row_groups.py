@@ -278,7 +278,7 @@ class _OpenFiles:
         try:
             footer, checksum = read_footer(stream)
         except pa.ArrowInvalid as error:
-            raise DataError(f"{place} is no longer a Parquet file: {error}") from error
+            raise DataError(f"{place} is damaged since the dataset was made: {error}") from error
         if wanted and checksum != wanted[number]:
             raise DataError(
                 f"{place} has changed since the dataset was made: its footer differs. Do not "

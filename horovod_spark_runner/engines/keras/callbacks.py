@@ -308,7 +308,7 @@ class _CallbackStates:
         ):  # which others, such as a loss, may hold as well
             present.assign(_unpack(value, arrays))
         elif isinstance(value, dict) and "variable" in value:
-            logger.warning("callback %s: attribute %s is no variable now", name, key)
+            logger.warning("callback %s: attribute %s is not a variable any more", name, key)
         else:
             setattr(callback, key, _unpack(value, arrays))
 

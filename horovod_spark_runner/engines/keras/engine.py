@@ -344,7 +344,7 @@ def list_callbacks(callbacks: Any) -> list[Any]:
     for callback in callbacks:
         if not _is_of_keras(callback, "Callback"):
             raise InvalidInputError(
-                f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
+                f"callbacks holds {brief(callback)}: give objects of keras.callbacks.Callback"
             )
     return list(callbacks)
 
@@ -431,8 +431,8 @@ def portable_metrics(metrics: object) -> object:
         return metrics
     hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
     raise InvalidInputError(
-        f"{metrics!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
-        "keras.metrics, a function of labels and predictions, or 'spark:…'"
+        f"invalid metric {metrics!r:.200}{hint}. A metric is the name of one of Keras', an object "
+        "of keras.metrics, a function of labels and predictions, or 'spark:…'"
     )
 
 
@@ -465,6 +465,6 @@ def _check_exists(name: str) -> None:
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
         meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise InvalidInputError(
-            f"there is no metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
+            f"unknown metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
             "Spark's, 'spark:…'"
         ) from error

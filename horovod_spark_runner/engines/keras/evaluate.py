@@ -293,9 +293,9 @@ class KerasEvaluator:
                 if merge_of(variable) != SUM or not (number.is_floating or number.is_integer):
                     raise ModelError(
                         f"metric {metric.name!r} ({type(metric).__name__}) cannot be evaluated in "
-                        f"parts: its variable {variable.name!r} is no sum over rows (aggregation "
-                        f"{variable.aggregation!r}, type {variable.dtype}). Keep sums, or ask for "
-                        "other metrics by name, metrics=[…]"
+                        f"parts: its variable {variable.name!r} is not a sum over rows "
+                        f"(aggregation {variable.aggregation!r}, type {variable.dtype}). Keep "
+                        "sums, or request other metrics by name, metrics=[…]"
                     )
 
     def _reset(self) -> None:
@@ -354,8 +354,8 @@ class KerasEvaluator:
             if close(value, again[name]) and not close(value, parts[name]):
                 title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch: "
-                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
+                    f"{title} of model {self._model.name!r} is not a mean over the batch's rows, "
+                    "so it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
                     "request other metrics by name, metrics=[…]"
                 )
 

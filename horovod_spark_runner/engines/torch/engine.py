@@ -358,6 +358,6 @@ def _portable(metric: object) -> object:
         return metric
     hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
     raise InvalidInputError(
-        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
-        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+        f"invalid metric {metric!r:.200}{hint}. A metric of a PyTorch model is 'accuracy', 'mae' "
+        "or 'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
     )

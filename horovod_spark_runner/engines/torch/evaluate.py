@@ -165,8 +165,8 @@ class TorchEvaluator:
                     f"{type(self._called.module).__name__} {why}, in evaluation mode as well"
                 )
             raise ModelError(
-                f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
-                "together, so that it has no exact value over all rows. Return one value per row, "
+                f"{name!r} is not a mean over rows: its value depends on which rows are in a batch "
+                "together, so it has no exact value over all rows. Return one value per row, "
                 "or a pair of a sum and what it is divided by; or ask for other metrics, "
                 "metrics=[…] without 'compiled'"
             )

@@ -418,7 +418,7 @@ class Whole:
         names = {part.name for part in parts}
         for name, value in self.values.items():
             if name not in names:
-                raise ValueError(f"{self.label} has a part {name!r}, which is none of {names}")
+                raise ValueError(f"{self.label}: part {name!r} is not among {names}")
             if not value >= 0:
                 raise ValueError(f"{self.label}: the part {name!r} cannot be {value}")
         before = 0.0

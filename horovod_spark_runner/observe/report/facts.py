@@ -117,7 +117,7 @@ def read_run(
 def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) -> RunSummary:
     configured = directory.config.exists()
     if not (configured or directory.attempts.exists()):
-        raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
+        raise InvalidInputError(f"{directory.location} has no config.json: give a run directory")
     notes = [] if configured else ["config.json is not there: the settings are not known."]
     settings = directory.read_config(notes.append)
     written = [read_fields(one, Attempt) for one in directory.read_attempts(notes.append)]
