@@ -228,7 +228,7 @@ class Attempts:
             try:
                 self.launcher.await_slots(self.spark, self.launch, wanted)
             except NotEnoughSlotsError as error:
-                ranks = wanted * error.found // error.asked
+                ranks = wanted * error.available // error.requested
                 if ranks < (self.restarts.min_workers or wanted):
                     raise
                 logger.warning("continuing with %d ranks instead of %d", ranks, wanted)

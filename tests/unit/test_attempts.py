@@ -77,7 +77,7 @@ class Cluster:
         self.waited += 1
         slots = self.slots.pop(0)
         if slots < workers:
-            raise NotEnoughSlotsError(f"found {slots}", asked=workers, found=slots)
+            raise NotEnoughSlotsError(f"found {slots}", requested=workers, available=slots)
 
     def launch(
         self,

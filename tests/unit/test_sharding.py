@@ -152,9 +152,14 @@ def test_batches_mix_rows_from_all_over() -> None:
 def test_lanes_divide_the_batch_and_fit_the_window(
     row_groups: int, global_batch: int, window_row_groups: int, lanes: int
 ) -> None:
-    sizes = [(1, 1)] * row_groups
-    options = {"global_batch": global_batch, "window_bytes": window_row_groups}
-    assert plan_epoch(sizes, seed=0, epoch=0, **options).lanes == lanes
+    plan = plan_epoch(
+        [(1, 1)] * row_groups,
+        global_batch=global_batch,
+        seed=0,
+        epoch=0,
+        window_bytes=window_row_groups,
+    )
+    assert plan.lanes == lanes
 
 
 def test_the_order_of_rows_never_changes() -> None:

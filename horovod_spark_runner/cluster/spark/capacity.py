@@ -238,8 +238,8 @@ def _not_enough(
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
         f"{capacity.reason}. Ask for fewer ranks, or less for each, or give {more}",
-        asked=slots,
-        found=capacity.slots,
+        requested=slots,
+        available=capacity.slots,
     )
 
 
