@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Key of the state of batches that ranks take as they come; see `TakenShares`.
+# Key of the state of batches that ranks take as they come; see `OnDemandBatches`.
 TAKEN = "taken"
 _ABSENT = object()
 # Arguments that decide which rows are trained on, and how.

@@ -23,7 +23,7 @@ from ..training.engine import engine_named
 from ..training.onnx import CLASS, PROBABILITY
 from ..training.spec import LABEL, Binding, OutputSpec, bind_columns
 from ..training.trained_model import Recipe, Targets
-from ..training.trainee import Question
+from ..training.trainee import EvaluationRequest
 from .evaluate_task import ROW_SCHEMA, SCHEMA, Evaluation
 from .features import feature_argument
 from .inference import ERROR, SKIP, Predictor, is_scalar
@@ -124,7 +124,7 @@ def evaluate(
         predictor=replace(predictor, handle_invalid=handle_invalid),
         targets=targets.columns,
         names=names,
-        question=dumps(Question(targets, requested.compiled, requested.others)),
+        request=dumps(EvaluationRequest(targets, requested.compiled, requested.others)),
         weight=targets.weight,
         label=targets.outputs.slots[0][0] if requested.spark else None,
     )

@@ -359,7 +359,7 @@ class ModelHandle:
         def held() -> Mapping[str, bytes | Contents]:
             recipe = self._shipped.recipe()
             sample = {} if recipe.sample is None else {SAMPLE_FILE: recipe.sample}
-            files = engine_named(recipe.engine).held(recipe.parts)
+            files = engine_named(recipe.engine).stored_files(recipe.parts)
             return {**sample, **files} if files else {}
 
         copy_model(self._metadata.stored, directory, held)

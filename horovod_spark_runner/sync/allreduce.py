@@ -24,7 +24,7 @@ class AllreduceSynchroniser:
 
     meets_in_every_step = in_step = True
     synced_state = SyncedState.EVERYTHING
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, compression: str, collectives: Collectives) -> None:
         self._collectives = collectives

@@ -57,7 +57,7 @@ class AsyncSynchroniser:
     meets_in_every_step = False
     in_step = False
     synced_state = SyncedState.WEIGHTS
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, options: AsyncServer, collectives: Collectives, ranks: Ranks) -> None:
         self._collectives = collectives

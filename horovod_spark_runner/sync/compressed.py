@@ -45,7 +45,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
     def __init__(self, compression: Compression, collectives: Collectives, wire: Wire) -> None:
         super().__init__("none", collectives)
         self._codec = _codec_of(compression)
-        self.lasting = bool(self._codec.keeps)
+        self.delays_gradients = bool(self._codec.keeps)
         self._wire = wire
         self._step = 0
         self._places: dict[str, Place] = {}
@@ -75,9 +75,9 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return result, summed[len(local) :]
 
     def _note(self, name: str, shapes: Sequence[Shape]) -> None:
-        """Create a place, or check that the shapes of a lasting one are unchanged."""
+        """Create a place, or check that the shapes of one from an earlier step are unchanged."""
         place = self._places.get(name)
-        if place is None or not self.lasting:
+        if place is None or not self.delays_gradients:
             place = self._places[name] = Place(name, list(shapes))
             if self._codec.sends_places and sum(place.sizes) >= _MOST_ENTRIES:
                 raise ModelError(

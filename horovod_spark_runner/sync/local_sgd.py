@@ -44,7 +44,7 @@ class LocalSGDSynchroniser:
 
     meets_in_every_step = False
     in_step = True
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, options: LocalSGD | DiLoCo, collectives: Collectives) -> None:
         self._options = options

@@ -31,7 +31,7 @@ from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
-from .trainee import Evaluator, Question
+from .trainee import EvaluationRequest, Evaluator
 from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:
@@ -190,10 +190,10 @@ class Engine(Protocol):
         """
         ...
 
-    def held(self, parts: Any) -> Mapping[str, bytes | Contents]:
+    def stored_files(self, parts: Any) -> Mapping[str, bytes | Contents]:
         """Return the files, by name, that `Recipe.parts` holds.
 
-        They suffice to make the model again from storage; none if what it was made from does not.
+        They suffice to load the model from storage; empty if they do not.
         """
         ...
 
@@ -259,7 +259,7 @@ class Engine(Protocol):
         """
         ...
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         """Return the model's evaluator. In a Spark Python worker.
 
         Raises:
@@ -313,7 +313,7 @@ def engine_named(name: str) -> Engine:
     try:
         engine: Engine = importlib.import_module(name).ENGINE
     except (ImportError, AttributeError) as error:
-        raise InvalidInputError(f"engine {name!r} cannot be had: {error}") from error
+        raise InvalidInputError(f"engine {name!r} cannot be imported: {error}") from error
     return engine
 
 

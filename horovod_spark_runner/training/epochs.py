@@ -193,7 +193,7 @@ class _BatchPosition(NamedTuple):
     number: int
 
 
-class _Shares(Protocol):
+class _BatchSchedule(Protocol):
     """The steps of one rank, epoch by epoch; all ranks call the same in the same order."""
 
     def restore(self, state: Mapping[str, object], progress: Progress) -> None:
@@ -234,34 +234,34 @@ class _Shares(Protocol):
         ...
 
 
-def shares_of(
+def batch_schedule(
     sync: Synchroniser,
     epochs: Epochs,
     world: MPI.Comm,
     agreement: Agreement,
     wants: Callable[[int], bool],
-) -> _Shares:
-    """Return the steps of this rank, as its way of synchronising lets ranks make them.
+) -> _BatchSchedule:
+    """Return the steps of this rank under its synchronisation strategy.
 
     Args:
-        sync: the way.
+        sync: the strategy.
         epochs: the epochs.
         world: communicator of all ranks.
         agreement: of all ranks.
-        wants: tells whether a checkpoint is due after so many steps of the run.
+        wants: returns whether a checkpoint is due after so many steps of the run.
     """
     if sync.in_step:
-        return _EqualShares(epochs, agreement)
-    return TakenShares(epochs, cast(AsyncSynchroniser, sync), world, wants)
+        return _SynchronousBatches(epochs, agreement)
+    return OnDemandBatches(epochs, cast(AsyncSynchroniser, sync), world, wants)
 
 
-def made_alone(state: Mapping[str, object]) -> bool:
+def was_asynchronous(state: Mapping[str, object]) -> bool:
     """Return whether ranks stepped asynchronously before a checkpoint with this ``state``. Pure."""
     return TAKEN in state
 
 
-class _EqualShares:
-    """Parts of global batches; see `_Shares`.
+class _SynchronousBatches:
+    """Parts of global batches; see `_BatchSchedule`.
 
     Args:
         epochs: the epochs.
@@ -294,8 +294,8 @@ class _EqualShares:
         return []
 
 
-class TakenShares:
-    """Batches that ranks take as they come to them; see `_Shares`.
+class OnDemandBatches:
+    """Batches that ranks take on demand; see `_BatchSchedule`.
 
     Args:
         epochs: the epochs.

@@ -37,7 +37,7 @@ from ..sync.mpi import MpiRanks, MpiWire
 from ..sync.synchroniser import Collectives, Synchroniser
 from .agreement import Agreement, StepTrials, changed_since, check_ranks_agree, checksums
 from .engine import engine_named
-from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, execution, made_alone, shares_of
+from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, batch_schedule, execution, was_asynchronous
 from .learning_rate import LearningRate
 from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows
@@ -213,7 +213,9 @@ class _Training:
             self._spec, self._world, self._trainee, self._sync, self._restored
         )
         is_due = self._checkpoints.is_due
-        self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, is_due)
+        self._schedule = batch_schedule(
+            self._sync, self._epochs, self._world, self._agreement, is_due
+        )
         state: dict[str, Any] = {}
         if self._restored is not None:
             info = self._restored.info
@@ -225,12 +227,12 @@ class _Training:
                 if self._progress.is_finished(self._spec.fit.epochs):
                     # Storage may have been full after the last checkpoint.
                     directory.write_metrics(info.history, self._accounts.epochs)
-            self._shares.restore(state, self._progress)
+            self._schedule.restore(state, self._progress)
         elif self._spec.warm_start is not None and self._rank == 0:
             self._trainee.load_initial_weights(self._spec.warm_start)
         self._share_variables()
         self._variables.separate_seeds(self._rank)
-        self._trainee.separate(self._rank)
+        self._trainee.separate_random_streams(self._rank)
         scaling = self._spec.fit.lr_scaling
         rates = None if scaling == "none" else self._trainee.rates(scaling)
         rate_state = state.get("learning_rate")
@@ -303,7 +305,7 @@ class _Training:
                 self._progress.epoch = initial
                 self._progress.step = initial * self._epochs.steps
             self._share_variables()
-            self._hooks.remember()
+            self._hooks.snapshot()
             return False
         info, rank_state = self._restored.info, self._restored.rank_state
         self._restored = None
@@ -312,7 +314,7 @@ class _Training:
         if self._hooks.restored_first:
             restore_hooks(rank_state, self._hooks)
         self._hooks.train_begin()
-        self._hooks.remember()
+        self._hooks.snapshot()
         self._hooks.restore_history(info.history)
         if info.epoch_step:
             self._begin_epoch()
@@ -323,7 +325,7 @@ class _Training:
         again = info.epoch_step or not self._hooks.restored_first
         hooks = self._hooks if again else None
         restore_rank(rank_state, self._trainee, hooks, self._sync)
-        if made_alone(info.state):
+        if was_asynchronous(info.state):
             self._rate.share(self._world)
         return info.epoch_step > 0
 
@@ -337,7 +339,7 @@ class _Training:
             preempted_at=self._progress.step if self._preempted else None,
             timings=phases(self._accounts.seconds()),
             accounts=self._accounts.totals(),
-            staleness=self._shares.lateness(),
+            staleness=self._schedule.lateness(),
             **ended,
         )
 
@@ -358,7 +360,7 @@ class _Training:
         progress.seconds += seconds
         if self._preempted:
             return {}
-        results = self._trainee.results("train", logs, self._shares.last_fraction(last))
+        results = self._trainee.results("train", logs, self._schedule.last_fraction(last))
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             with self._clock.during(Kind.VALIDATION):
                 results.update(self._evaluate())
@@ -398,7 +400,7 @@ class _Training:
         step = None
         while not self._preempted:
             self._clock.to(Kind.DATA)
-            with contextlib.closing(self._shares.steps(self._progress)) as reading:
+            with contextlib.closing(self._schedule.steps(self._progress)) as reading:
                 for step in reading:
                     self._clock.to(Kind.CALLBACKS)
                     logs, leave = self._run_step(step)
@@ -407,7 +409,7 @@ class _Training:
                         break
             self._clock.to(Kind.EXCHANGE)
             self._sync.meet(self._variables)
-            requests = self._shares.end(self._progress)
+            requests = self._schedule.end(self._progress)
             if requests[STOP]:
                 self._hooks.stop_training = True
             if requests[STOP] or not any(requests):
@@ -461,7 +463,7 @@ class _Training:
         self._reporter.step(progress, steps, logs, further * step.rows)
         # Callbacks may have taken longer on other ranks, which this one waits for here.
         with self._clock.during(Kind.EXCHANGE):
-            stop = requests[STOP] or self._shares.stops(
+            stop = requests[STOP] or self._schedule.stops(
                 self._local_requests(), watched=ends_watched
             )
         if stop:
@@ -537,7 +539,7 @@ class _Training:
         state = {
             "learning_rate": self._rate.state,
             "stopped_at": self._progress.stopped_at,
-            **self._shares.state(),
+            **self._schedule.state(),
         }
         with self._clock.during(Kind.CHECKPOINT):
             self._checkpoints.save(

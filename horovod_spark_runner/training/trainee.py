@@ -85,9 +85,9 @@ class Hooks:
     def test_step_end(self, number: int, logs: Logs | None) -> None:
         """After a step of the evaluation; only if `watch_test`."""
 
-    # -- what of them is kept in checkpoints ---------------------------------------------------
+    # -- their state in checkpoints ------------------------------------------------------------
 
-    def remember(self) -> None:
+    def snapshot(self) -> None:
         """Record the callbacks' attributes just after `train_begin`: only changes are state."""
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
@@ -124,12 +124,12 @@ class Trainee(ABC):
     ) -> tuple[Logs | None, Sequence[float] | None]:
         """Train on this rank's part of a global batch, together with all other ranks.
 
-        The gradients go through the synchroniser's ``gradients``, as those of a mean over this
-        rank's rows that counts by ``step.fraction``. A rank without rows takes part, too.
+        The gradients go through the synchroniser's ``gradients`` as a mean over this rank's rows,
+        weighted by ``step.fraction``. A rank without rows takes part, too.
 
         Args:
             step: the batch, and this rank's part of the global batch's rows.
-            requests: truth values that go along with the gradients.
+            requests: booleans that travel with the gradients.
             last: whether it is the last step of the epoch.
 
         Returns:
@@ -248,7 +248,7 @@ class Trainee(ABC):
     def variables_were_set(self) -> None:
         """Recompute values derived from the variables."""
 
-    def separate(self, rank: int) -> None:
+    def separate_random_streams(self, rank: int) -> None:
         """Give the framework's own generators a separate stream on this rank."""
 
     def generators(self) -> dict[str, Variable]:
@@ -272,7 +272,7 @@ class Trainee(ABC):
         return []
 
     def make_metrics(self) -> None:
-        """Make the metrics that come into being at their first use, before sums are restored."""
+        """Create metrics that are otherwise created at first use, before sums are restored."""
 
     @property
     def is_tried_alone(self) -> bool:
@@ -286,7 +286,7 @@ class Trainee(ABC):
             step: one with the same few rows on all ranks.
 
         Returns:
-            Warnings of what they compute otherwise than one process.
+            Warnings of what several ranks compute differently from one process.
 
         Raises:
             ModelError: several ranks cannot compute the step exactly.
@@ -298,13 +298,13 @@ class Trainee(ABC):
 
 
 @dataclass(frozen=True)
-class Question:
+class EvaluationRequest:
     """Evaluation requested of a model.
 
     Attributes:
-        targets: what its outputs are compared with.
-        compiled: whether its own loss and metrics are asked for.
-        metrics: others, as `Engine.portable_metrics` gave them; ``None`` for none.
+        targets: the labels of its outputs.
+        compiled: whether its own loss and metrics are requested.
+        metrics: others, from `Engine.portable_metrics`; ``None`` for none.
     """
 
     targets: Targets
@@ -324,7 +324,7 @@ class Evaluator(Protocol):
 
         Args:
             features: the feature columns.
-            labels: the columns of `Question.targets`.
+            labels: the columns of `EvaluationRequest.targets`.
 
         Returns:
             The model's first output for each row.

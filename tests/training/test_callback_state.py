@@ -272,7 +272,7 @@ def test_a_rank_that_was_not_there_lacks_no_callback_of_rank_zero(
     first, second = of_rank(0), of_rank(1)
     for callbacks in (first, second):
         callbacks.train_begin()
-        callbacks.remember()
+        callbacks.snapshot()
     first.epoch_begin(0)
     first.epoch_end(0, {"loss": 1.0})
     with caplog.at_level(logging.WARNING):

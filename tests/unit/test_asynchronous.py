@@ -21,11 +21,11 @@ from horovod_spark_runner.training.epochs import (
     NOTHING,
     SAVE,
     STOP,
+    OnDemandBatches,
     Step,
-    TakenShares,
-    _EqualShares,
     _first_batches,
-    made_alone,
+    _SynchronousBatches,
+    was_asynchronous,
 )
 from horovod_spark_runner.training.learning_rate import LearningRate
 from horovod_spark_runner.training.progress import Progress
@@ -164,7 +164,7 @@ class Rank:
         self.sync.begin(self.model)
         self.due: set[int] = set()
         epochs: Any = Epochs(steps, empty)
-        self.shares = TakenShares(epochs, self.sync, any_ranks, self.due.__contains__)
+        self.shares = OnDemandBatches(epochs, self.sync, any_ranks, self.due.__contains__)
         self.progress = Progress()
 
     def train(
@@ -297,7 +297,7 @@ def test_ranks_leave_an_epoch_where_one_asks_for_it_and_go_on_as_others() -> Non
     epochs: Any = Epochs(20)
     alike: Any = None
     with pytest.raises(RunDirectoryError, match=r"epoch 3\b.*sync=AsyncServer"):
-        _EqualShares(epochs, alike).restore(kept, Progress(epoch=2, epoch_step=9))
+        _SynchronousBatches(epochs, alike).restore(kept, Progress(epoch=2, epoch_step=9))
 
 
 def test_one_rank_stops_all_and_the_next_epoch_is_whole() -> None:
@@ -313,8 +313,8 @@ def test_one_rank_stops_all_and_the_next_epoch_is_whole() -> None:
         assert asked[STOP]
         # As its checkpoint says, any way may go on: the epoch is over.
         state = rank.shares.state()
-        assert not made_alone({})
-        assert made_alone(state)
+        assert not was_asynchronous({})
+        assert was_asynchronous(state)
         check_not_taken(state, 0)
         rank.progress.epoch, rank.progress.epoch_step = 1, 0
         rank.progress.step = 60

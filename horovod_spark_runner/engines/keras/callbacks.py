@@ -187,7 +187,7 @@ class Callbacks(Hooks):
     def test_step_end(self, number: int, logs: Logs | None) -> None:
         self._list.on_test_batch_end(number, logs)
 
-    def remember(self) -> None:
+    def snapshot(self) -> None:
         self._states = _CallbackStates(self._named)
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:

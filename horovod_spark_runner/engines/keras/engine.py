@@ -34,7 +34,7 @@ from ...training.spec import (
     check_objects,
 )
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
-from ...training.trainee import Evaluator, Question
+from ...training.trainee import EvaluationRequest, Evaluator
 from ...training.warm_start import WeightsFormat
 from ...typed_json import load_json
 from .saved import (
@@ -162,7 +162,7 @@ class _KerasEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: KerasParts) -> Mapping[str, Contents]:
+    def stored_files(self, parts: KerasParts) -> Mapping[str, Contents]:
         if parts.packed is not None:
             return {PACKED_FILE: parts.packed}
         if parts.archive is None:
@@ -203,10 +203,10 @@ class _KerasEngine:
     def portable_metrics(self, metrics: object) -> object:
         return portable_metrics(metrics)
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         with quiet_imports():
             from .evaluate import KerasEvaluator
-        return KerasEvaluator(recipe, question)
+        return KerasEvaluator(recipe, request)
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

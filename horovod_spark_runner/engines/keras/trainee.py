@@ -225,7 +225,7 @@ class KerasTrainee(Trainee):
         if finalize_layers(self.model):
             self._steps.trace()
 
-    def separate(self, rank: int) -> None:
+    def separate_random_streams(self, rank: int) -> None:
         separate_generators(rank)
 
     def generators(self) -> dict[str, Variable]:
@@ -367,8 +367,8 @@ def _check_between_meetings(
         return
     for what in _of_every_step(model, optimizers, sync):
         raise ModelError(
-            f"{what} does not go with sync={type(options).__name__}(…), by which ranks do not meet "
-            "in every step; leave it out, or use sync=Allreduce()"
+            f"{what} is not supported with sync={type(options).__name__}(…), which does not "
+            "synchronize every step; leave it out, or use sync=Allreduce()"
         )
 
 

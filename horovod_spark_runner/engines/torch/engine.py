@@ -16,7 +16,7 @@ from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
 from ...training.sample_rows import SAMPLE_FILE
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, check_model_fn
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
-from ...training.trainee import Evaluator, Question
+from ...training.trainee import EvaluationRequest, Evaluator
 from ...training.warm_start import WeightsFormat
 from .torch_callback import TorchCallback, list_callbacks
 from .torch_model import TorchModel, is_lightning
@@ -122,7 +122,7 @@ class _TorchEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: TorchParts) -> Mapping[str, bytes]:
+    def stored_files(self, parts: TorchParts) -> Mapping[str, bytes]:
         if parts.source is not None:
             return {}
         files = {
@@ -160,10 +160,10 @@ class _TorchEngine:
             return [_portable(one) for one in metrics]
         return [_portable(metrics)]
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         with quiet_imports():
             from .evaluate import TorchEvaluator
-        return TorchEvaluator(recipe, question)
+        return TorchEvaluator(recipe, request)
 
 
 ENGINE: Engine = _TorchEngine()
