@@ -44,8 +44,7 @@ from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped
-from .finished import load_finished, record_end
-from .record import CallRecord, versions
+from .record import CallRecord, load_finished, record_end, versions
 from .resolve import ResolvedRun, resolve_again
 
 logger = logging.getLogger(__name__)

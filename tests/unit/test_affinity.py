@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.machine import _share_of_cores, bind_to_cores, side_by_side
+from horovod_spark_runner.cluster.worker.affinity import (
+    _share_of_cores,
+    bind_to_cores,
+    side_by_side,
+)
 
 SHOW = """
 import os, sys, threading, time
-from horovod_spark_runner.machine import bind_to_cores
+from horovod_spark_runner.cluster.worker.affinity import bind_to_cores
 os.sched_setaffinity(0, map(int, sys.argv[1:]))
 early = threading.Thread(target=time.sleep, args=(60,), daemon=True)
 early.start()

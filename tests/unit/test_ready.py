@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
-from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
+from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME, is_stopped
 from horovod_spark_runner.cluster.slot import rank_process, worker_pool
 from horovod_spark_runner.cluster.slot.rank_process import RankProcess, _WorkerEnd
 from horovod_spark_runner.cluster.slot.worker_pool import PendingWorker, _PreforkProcess
 from horovod_spark_runner.cluster.slot.workspace import Workspace
-from horovod_spark_runner.machine import is_stopped, process_start
+from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.typed_json import to_json
 
 

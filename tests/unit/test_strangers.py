@@ -34,7 +34,7 @@ MEGABYTE = 2**20
 # whether it can write a file.
 LISTENS = """
 import os, resource, select, sys, threading
-from horovod_spark_runner.machine import resident_bytes
+from horovod_spark_runner.cluster.protocol.processes import resident_bytes
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.slot.node_door import NodeDoor
 

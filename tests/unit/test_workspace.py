@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from horovod_spark_runner.cluster.protocol.processes import numbering
 from horovod_spark_runner.cluster.slot import workspace as module
 from horovod_spark_runner.cluster.slot.node_runtime import _Daemon
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.errors import EnvironmentProblem
-from horovod_spark_runner.machine import numbering
 from tests.faults.disks import memory_disk
 
 # Says where its directories are, and the number of its sweeper.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...config.launch import LaunchSettings
 from ...errors import InvalidInputError, LaunchError, RunCancelledError
-from ...machine import environment_at_start
 from ...serialize import dump_call
 from ..protocol.command import worker_environment
 from ..protocol.messages import Notice, Queued, from_driver
@@ -28,7 +27,7 @@ from ..protocol.outcome import (
     has_root_cause,
     root_cause,
 )
-from ..protocol.processes import SignalWatch
+from ..protocol.processes import SignalWatch, environment_at_start
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
 from ..protocol.topology import format_ranks
 from ..slot.slot import SlotTask

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...config.launch import MpiOptions
-from ...machine import environment_at_start, is_stopped
 from ..protocol.command import daemon_environment, mpirun_command
 from ..protocol.messages import StartDaemon
 from ..protocol.network import Interface, daemon_network, mpi_network
@@ -20,7 +19,9 @@ from ..protocol.processes import (
     describe_exit,
     end_descriptors,
     end_group,
+    environment_at_start,
     find_mpirun,
+    is_stopped,
     shim_environment,
     start_tethered,
 )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from ...machine import exit_code_of, handles, is_stopped
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import LineSplitter
 from ..protocol.messages import (
@@ -53,6 +52,9 @@ from ..protocol.processes import (
     describe_exit,
     end_descriptors,
     end_group,
+    exit_code_of,
+    handles,
+    is_stopped,
     signal_group,
     start_tethered,
     working_directory,

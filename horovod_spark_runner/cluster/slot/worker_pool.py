@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from ...frameworks import frameworks_of
-from ...machine import is_stopped, numbering, process_start
+from ...machine import process_start
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
 from ..protocol.command import SPARK_FILES
 from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, PreforkRequest
-from ..protocol.processes import RANK_NAME, working_directory
+from ..protocol.processes import RANK_NAME, is_stopped, numbering, working_directory
 from .workspace import is_private, short_temporary
 
 _MODULE = "horovod_spark_runner.cluster.worker.prefork"

@@ -18,7 +18,6 @@ from .session import (
     classic_context,
     master_of,
 )
-from .yarn import describe_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +29,8 @@ REGISTRATION_SECONDS = 10.0
 _NEW_SESSION_SECONDS = 60.0
 # How long Spark may take to replace a lost executor, unless start_timeout is set.
 REPLACEMENT_SECONDS = 30.0
+# Milliseconds to look for a YARN resource manager that does not answer.
+_CONNECT_MILLISECONDS = "5000"
 # Resources that a worker, node or queue needs for an executor to start.
 _OF_EXECUTORS = (
     "spark.executor.cores",
@@ -160,7 +161,7 @@ def check_slots(
     )
     reason = _explain_executors(spark, slots, waited)
     if slots < (requested or 1):
-        if master == "yarn" and (limits := describe_queue(context)):
+        if master == "yarn" and (limits := _describe_queue(context)):
             reason += f"; {limits}"
         more = _more_executors(options, master)
         raise _not_enough(requested or 1, shape, _Capacity(slots, reason), more)
@@ -408,3 +409,43 @@ def _java_profile(spark: SparkSession, profile: Any) -> Any:
     java = profile._java_resource_profile
     context._jsc.sc().resourceProfileManager().addResourceProfile(java)
     return java
+
+
+def _describe_queue(context: Any) -> str:
+    """Return the limits of a YARN application's queue, and its use, for a message.
+
+    Args:
+        context: a ``SparkContext`` on YARN.
+
+    Returns:
+        The text; empty if the resource manager does not answer.
+    """
+    from py4j.protocol import Py4JError
+
+    jvm = context._jvm
+    records = jvm.org.apache.hadoop.yarn.api.records
+    conf = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration(context._jsc.hadoopConfiguration())
+    conf.set("yarn.resourcemanager.connect.max-wait.ms", _CONNECT_MILLISECONDS)
+    client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
+    try:
+        client.init(conf)
+        client.start()
+        application = records.ApplicationId.fromString(context.applicationId)
+        report = client.getApplicationReport(application)
+        queue = client.getQueueInfo(report.getQueue())
+        states = context._gateway.new_array(records.NodeState, 1)
+        states[0] = records.NodeState.RUNNING
+        nodes = ", ".join(
+            f"{node.getNodeId().getHost()} {node.getUsed()} of {node.getCapability()}"
+            for node in client.getNodeReports(states)
+        )
+        has = report.getApplicationResourceUsageReport().getUsedResources()
+        return (
+            f"YARN's queue {report.getQueue()} may use {queue.getMaximumCapacity():.0%} of its "
+            f"parent, and has given this application {has.toString()}, with its application "
+            f"master; in use on its nodes: {nodes or 'none is running'}"
+        )
+    except Py4JError:
+        return ""
+    finally:
+        client.stop()
