@@ -194,7 +194,7 @@ def _required(cls: type) -> frozenset[str]:
 
 def _reader(hint: object, exactly: bool) -> _Reader:
     """Return what checks, and makes of parsed JSON, a value of an annotation's type."""
-    if hint is Any or isinstance(hint, ForwardRef):  # of a type that refers to itself
+    if hint is Any or isinstance(hint, ForwardRef):  # a recursive type
         return lambda value: value
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and origin is None:
@@ -228,7 +228,7 @@ def _class_reader(cls: type, exactly: bool) -> _Reader:
         return lambda value: _by_fields(value, cls, exactly)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    return functools.partial(_instance, cls)  # which is beside the JSON
+    return functools.partial(_instance, cls)  # not read from JSON
 
 
 def _instance(cls: type, value: object) -> object:

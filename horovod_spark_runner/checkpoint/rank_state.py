@@ -72,7 +72,7 @@ def capture_rank(
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
         "variable": {} if rank == 0 else _unshared_variables(trainee, synchroniser),
-        # Large ones (best weights) are the same on all ranks.
+        # Large arrays (best weights) are equal on all ranks: rank 0 saves them.
         "callback": {
             name: array
             for name, array in callback_arrays.items()

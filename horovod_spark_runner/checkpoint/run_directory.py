@@ -211,7 +211,7 @@ class RunDirectory:
     def sweep(self) -> None:
         """Delete temporary files of killed writers; nobody else may write meanwhile."""
         for folder in (self.location, self.model):
-            with contextlib.suppress(OSError):  # they only take room
+            with contextlib.suppress(OSError):  # they only take up space
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()

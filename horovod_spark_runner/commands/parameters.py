@@ -31,7 +31,7 @@ from ..planning.call import plan_training
 from ..runner import HorovodRunner
 from ..tune import tune
 
-# What `run_training` is given as objects, and what is inside of them.
+# Option objects of `run_training`, and their settings.
 OPTIONS: tuple[type[Settings], ...] = (
     DataOptions,
     CheckpointOptions,
@@ -48,9 +48,9 @@ OPTIONS: tuple[type[Settings], ...] = (
     MpiOptions,
     MlflowOptions,
 )
-# What `run_training` takes one by one.
+# Plain arguments of `run_training`.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
-# What is taken one by one besides, by whom.
+# Plain arguments of other functions and classes.
 _ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
     "run_training": EVERYDAY,
     "from_run": (PredictionSettings,),

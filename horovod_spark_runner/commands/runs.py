@@ -83,7 +83,7 @@ def _list_runs(folder: Location, now: float) -> list[RunSummary]:
         if directory.config.exists() or directory.attempts.exists():
             try:
                 runs.append(read_run(directory, now, verify=False))
-            except (HorovodSparkError, OSError) as error:  # the others are to be seen
+            except (HorovodSparkError, OSError) as error:  # the other runs are still listed
                 runs.append(RunSummary(str(place), UNREADABLE, notes=(str(error),)))
     return runs
 

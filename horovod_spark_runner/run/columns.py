@@ -239,7 +239,7 @@ def _labels_by_name(
         raise _missing_labels(reason)
     if not candidates:
         return None
-    # A single output needs no name, and Spark ML's is none of the model's.
+    # A single output needs no name.
     return (
         list(candidates[0]) if len(candidates[0]) == 1 else {name: name for name in candidates[0]}
     )

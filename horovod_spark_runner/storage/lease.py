@@ -93,7 +93,7 @@ class Lease:
         self._guard_file = guard
         self._terms = terms
         self.token = uuid.uuid4().hex
-        # All that were written, or may have been where storage failed.
+        # Tokens that were written, or may have been when storage failed.
         self._tokens: set[str] = set()
         self._ended = threading.Event()
         self._guard = threading.Lock()  # token and file change together
@@ -223,7 +223,7 @@ class Lease:
         while not self._ended.wait(RENEW_SECONDS):
             try:
                 with self._guard, self._exclusive():
-                    # Never over another's: a holder taken for dead must not take the lease back.
+                    # Never overwrite another's lease: a holder declared dead must not take it back.
                     if not self._is_held():
                         logger.warning(
                             "%s is gone, or of another %s", self._file, self._terms.holder

@@ -210,14 +210,14 @@ class TopKCodec:
         counts = _counts_of(place.sizes, _share_at(options, step))
         chosen = _chosen_of(place.split(held), counts)
         values = held[chosen]
-        rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest = _numbers_of(held)  # NaN is not kept; at least one entry is sent
         rest[chosen] = 0
         place.local[RESIDUAL] = rest
         if options.momentum:
             # Momentum that was sent would push once more in the direction of an old step.
             place.local[VELOCITY][chosen] = 0
         if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
-            return wire.sum(held - rest)  # which is shorter than places and values
+            return wire.sum(held - rest)  # shorter than indices and values
         total: np.ndarray = np.zeros_like(held)
         for message in wire.gather(_encode_entries(chosen, values)):
             where, what = _decode_entries(message, held.dtype)
@@ -275,7 +275,7 @@ def _decode_entries(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, n
 
 # The second factor of each matrix, with which the next step begins.
 _FACTOR = "factor"
-# What is left of a column by those before it counts as nothing below this part of it.
+# A column is linearly dependent if less than this part of it is orthogonal to those before.
 _NOTHING = 1e-6
 
 
@@ -301,7 +301,7 @@ class PowerCodec:
         thin = [n for n, form in enumerate(forms) if form is not None]
         matrices = {n: parts[n].reshape(forms[n] or ()) for n in thin}
         bases = {n: self._basis(place, n, matrices[n]) for n in thin}
-        # The first factors, and in one message with them what is sent whole.
+        # One message: the first factors, and the tensors that are sent whole.
         first: list[np.ndarray] = list(parts)
         for n in thin:
             first[n] = matrices[n] @ bases[n]
@@ -329,7 +329,7 @@ class PowerCodec:
         basis: np.ndarray = stream.standard_normal(shape).astype(matrix.dtype)
         before = place.shared.get(_name(number))
         if before is not None and before.shape == shape:
-            # One that has shown nothing, or no numbers, would do so for ever.
+            # A zero or NaN basis would stay so for ever.
             usable = before.any(axis=0) & np.isfinite(before).all(axis=0)
             basis = np.where(usable, before, basis).astype(matrix.dtype)
         return _orthonormal(basis)
@@ -376,7 +376,7 @@ def _orthonormal(matrix: np.ndarray) -> np.ndarray:
             for other in columns:
                 column = column - _dot(other, column) * other
         left = np.sqrt(_dot(column, column))
-        # What is no number stays so, and shows.
+        # NaN stays NaN, and shows.
         columns.append(np.zeros_like(column) if left <= _NOTHING * length else column / left)
     return np.stack(columns, axis=1).astype(matrix.dtype)
 
@@ -395,14 +395,14 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 _THRESHOLD = "threshold"
-# By which the threshold moves in a step: to the half in twenty.
+# Factor of the threshold per step: it halves in twenty.
 _DECAY = 0.5 ** (1 / 20)
 # The part of what it began with that the threshold does not fall below: where gradients are 0 for
 # long, it would end as 0.
 _LEAST = 1e-6
-# Steps from one cut of what is left over to the next, as in Deeplearning4j.
+# Steps between clippings of the residual, as in Deeplearning4j.
 _CUT_EVERY = 5
-# How a message says its entries: by places, by two bits for each, or that one is no number.
+# Encodings of a message: by index, two bits per entry, or "not finite".
 _PLACES, _BITS, _NOT_FINITE = range(3)
 _NEGATIVE = np.uint32(1 << 31)
 

@@ -29,7 +29,7 @@ from .codec import (
 )
 from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
 
-# A sign and a place are sent as 32 bits.
+# A sign and an index are sent as 32 bits.
 _MOST_ENTRIES = 1 << 31
 
 
@@ -49,7 +49,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         self._wire = wire
         self._step = 0
         self._places: dict[str, Place] = {}
-        # What a checkpoint has of places that are not known yet.
+        # Restored state of places that no step has used yet.
         self._restored: dict[str, np.ndarray] = {}
         self._whole = 0.0
 
@@ -100,7 +100,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             flat = np.concatenate([array.reshape(-1) for array in arrays[:count]])
             self._whole += bytes_of_sum(flat.nbytes, self._wire.size)
             total = self._codec.total(flat, place, self._wire, self._step)
-            # Not as the place has it, which another trace of the step may have seen last.
+            # Not the place's shapes: another trace of the step may have set them.
             summed = parts_like(total, arrays[:count])
         for array in arrays[count:]:
             self._whole += bytes_of_sum(array.nbytes, self._wire.size)
@@ -117,7 +117,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return {n: a.copy() for n, a in saved.items() if rank == 0 or not n.startswith("shared/")}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        # What this compression does not keep, it would not bring up to date either.
+        # State that this compression does not use would not be updated.
         prefixes = tuple(f"{name}/" for name in self._codec.keeps)
         self._restored = {
             name: array for name, array in arrays.items() if name.startswith(prefixes)

@@ -23,17 +23,17 @@ from ..cluster.protocol.channel import Handshake, connect, receive_exactly
 from ..cluster.protocol.listener import Listener
 from ..errors import EnvironmentProblem, LaunchError
 
-# What is asked for: the kind, the first number, the one after the last, and what to add to one.
+# A request: its kind, first and end index, and the value to add.
 _REQUEST = struct.Struct("!Bqqq")
 _GET, _ADD, _ADD_AT = range(3)
 _DONE = b"\1"
 # Numbers that are read or added at once, and bytes of each rank's that wait for that.
 _PIECE = 1 << 18
-# Seconds until a rank that does not answer is given up.
+# Seconds after which a rank that does not answer counts as lost.
 _OPENING = 60.0
-# Seconds between looks at whether all ranks have come.
+# Seconds between polls for ranks that have not connected.
 _TICK = 0.05
-# Seconds of silence after which a connection is looked after.
+# Seconds of silence after which TCP probes a connection.
 _KEEPALIVE = 60
 
 
@@ -213,7 +213,7 @@ class DistributedMemory:
             self._lost(rank, error)
 
     def _lost(self, rank: int, error: Exception) -> NoReturn:
-        # Of a kind that the driver takes for what follows from another rank's failure.
+        # A type that the driver treats as a consequence of another rank's failure.
         raise LaunchError(
             f"sync=AsyncServer(…): rank {self._ranks.rank} on {socket.gethostname()} has lost its "
             f"connection to rank {rank} on {self._hosts[rank]}, which holds a part of the weights "
@@ -221,7 +221,7 @@ class DistributedMemory:
         ) from error
 
     def close(self) -> None:
-        self._ranks.barrier()  # after which nobody asks
+        self._ranks.barrier()  # no request follows it
         for connection in self._connections.values():
             connection.close()
         if self._server is not None:

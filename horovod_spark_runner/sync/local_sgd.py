@@ -52,7 +52,7 @@ class LocalSGDSynchroniser:
         averaging = isinstance(options, LocalSGD) and options.average_optimizer
         self._groups = (MODEL, "optimizer") if averaging else (MODEL,)
         self.synced_state = SyncedState.EVERYTHING if averaging else SyncedState.WEIGHTS
-        # The values a round began with, and what this rank has done since.
+        # Values at the beginning of the round, and this rank's steps since.
         self._met: Arrays = {}
         self._rows = self._steps = self._idle = 0
         self._velocity: Arrays = {}
@@ -155,7 +155,7 @@ class LocalSGDSynchroniser:
         self._sent += bytes_of_sum(nbytes, self._collectives.size)
         *sums, ranks = map(np.asarray, self._collectives.sum([*terms, busy], "round.counts"))
         if not self._idle:
-            return  # should busy ranks differ, that is found where models are compared
+            return  # if ranks differ, the comparison of models finds it
         for (name, value), summed in zip(now.items(), sums, strict=True):
             counted = met[name] + summed // ranks[0]
             variables.named[name].assign(counted.astype(value.dtype))

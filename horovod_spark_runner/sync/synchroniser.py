@@ -301,7 +301,7 @@ def change_of(now: np.ndarray, before: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _is_floating(dtype: np.dtype) -> bool:
-    # bfloat16 and the like are no types of NumPy's own.
+    # bfloat16 and others are not NumPy's own types.
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 

@@ -210,7 +210,7 @@ def check_ranks_agree(
     different = [int(index) for index in np.flatnonzero(low != high)]
     if not different:
         return
-    # What the others differ by, if it is among them.
+    # Learning rates first: where they differ, they are the cause.
     different.sort(key=lambda index: not variables.is_rate(shared[index]))
     root = world.bcast(local_sums, root=0)
     ranks = world.allgather(bool((local_sums != root).any()))

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from .trainee import Trainee
 
-# What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
+# Export formats: TensorFlow's, Keras' own, and ONNX.
 SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
-# How the names of those end that are one file.
+# Suffixes of formats that are one file.
 SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
-# What is in every SavedModel, a folder.
+# A file in every SavedModel, which is a folder.
 GRAPH_FILE = "saved_model.pb"
 
 
@@ -406,7 +406,7 @@ def _closure(function: FunctionType) -> dict[str, object]:
     return variables
 
 
-# Besides the engine's: what reads rows, the loop, and what writes its event files.
+# Besides the engine's modules: readers, the loop, and the writer of event files.
 _MODULES = (
     "pyarrow.parquet",
     "horovod_spark_runner.training.loop",

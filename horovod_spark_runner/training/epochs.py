@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from .agreement import Agreement
 
-# What a rank may ask of all ranks at a step, in this order.
+# Requests of a rank to all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
@@ -281,7 +281,7 @@ class _SynchronousBatches:
         return self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
 
     def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
-        # Callbacks may look at their own clock: what one rank decides, all do.
+        # Callbacks may use their own clock: one rank's decision holds for all.
         return watched and self._agreement.any_requests(requests[STOP])
 
     def end(self, progress: Progress) -> Sequence[object]:
@@ -314,7 +314,7 @@ class OnDemandBatches:
         self._epochs, self._sync, self._wants = epochs, sync, wants
         self._world = world
         self._rank, self._size = world.Get_rank(), world.Get_size()
-        # Of an epoch that is not over, the batches of each share that are taken.
+        # Batches taken of each share, in an unfinished epoch.
         self._taken: list[int] | None = None
         self._board: Board | None = None
 
@@ -367,7 +367,7 @@ class OnDemandBatches:
                         )
                     step = next(one for one in reading if one.number == position.number)
                 if made and self._size == 1 and not step.batch.rows:
-                    board.end()  # no other rank needs this one's part in it
+                    board.end()  # no other rank waits for this one
                 else:
                     self._sync.go_on(number)
                     made += 1
@@ -392,17 +392,17 @@ class OnDemandBatches:
     def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
         assert self._board is not None
         self._board.ask(requests)
-        return False  # all leave where they would take another batch
+        return False  # all ranks leave before their next batch
 
     def end(self, progress: Progress) -> Sequence[object]:
         steps, seen = self._epochs.steps, self._sync.seen
         self._taken = [min(number, steps) for number in seen.taken]
         done = sum(self._taken) // len(self._taken)
         whole = all(number == steps for number in self._taken)
-        # Within an epoch, some of it is done, whatever is.
+        # An unfinished epoch has at least one step.
         progress.to_step(steps if whole else max(1, done))
         if whole or seen.requests[STOP]:
-            self._taken = None  # the epoch is over, whatever of it is left
+            self._taken = None  # the epoch ends, even if batches are left
         return NOTHING if whole else seen.requests
 
     def last_fraction(self, step: Step | None) -> float:

@@ -76,8 +76,8 @@ class LearningRate:
         self._options = options
         self._world = world
         self._base: list[float] = []
+        # The rates set last; empty once a callback has set others.
         self._last: list[float] = []
-        # Of the rates as they were set last, none are known once a callback has set others.
         self._done = rates is None
         self._epoch: int | None = None
         self._rates = rates

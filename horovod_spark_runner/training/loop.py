@@ -46,14 +46,14 @@ from .time_breakdown import Accounts, Clock, Kind, phases
 from .traces import Traces
 from .trainee import Trainee
 
-# Makes a way of synchronising from its settings and the framework's collectives.
+# Makes a synchroniser from its settings and the framework's collectives.
 _SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def _allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
     """Return the synchroniser that adds up gradients in every step, compressed or not."""
     compression = options.compression
-    if compression == "none" or compression == "fp16":  # which the framework's sums can do
+    if compression == "none" or compression == "fp16":  # the framework's sums support it
         return AllreduceSynchroniser(compression, collectives)
     return CompressedSynchroniser(compression, collectives, MpiWire())
 
@@ -117,7 +117,7 @@ def _check_outputs(config: TrainingConfig, trainee: Trainee) -> None:
         InvalidInputError: the outputs do not fit the predictions.
     """
     check, columns = config.check_outputs, config.prediction_col
-    if check is None and (columns is None or isinstance(columns, str)):  # which fit any outputs
+    if check is None and (columns is None or isinstance(columns, str)):  # they fit any outputs
         return
     outputs = trainee.outputs()
     if outputs is None:  # not known before the first step
@@ -189,7 +189,7 @@ class _Training:
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
-        # The window may take as much, so a dataset that fits into it can just as well be kept.
+        # A dataset that fits into the window is kept: it takes no more memory.
         options = spec.config.data
         reader = DatasetReader(
             data,
@@ -239,7 +239,7 @@ class _Training:
         self._rate = LearningRate(rates, self._spec.fit, self._spec.workers, rate_state)
         resumed = self._restored is not None
         self._hooks = self._trainee.hooks(steps=self._epochs.steps, resumed=resumed)
-        # Before the first collective of the training: all ranks have come this far, or none goes.
+        # Before the training's first collective: all ranks arrive, or none continues.
         self._world.Barrier()
 
     def _share_variables(self) -> None:
@@ -299,7 +299,7 @@ class _Training:
         """Begin or resume the training; return whether it resumes within an epoch."""
         if self._restored is None:
             self._hooks.train_begin()
-            # A callback of rank 0 may have loaded weights, and says the epoch.
+            # A callback of rank 0 may have loaded weights, and set the epoch.
             initial = self._world.bcast(self._hooks.initial_epoch)
             if initial:
                 self._progress.epoch = initial
@@ -309,7 +309,7 @@ class _Training:
             return False
         info, rank_state = self._restored.info, self._restored.rank_state
         self._restored = None
-        # The hooks set up what callbacks do not keep; what they change is put back.
+        # `train_begin` sets up unsaved state; variables that it changes are restored below.
         values = self._variables.capture()
         if self._hooks.restored_first:
             restore_hooks(rank_state, self._hooks)
@@ -321,7 +321,7 @@ class _Training:
             self._trainee.make_metrics()
         self._variables.restore(values)
         self._share_variables()
-        # Also what the epoch's begin has set anew.
+        # Also state that the epoch's begin has reset.
         again = info.epoch_step or not self._hooks.restored_first
         hooks = self._hooks if again else None
         restore_rank(rank_state, self._trainee, hooks, self._sync)
@@ -437,7 +437,7 @@ class _Training:
             together = self._sync.in_step or not self._checked
             with self._clock.during(Kind.FIRST_STEP):
                 self._trials.run(step, progress.step + 1, together=together)
-        # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
+        # A rank without rows joins common steps; a step of its own must not change its model.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
         with preserve_shared(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(

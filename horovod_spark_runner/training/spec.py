@@ -23,7 +23,7 @@ from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
 
-# What Spark ML calls the columns that feed a model, and that its output is compared with.
+# Spark ML's default names of the feature and label columns.
 FEATURES = "features"
 LABEL = "label"
 

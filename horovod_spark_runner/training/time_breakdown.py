@@ -47,12 +47,12 @@ class Kind:
     SAVE = "save"
 
 
-# What a plan counts of an epoch: its steps.
+# Parts of an epoch that a plan counts: its steps.
 _OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
 # Bytes that all ranks have sent in an epoch or run, and what allreduce would without compression.
 SENT, WHOLE = "bytes_sent", "bytes_uncompressed"
-# Of larger worlds, the record of an epoch names so many ranks, and the mean of all.
+# In larger worlds, an epoch's record has this many ranks, and the mean of all.
 MOST_RANKS = 64
 
 

@@ -18,7 +18,7 @@ from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
 
-# What a run has kept: weights as arrays, by their numbers.
+# Format of a run's own weights: arrays, by their numbers.
 ARRAYS = "arrays"
 
 

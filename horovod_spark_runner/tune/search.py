@@ -87,7 +87,7 @@ class TuneResult:
 
 # Rows of a study's table in notebooks.
 _SHOWN_TRIALS = 50
-# What no trial is to blame for, and would fail the next one as well.
+# Errors that no trial has caused, and that would fail the next one, too.
 _OF_STORAGE = (CheckpointError, OSError, UnreachableError)
 
 
@@ -123,7 +123,7 @@ class Search:
         self._choose = choose
         self._metric = metric
         self._max_trials = max_trials
-        # Written before the first trial; none of them has to wait, or to clean up.
+        # Written before the first trial, so no trial waits for it or cleans up.
         self._data = replace(data, reused=True)
         self._console = console
         self._alone = threading.Lock()  # for the study
@@ -387,7 +387,7 @@ class _TrialFollower:
             self._end = error
             return
         with self._alone:
-            # After the last epoch there is nothing to be saved, but a result to be lost.
+            # After the last epoch, pruning would only lose the result.
             prune = progress.epoch + 1 < progress.epochs and self._trial.should_prune()
         if prune:
             self._end = Stopped(f"pruned by the search after epoch {progress.epoch + 1}")

@@ -21,7 +21,7 @@ import pytest
 from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
 from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME, is_stopped
 from horovod_spark_runner.cluster.slot import rank_process, worker_pool
-from horovod_spark_runner.cluster.slot.rank_process import RankProcess, _WorkerEnd
+from horovod_spark_runner.cluster.slot.rank_process import RankProcess
 from horovod_spark_runner.cluster.slot.worker_pool import PendingWorker, _PreforkProcess
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.machine import process_start
@@ -316,7 +316,7 @@ def test_a_result_is_kept_though_the_exit_code_never_comes(
     (tmp_path / "result").write_bytes(b"the result")
     other.close()
     pump(process, lambda: process.ended)
-    assert process.outcome() == _WorkerEnd(result=b"the result")
+    assert (process.outcome().result, process.outcome().failure) == (b"the result", None)
 
 
 def test_a_request_to_end_waits_for_the_process(

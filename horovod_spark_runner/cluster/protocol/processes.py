@@ -24,7 +24,7 @@ from .channel import LineSplitter
 
 # How long a process that was killed may take to end.
 _KILL_SECONDS = 10.0
-# Of a child's output, read at once; and reads of what it has left: a pipe holds no more.
+# Bytes per read of a child's output; most reads after its end: a pipe holds no more.
 _READ_BYTES, _MOST_READS = 64 * 1024, 16
 # Names of processes in ``ps`` and ``top``: a rank's worker, the prefork process that may fork it,
 # and the guard that wakes the prefork process in the end.

@@ -22,7 +22,7 @@ from ...typed_json import read_fields
 
 INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
-# Of a model: it is there, and no file of it is damaged.
+# The model exists, and none of its files is damaged.
 WHOLE = "whole"
 
 
@@ -164,7 +164,7 @@ def _close_attempts(
     closed = []
     for one, after in zip_longest(attempts, attempts[1:]):
         if one.ending == RUNNING:
-            # The next one went on from a checkpoint of this.
+            # The next attempt resumed from a checkpoint of this one.
             last_step = max(one.last_step, step if after is None else after.first_step)
             if after is None and now is not None:
                 one = replace(one, ended=max(one.ended, now), last_step=last_step)

@@ -25,7 +25,7 @@ _PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
     (Part("attempts", 3, "those that failed, pauses after them, what is around"), ("attempts",)),
     (Part("results", 4, "their way back to the driver"), ("results",)),
 )
-# What ranks do, with the kinds of their accounts.
+# Activities of ranks, with the kinds of their time breakdown.
 _RANK: tuple[tuple[Part, tuple[str, ...]], ...] = (
     (
         Part("building", 5, "the model, and the first step, which compiles it"),
@@ -49,7 +49,7 @@ _RANK_PARTS = [part for part, _ in _RANK]
 _MOST_ROWS = 24
 # Of an epoch's chart, what belongs to the run and not to the epoch is left out.
 _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
-# In which ranks wait for each other.
+# Activities in which ranks wait for each other.
 _MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 
 
