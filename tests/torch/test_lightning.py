@@ -26,7 +26,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.engines.torch.engine import _model_source
+from horovod_spark_runner.engines.torch.engine import ENGINE
 from horovod_spark_runner.engines.torch.lightning.adapter import (
     TrainerFacts,
     check_module,
@@ -365,7 +365,7 @@ def test_modules_say_what_trains_them() -> None:
     functions = (annotated, lambda: Digits(), functools.partial(Digits, rate=0.05))
     for given in (Digits, Digits(), *functions, TorchModel(Digits, clip_norm=1.0)):
         assert engine_of(given) == TORCH
-        assert _model_source(given).engine == TORCH
+        assert ENGINE.source(given, None).engine == TORCH
     with pytest.raises(ModelError, match="LightningModule.*loss"):
         TorchModel(Digits(), loss="MSELoss")
     with pytest.raises(ModelError, match="LightningModule.*schedule"):

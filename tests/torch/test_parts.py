@@ -35,7 +35,7 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
 from horovod_spark_runner.engines.torch.binding import match_inputs
 from horovod_spark_runner.engines.torch.callbacks import check_callbacks
-from horovod_spark_runner.engines.torch.engine import _check_callback_argument, _model_source
+from horovod_spark_runner.engines.torch.engine import ENGINE
 from horovod_spark_runner.engines.torch.loading import load_initial_weights
 from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
 from horovod_spark_runner.engines.torch.model import check_module
@@ -80,8 +80,8 @@ def test_a_function_says_that_it_is_for_pytorch() -> None:
     assert {engine_of(each) for each in given} == {TORCH}
     assert {engine_of(each) for each in (other, lambda: other(), "model.keras", None)} == {KERAS}
     with pytest.raises(ModelError, match="Linear.*loss.*optimizer"):
-        _model_source(NET)
-    assert _model_source(digits_model()).engine == TORCH
+        ENGINE.source(NET, None)
+    assert ENGINE.source(digits_model(), None).engine == TORCH
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
     for callback, name in ((Keras(), "on_train_batch_end"), (Lightning(), "on_train_epoch_start")):
         for given in (callback, [TorchEarlyStopping(), callback]):
             with pytest.raises(InvalidInputError, match=told.format(name)):
-                _check_callback_argument(given)
+                ENGINE.check_callbacks(given)
             with pytest.raises(InvalidInputError, match=told.format(name)):
                 check_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):

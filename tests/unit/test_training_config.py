@@ -28,7 +28,7 @@ from horovod_spark_runner.config.training import (
     RestartOptions,
     TrainingConfig,
 )
-from horovod_spark_runner.engines.keras.engine import _check_callback_argument
+from horovod_spark_runner.engines.keras.engine import ENGINE
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.observe.console import Console
 from horovod_spark_runner.run.columns import Columns, _by_convention, by_name
@@ -214,13 +214,13 @@ def test_names_that_do_not_tell_for_certain(
 @pytest.mark.parametrize("value", [5, "EarlyStopping", None, {1: 2}, {"a"}])
 def test_what_is_no_list_of_callbacks(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
-        _check_callback_argument(value)
+        ENGINE.check_callbacks(value)
 
 
 def test_what_is_no_callback() -> None:
     for wrong in (5, int, "EarlyStopping", list):
         with pytest.raises(InvalidInputError, match="callbacks.*keras.call"):
-            _check_callback_argument([wrong])
+            ENGINE.check_callbacks([wrong])
 
 
 def test_callbacks_of_keras() -> None:
@@ -238,9 +238,9 @@ def test_callbacks_of_keras() -> None:
         list,
         CustomCallback,
     ):
-        _check_callback_argument(given)
+        ENGINE.check_callbacks(given)
     with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
-        _check_callback_argument([keras.callbacks.EarlyStopping])
+        ENGINE.check_callbacks([keras.callbacks.EarlyStopping])
 
 
 @pytest.mark.parametrize("value", [[int], int, "int", {1: int}, [("int", int)]])
