@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
@@ -20,6 +20,9 @@ from .session import (
 )
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.25
@@ -258,7 +261,7 @@ class _TaskShape:
     cpus: int
     gpus: int
     ranks: int
-    profile: Any = None
+    profile: ResourceProfile | None = None
 
     @property
     def demand(self) -> tuple[tuple[str, float], ...]:
@@ -346,7 +349,7 @@ def _too_few_gpus(each: int, task: float, executor: float) -> str:
     )
 
 
-def _amounts(resources: Any) -> dict[str, float]:
+def _amounts(resources: Mapping[str, float] | ResourceProfile) -> dict[str, float]:
     if isinstance(resources, Mapping):
         return dict(resources)
     try:
@@ -374,7 +377,7 @@ def _check_profiles_work(spark: SparkSession, master: str) -> None:
         )
 
 
-def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
+def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> ResourceProfile:
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     requests = TaskResourceRequests().cpus(cpus)
@@ -383,7 +386,7 @@ def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
     return ResourceProfileBuilder().require(requests).build
 
 
-def _check_executors_have(spark: SparkSession, profile: Any) -> None:
+def _check_executors_have(spark: SparkSession, profile: ResourceProfile) -> None:
     """Refuse resources that executors lack; Spark's own text names no setting."""
     for name in _amounts(profile).keys() - profile.executorResources.keys() - {"cpus"}:
         if not _configured(spark, "executor", name):
@@ -399,7 +402,7 @@ def _configured(spark: SparkSession, whose: str, resource: str) -> float:
     return float(spark.conf.get(f"spark.{whose}.resource.{resource}.amount", "0") or 0)
 
 
-def _java_profile(spark: SparkSession, profile: Any) -> Any:
+def _java_profile(spark: SparkSession, profile: ResourceProfile | None) -> JavaObject:
     """Return the JVM's object for ``profile``, or for the session's own settings."""
     context = classic_context(spark)
     assert context is not None
@@ -411,7 +414,7 @@ def _java_profile(spark: SparkSession, profile: Any) -> Any:
     return java
 
 
-def _describe_queue(context: Any) -> str:
+def _describe_queue(context: SparkContext) -> str:
     """Return the limits of a YARN application's queue, and its use, for a message.
 
     Args:
