@@ -13,10 +13,12 @@ import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import InvalidInputError, printable
 
+# A JSON object of any contents, such as a record of a run.
+JsonObject: TypeAlias = dict[str, Any]
 _Reader = Callable[[object], object]
 _KIND = "kind"
 # Limits of JSON: levels of lists and objects, values in one text, and bits of integers, which all

@@ -23,7 +23,7 @@ from ..errors import CheckpointError, HorovodSparkError, ModelError, RunDirector
 from ..model.load import ModelHandle, TrainingSummary, read_trained_model
 from ..observe.report.run_page import write_report
 from ..training.spec import TrainingReport
-from ..typed_json import load_json, read_fields, to_json
+from ..typed_json import JsonObject, load_json, read_fields, to_json
 from .resolve import ResolvedRun, resolve_again
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class CallRecord:
     """
 
     def __init__(
-        self, directory: RunDirectory, seconds: dict[str, float], facts: dict[str, Any]
+        self, directory: RunDirectory, seconds: dict[str, float], facts: JsonObject
     ) -> None:
         self._directory = directory
         self._seconds = seconds
@@ -70,7 +70,7 @@ class CallRecord:
         self._seconds[self._phase] = seconds
         self._launched, self._phase = time.monotonic(), "attempts"
 
-    def finish(self, result: RunResult, accounts: dict[str, Any], weights: str) -> None:
+    def finish(self, result: RunResult, accounts: JsonObject, weights: str) -> None:
         """Record a call that has trained to the end.
 
         Args:

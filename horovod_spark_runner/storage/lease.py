@@ -24,11 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
-from ..typed_json import load_json
+from ..typed_json import JsonObject, load_json
 from .contents import MAX_TEXT_BYTES
 from .filesystem import Location, open_no_link
 from .retries import HungError, call_with_timeout
@@ -144,7 +144,7 @@ class Lease:
                 raise self._refusal(record)
         return True
 
-    def _why_stale(self, record: dict[str, Any], watch: _Watch) -> str | None:
+    def _why_stale(self, record: JsonObject, watch: _Watch) -> str | None:
         """Return why the lease may be taken over; ``None`` while that is unknown."""
         if not record:
             return "it is damaged"
@@ -211,7 +211,7 @@ class Lease:
         record = {"token": token, "renewed": time.time(), **identity()}
         self._file.write_text(json.dumps(record))
 
-    def _refusal(self, record: dict[str, Any]) -> HorovodSparkError:
+    def _refusal(self, record: JsonObject) -> HorovodSparkError:
         terms = self._terms
         return terms.refused(
             f"{terms.resource} is being written by another {terms.holder} (process "
@@ -265,10 +265,10 @@ class _Watch:
     """Stopwatch of a lease that does not change."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Any] | None = None
+        self._first: JsonObject | None = None
         self._began = 0.0
 
-    def look(self, record: dict[str, Any]) -> float | None:
+    def look(self, record: JsonObject) -> float | None:
         """Return the seconds for which the lease has been the same; ``None`` if it changed."""
         if self._first is None:
             self._first, self._began = record, time.monotonic()
@@ -285,7 +285,7 @@ def _open_locked(path: str) -> IO[str]:
     return file
 
 
-def read_lease(file: Location) -> dict[str, Any] | None:
+def read_lease(file: Location) -> JsonObject | None:
     """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none.
 
     Raises:
@@ -336,7 +336,7 @@ def check_held(file: Location, token: str, terms: Terms) -> None:
         )
 
 
-def _holder_of(record: dict[str, Any]) -> _Holder:
+def _holder_of(record: JsonObject) -> _Holder:
     """Return the state of a lease's holder; that of a damaged lease is dead."""
     this_process = identity()
     if not record:
@@ -347,7 +347,7 @@ def _holder_of(record: dict[str, Any]) -> _Holder:
     return _Holder.DEAD if ended else _Holder.ALIVE
 
 
-def seems_held(record: dict[str, Any], now: float) -> bool:
+def seems_held(record: JsonObject, now: float) -> bool:
     """Return whether a lease's holder seems alive: good enough to show, not to take it over.
 
     Args:
@@ -360,7 +360,7 @@ def seems_held(record: dict[str, Any], now: float) -> bool:
     return holder is _Holder.ALIVE
 
 
-def identity() -> dict[str, Any]:
+def identity() -> JsonObject:
     """Return facts that identify this process among all, also later ones."""
     return {
         "host": socket.gethostname(),

@@ -21,6 +21,7 @@ from ..data.read.reader import Batch, DatasetReader
 from ..data.read.sharding import EpochPlan, batch_rows, epoch_steps, plan_epoch
 from ..sync.asynchronous import AsyncSynchroniser, Board
 from ..sync.synchroniser import Synchroniser
+from ..typed_json import JsonObject
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class _BatchSchedule(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return the state for a checkpoint, as JSON; ranks have met."""
         ...
 
@@ -274,7 +275,7 @@ class _SynchronousBatches:
     def restore(self, state: Mapping[str, object], progress: Progress) -> None:
         check_not_taken(state, progress.epoch)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {}
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
@@ -321,7 +322,7 @@ class OnDemandBatches:
     def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
         self._taken = state.get(TAKEN)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {TAKEN: self._taken}
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..config.training import FitOptions
+from ..typed_json import JsonObject
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,7 +72,7 @@ class LearningRate:
         rates: Rates | None,
         options: FitOptions,
         world: int,
-        state: dict[str, Any] | None = None,
+        state: JsonObject | None = None,
     ) -> None:
         self._options = options
         self._world = world
@@ -91,7 +92,7 @@ class LearningRate:
             self._scale(_scale_factor(options.lr_scaling, world))  # callbacks find it so
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """State for a resumed run, as JSON."""
         return {"base": self._base, "last": self._last, "done": self._done}
 

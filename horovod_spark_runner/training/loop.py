@@ -35,6 +35,7 @@ from ..sync.compressed import CompressedSynchroniser
 from ..sync.local_sgd import LocalSGDSynchroniser
 from ..sync.mpi import MpiRanks, MpiWire
 from ..sync.synchroniser import Collectives, Synchroniser
+from ..typed_json import JsonObject
 from .agreement import Agreement, StepTrials, changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, batch_schedule, execution, was_asynchronous
@@ -216,7 +217,7 @@ class _Training:
         self._schedule = batch_schedule(
             self._sync, self._epochs, self._world, self._agreement, is_due
         )
-        state: dict[str, Any] = {}
+        state: JsonObject = {}
         if self._restored is not None:
             info = self._restored.info
             state = info.state
@@ -258,7 +259,7 @@ class _Training:
 
     # -- the epochs ----------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> JsonObject:
         """Train the remaining epochs and save the model; return its description."""
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
@@ -329,7 +330,7 @@ class _Training:
             self._rate.share(self._world)
         return info.epoch_step > 0
 
-    def report(self, ended: dict[str, Any]) -> TrainingReport:
+    def report(self, ended: JsonObject) -> TrainingReport:
         """Return the report of a training, from the result of `run`, once all is closed."""
         rows, seconds = self._world.allreduce(self._progress.rows), self._progress.seconds
         return TrainingReport(

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._version import __version__
 from ..errors import DataError, EnvironmentProblem, ModelError
-from ..typed_json import load_json
+from ..typed_json import JsonObject, load_json
 
 if TYPE_CHECKING:
     from ..data.manifest import Column
@@ -96,10 +96,10 @@ class OnnxSession:
         self.outputs = [one.name for one in self._session.get_outputs()]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Metadata that this package has written into the file; empty for other files."""
         metadata = self._session.get_modelmeta().custom_metadata_map
-        facts: dict[str, Any] = load_json(metadata.get(METADATA, "{}"))
+        facts: JsonObject = load_json(metadata.get(METADATA, "{}"))
         return facts
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from ..checkpoint.model_state import TrainingVariables, Variable
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
 from ..storage.arrays import Arrays
+from ..typed_json import JsonObject
 from .epochs import Step
 from .learning_rate import Rates
 from .progress import Logs
@@ -93,11 +94,11 @@ class Hooks:
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
         """Restore the history of earlier attempts."""
 
-    def capture(self) -> tuple[dict[str, Any], Arrays]:
+    def capture(self) -> tuple[JsonObject, Arrays]:
         """Return the callbacks' state, as JSON and the arrays it refers to."""
         return {}, {}
 
-    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+    def restore(self, state: JsonObject, arrays: Arrays) -> None:
         """Restore the callbacks' state from `capture`."""
 
 
@@ -156,7 +157,7 @@ class Trainee(ABC):
         """
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Return the properties that identify the model, as JSON; see `compare`."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ def scaled(optimizers: list[Any], options: FitOptions, world: int, state: Any = 
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 16), ("sqrt", 4)])
-def test_without_warm_up_the_scaled_rate_holds_from_the_start(scaling: str, factor: int) -> None:
+def test_without_warm_up_the_scaled_rate_holds_from_the_start(scaling: Any, factor: int) -> None:
     optimizers = sgd(0.1)
     scaled(optimizers, FitOptions(lr_scaling=scaling), 16)
     assert rates(optimizers) == pytest.approx([0.1 * factor])

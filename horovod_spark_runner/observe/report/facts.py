@@ -18,7 +18,7 @@ from ...storage.lease import read_lease, seems_held
 from ...storage.paths import redact_url
 from ...training.time_breakdown import mean_seconds
 from ...training.trained_model import ModelSummary, read_model
-from ...typed_json import read_fields
+from ...typed_json import JsonObject, read_fields
 
 INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
@@ -204,7 +204,7 @@ def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
     return FINISHED if directory.signature.exists() else _UNFINISHED
 
 
-def _options(settings: dict[str, Any]) -> CheckpointOptions:
+def _options(settings: JsonObject) -> CheckpointOptions:
     try:
         return CheckpointOptions(**settings.get("checkpoints", {}))
     except (TypeError, InvalidInputError):  # of another version
@@ -212,7 +212,7 @@ def _options(settings: dict[str, Any]) -> CheckpointOptions:
 
 
 def _checkpoint_lines(
-    directory: RunDirectory, settings: dict[str, Any], verify: bool
+    directory: RunDirectory, settings: JsonObject, verify: bool
 ) -> list[_CheckpointLine]:
     read = verify_checkpoint if verify else read_info
     whole: dict[int, CheckpointInfo] = {}
