@@ -6,7 +6,7 @@ import functools
 import io
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -156,7 +156,7 @@ def _bits(image: Image, data: bytes) -> int:
     return 8
 
 
-def _pillow() -> ModuleType:
+def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
