@@ -119,17 +119,18 @@ class NotEnoughSlotsError(HorovodSparkError):
     """Spark cannot run as many tasks at once as the requested ranks.
 
     Attributes:
-        asked: requested slots.
-        found: available slots.
+        requested: slots that the run needs.
+        available: slots that Spark has.
     """
 
-    def __init__(self, message: str, *, asked: int, found: int) -> None:
+    def __init__(self, message: str, *, requested: int, available: int) -> None:
         super().__init__(message)
-        self.asked = asked
-        self.found = found
+        self.requested = requested
+        self.available = available
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {"asked": self.asked, "found": self.found})
+        fields = {"requested": self.requested, "available": self.available}
+        return _rebuild, (type(self), str(self), fields)
 
 
 class RunFailedError(HorovodSparkError):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
 from .cluster.spark.session import check_running, is_case_sensitive, new_folder
+from .config.data import WINDOW_BYTES, DataOptions
 from .config.estimator import parse_options, parse_strategy
 from .config.importable import (
     by_import_name,
@@ -27,15 +29,15 @@ from .config.prediction import PredictionSettings
 from .config.sync import STRATEGIES
 from .config.training import OPTIONS, FitOptions, TrainingConfig
 from .config.validators import ColumnNames
-from .data.prepare.datasets import session_of
+from .data.prepare.datasets import Prepared, session_of
+from .data.prepare.folds import SharedData, prepare_folds
 from .errors import InvalidInputError, brief
 from .model.outputs import check_added, check_classes, surely_added
 from .model.params import EstimatorParams, camel_case, check_stage_params, prediction_settings
 from .model.persistence import EstimatorReader, EstimatorWriter
 from .model.transformer import TrainedTransformer
-from .run.pipeline import train_run
-from .run.resolve import resolve
-from .run.several import SharedFit, train_several
+from .run.pipeline import import_ahead, prepare_data, train_run
+from .run.resolve import ResolvedRun, resolve
 from .storage.filesystem import Location
 from .training.spec import FEATURES, LABEL, bind_columns
 
@@ -153,7 +155,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             raise InvalidInputError(
                 "resumeFrom names one run directory for several maps; each fit needs its own"
             )
-        return _Fits(stages, train_several(dataset, configs, place.join("data")))
+        return _Fits(stages, _train_several(dataset, configs, place.join("data")))
 
     def write(self) -> EstimatorWriter:
         """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
@@ -272,7 +274,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         wrong = explain_misfit(function, **arguments)
         if wrong:
             raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
-        return functools.partial(function, **arguments)
+        return partial(function, **arguments)
 
     def _new_place(self, dataset: Any) -> Location:
         """Return a new run directory."""
@@ -294,7 +296,7 @@ class _Fits(Iterator[tuple[int, TrainedTransformer]]):
     such as one that Ctrl-C cancels, is the last one.
     """
 
-    def __init__(self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit]) -> None:
+    def __init__(self, stages: Sequence[HorovodEstimator], fits: Sequence[_SharedFit]) -> None:
         self._waiting = deque(enumerate(zip(stages, fits, strict=True)))
         self._lock = threading.Lock()
 
@@ -333,7 +335,7 @@ def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | Non
     """Return the ranks' check of the model's outputs, if class columns are requested."""
     if settings.probability_col is None and settings.raw_prediction_col is None:
         return None
-    return functools.partial(check_classes, settings=settings, whole=True)
+    return partial(check_classes, settings=settings, whole=True)
 
 
 def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
@@ -354,3 +356,96 @@ def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
 
 def _imported(name: str, value: Any) -> Any:
     return by_import_name(name, value) if is_import_name(value) else value
+
+
+@dataclass(frozen=True)
+class _SharedFit:
+    """One of several trainings that share their rows; called once, or abandoned."""
+
+    run: ResolvedRun
+    shared: SharedData
+
+    def __call__(self) -> TrainedTransformer:
+        use = partial(self.shared.use, _validation_column(self.run))
+        return train_run(self.run, use)
+
+    def abandon(self) -> None:
+        """Give up this training; the rows are deleted after the last one."""
+        self.shared.leave()
+
+
+def _train_several(
+    df: DataFrame, configs: Sequence[TrainingConfig], run_folder: Location
+) -> list[_SharedFit]:
+    """Resolve all configurations, and return a `_SharedFit` for each.
+
+    They may be called by several threads. Those with equally prepared rows share the datasets,
+    which the first of them writes and which are deleted, unless they are kept, after the last one;
+    also if they differ in the column of validation rows.
+
+    Args:
+        df: the rows.
+        configs: the trainings.
+        run_folder: folder for the datasets if there is no cache directory.
+
+    Raises:
+        InvalidInputError: a training cannot be carried out.
+        NotEnoughSlotsError: Spark cannot run as many tasks at once.
+        EnvironmentProblem: something is not installed or set up.
+    """
+    runs = [resolve(df, config) for config in configs]
+    groups: list[list[ResolvedRun]] = []
+    for run in runs:
+        matching = next((group for group in groups if _share_rows(group[0], run)), None)
+        if matching is None:
+            groups.append([run])
+        else:
+            matching.append(run)
+    fits: dict[int, _SharedFit] = {}
+    for number, group in enumerate(groups):
+        # In separate folders: the next writer in one deletes incomplete datasets.
+        folder = run_folder if len(groups) == 1 else run_folder.join(str(number))
+        shared = SharedData(partial(_prepare_group, group, folder), len(group))
+        for run in group:
+            fits[id(run)] = _SharedFit(run, shared)
+    return [fits[id(run)] for run in runs]
+
+
+def _share_rows(one: ResolvedRun, other: ResolvedRun) -> bool:
+    """Return whether the rows of two trainings can be prepared together."""
+    ours, theirs = one.config, other.config
+    split = ours.validation is theirs.validation
+    if _validation_column(one) is not None:
+        split = _validation_column(other) is not None
+    elif isinstance(ours.validation, float):  # others may be DataFrames, which do not compare
+        split = ours.validation == theirs.validation and one.fit.seed == other.fit.seed
+    same_options = _row_options(ours.data) == _row_options(theirs.data)
+    return split and one.columns.roles == other.columns.roles and same_options
+
+
+def _validation_column(run: ResolvedRun) -> str | None:
+    """Return the column of validation rows, if there is one."""
+    validation = run.config.validation
+    return validation if isinstance(validation, str) else None
+
+
+@contextlib.contextmanager
+def _prepare_group(
+    group: Sequence[ResolvedRun], run_folder: Location
+) -> Iterator[Mapping[str | None, Prepared]]:
+    first = group[0]
+    import_ahead(first)
+    names = [name for name in dict.fromkeys(map(_validation_column, group)) if name is not None]
+    if len(names) > 1:
+        with prepare_folds(
+            first.df, first.columns.roles, first.config.data, names, run_folder
+        ) as folds:
+            yield folds
+    else:
+        with prepare_data(first, run_folder) as data:
+            yield {_validation_column(first): data}
+
+
+def _row_options(options: DataOptions) -> DataOptions:
+    """Return the options that affect the preparation of rows."""
+    return replace(options, transforms={}, window_bytes=WINDOW_BYTES)

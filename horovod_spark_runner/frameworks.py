@@ -93,7 +93,7 @@ def frameworks_of(modules: Collection[str]) -> list[str]:
 
 
 @functools.cache
-def load_triton() -> None:
+def _load_triton() -> None:
     """Load Triton's library, if it is installed and TensorFlow has not been imported yet.
 
     PyTorch for CUDA imports it late, in an optimizer's first step, say. Both libraries contain
@@ -112,7 +112,7 @@ def quiet_imports() -> Iterator[None]:
     TensorFlow's C++ libraries print some notices before any of their settings can stop them.
     Garbage collection is paused: it is a quarter of TensorFlow's import, and frees nothing.
     """
-    load_triton()
+    _load_triton()
     collects = gc.isenabled()
     gc.disable()
     sys.stderr.flush()

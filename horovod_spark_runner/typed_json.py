@@ -13,10 +13,12 @@ import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import InvalidInputError, printable
 
+# A JSON object of any contents, such as a record of a run.
+JsonObject: TypeAlias = dict[str, Any]
 _Reader = Callable[[object], object]
 _KIND = "kind"
 # Limits of JSON: levels of lists and objects, values in one text, and bits of integers, which all
@@ -194,7 +196,7 @@ def _required(cls: type) -> frozenset[str]:
 
 def _reader(hint: object, exactly: bool) -> _Reader:
     """Return what checks, and makes of parsed JSON, a value of an annotation's type."""
-    if hint is Any or isinstance(hint, ForwardRef):  # of a type that refers to itself
+    if hint is Any or isinstance(hint, ForwardRef):  # a recursive type
         return lambda value: value
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and origin is None:
@@ -228,7 +230,7 @@ def _class_reader(cls: type, exactly: bool) -> _Reader:
         return lambda value: _by_fields(value, cls, exactly)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    return functools.partial(_instance, cls)  # which is beside the JSON
+    return functools.partial(_instance, cls)  # not read from JSON
 
 
 def _instance(cls: type, value: object) -> object:

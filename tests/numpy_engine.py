@@ -244,7 +244,7 @@ class NumpyEngine:
     def model(self, recipe: Any) -> np.ndarray:
         return load_arrays(recipe.parts)["00000"]
 
-    def held(self, parts: bytes) -> Mapping[str, bytes]:
+    def stored_files(self, parts: bytes) -> Mapping[str, bytes]:
         return {WEIGHTS_FILE: parts}
 
     def check_export(self, format: str, names: Any, transformed: Any) -> None:
@@ -259,8 +259,8 @@ class NumpyEngine:
     def portable_metrics(self, metrics: Any) -> Any:
         return metrics
 
-    def evaluator(self, recipe: Any, question: Any) -> LineEvaluator:
-        return LineEvaluator(self.load(recipe), question.targets.outputs.columns[0])
+    def evaluator(self, recipe: Any, request: Any) -> LineEvaluator:
+        return LineEvaluator(self.load(recipe), request.targets.outputs.columns[0])
 
 
 class LineEvaluator:

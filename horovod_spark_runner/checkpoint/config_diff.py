@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..typed_json import JsonObject
+
 _SHOWN = 3
 _LONGEST = 80
 
@@ -27,7 +29,7 @@ class ModelChanges:
     refusal: str | None
     warnings: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
-    record: dict[str, Any] = field(default_factory=dict)
+    record: JsonObject = field(default_factory=dict)
 
 
 def diff_values(then: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
@@ -91,7 +93,7 @@ def diff_optimizer(
     then: Mapping[str, object],
     now: Mapping[str, object],
     is_restored: Callable[[str, object, object], bool],
-) -> tuple[list[str], list[str], dict[str, Any]]:
+) -> tuple[list[str], list[str], JsonObject]:
     """Compare the settings of an optimizer, some of which the checkpoint decides.
 
     Args:
@@ -116,7 +118,7 @@ def diff_optimizer(
     return ignored, changed, record
 
 
-def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> JsonObject:
     first, *rest = path
     return {**config, first: _with(config[first], rest, value) if rest else value}
 

@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
 from ..storage.folders import delete_quietly, write_aside
 from ..storage.retries import retry
-from ..typed_json import read_fields
+from ..typed_json import JsonObject, read_fields
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class CheckpointInfo:
     epoch_step: int = 0
     world: int = 1
     run_id: str = ""
-    order: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-    rank_states: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, Any] = field(default_factory=dict)
+    order: JsonObject = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
+    state: JsonObject = field(default_factory=dict)
+    rank_states: list[JsonObject] = field(default_factory=list)
+    model: JsonObject = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
 
 

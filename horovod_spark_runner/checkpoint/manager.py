@@ -71,7 +71,7 @@ class CheckpointManager:
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
         self._directory = spec.directory
-        self._writer = CheckpointWriter(self._directory, spec.config.checkpoints)
+        self._writer = _CheckpointWriter(self._directory, spec.config.checkpoints)
 
     # -- taking one ----------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class CheckpointManager:
         results = progress.history[-1]
         if self._options.best_metric not in results:
             notify(
-                f"best_metric={self._options.best_metric!r} is no result of epoch "
+                f"best_metric={self._options.best_metric!r} is missing from epoch "
                 f"{progress.epoch}, which has {', '.join(sorted(results))}; only a checkpoint of "
                 "an epoch that has it is kept as the best"
             )
@@ -204,7 +204,7 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICENESS))
 
 
-class CheckpointWriter:
+class _CheckpointWriter:
     """Writes checkpoints of one run.
 
     Args:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
 from ..sync.synchroniser import SyncedState, Synchroniser
+from ..typed_json import JsonObject
 from .model_state import Variable, separate_seed
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class RankState:
             rank 0 only).
     """
 
-    values: dict[str, Any]
+    values: JsonObject
     arrays: Arrays = field(repr=False)
 
     def group(self, name: str) -> Arrays:
@@ -72,7 +73,7 @@ def capture_rank(
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
         "variable": {} if rank == 0 else _unshared_variables(trainee, synchroniser),
-        # Large ones (best weights) are the same on all ranks.
+        # Large arrays (best weights) are equal on all ranks: rank 0 saves them.
         "callback": {
             name: array
             for name, array in callback_arrays.items()
@@ -80,7 +81,7 @@ def capture_rank(
         },
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
-    values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
+    values: JsonObject = {"random": random_values, "callbacks": callback_values}
     if synchroniser.synced_state is not SyncedState.EVERYTHING:
         values["trained_by"] = trainee.variables.trained_by()
     if in_epoch:
@@ -214,7 +215,7 @@ def join_states(states: list[RankState]) -> Arrays:
     }
 
 
-def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState]:
+def split_states(values: list[JsonObject], arrays: Arrays) -> list[RankState]:
     """Return the states that `join_states` joined, in the order of ranks."""
     states = [RankState(value, {}) for value in values]
     for name, array in arrays.items():
@@ -234,7 +235,7 @@ def _assign_numbered(variables: Sequence[Variable], arrays: Arrays) -> None:
         variable.assign(arrays[f"{number:05d}"])
 
 
-def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
+def capture_random(framework_states: Mapping[str, Variable]) -> tuple[JsonObject, Arrays]:
     """Return the state of all global generators of this process.
 
     Args:
@@ -252,7 +253,7 @@ def capture_random(framework_states: Mapping[str, Variable]) -> tuple[dict[str, 
 
 
 def restore_random(
-    state: dict[str, Any], arrays: Arrays, framework_states: Mapping[str, Variable]
+    state: JsonObject, arrays: Arrays, framework_states: Mapping[str, Variable]
 ) -> None:
     """Restore all global generators to a state that `capture_random` returned.
 

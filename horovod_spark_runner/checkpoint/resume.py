@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Key of the state of batches that ranks take as they come; see `TakenShares`.
+# Key of the state of batches that ranks take as they come; see `OnDemandBatches`.
 TAKEN = "taken"
 _ABSENT = object()
 # Arguments that decide which rows are trained on, and how.
@@ -113,14 +113,14 @@ def resolve_start(
             another run.
         CheckpointError: the storage fails.
     """
-    steps, checkpoint = find_checkpoint(directory, config.resume)
+    steps, checkpoint = _find_checkpoint(directory, config.resume)
     weights = config.initial_weights
     origin = str(weights.place) if isinstance(weights, InitialWeights) else None
     if checkpoint is None:
         say(f"new run in {directory.location}")
         return StartingPoint(None, steps, config.fit, None, origin)
-    check_same_engine(checkpoint, engine, str(directory.location))
-    fit, recorded_origin, warnings = resolve_settings(
+    _check_same_engine(checkpoint, engine, str(directory.location))
+    fit, recorded_origin, warnings = _resolve_settings(
         checkpoint,
         config.fit,
         workers,
@@ -132,7 +132,7 @@ def resolve_start(
     order = fit.order_settings(workers, config.data.window_bytes)
     _check_whole_epochs(checkpoint, fit.epochs, str(folder))
     check_rest_of_epoch(checkpoint, order, str(folder))
-    rest = describe_rest(checkpoint, config.fit.epochs)
+    rest = _describe_rest(checkpoint, config.fit.epochs)
     if rest:
         say(f"resuming {directory.location} from {folder.name}: {rest}")
     for text in warnings:
@@ -140,7 +140,7 @@ def resolve_start(
     return StartingPoint(checkpoint, steps, fit, None, recorded_origin)
 
 
-def find_checkpoint(
+def _find_checkpoint(
     directory: RunDirectory, resume: str
 ) -> tuple[tuple[int, ...], CheckpointInfo | None]:
     """Return the steps of all checkpoints, and the one to resume from; warn of skipped ones.
@@ -172,7 +172,7 @@ def find_checkpoint(
     return steps, None if newest is None else newest[1]
 
 
-def check_same_engine(info: CheckpointInfo, engine: str, where: str) -> None:
+def _check_same_engine(info: CheckpointInfo, engine: str, where: str) -> None:
     """Check that a run is resumed by the engine that started it.
 
     Args:
@@ -191,7 +191,7 @@ def check_same_engine(info: CheckpointInfo, engine: str, where: str) -> None:
         )
 
 
-def resolve_settings(
+def _resolve_settings(
     info: CheckpointInfo,
     fit: FitOptions,
     workers: int,
@@ -271,7 +271,7 @@ def _check_whole_epochs(info: CheckpointInfo, epochs: int, where: str) -> None:
         )
 
 
-def describe_rest(info: CheckpointInfo, epochs: int) -> str:
+def _describe_rest(info: CheckpointInfo, epochs: int) -> str:
     """Describe which epochs are left of a run after a checkpoint; empty if none are."""
     if is_over(info, epochs):
         return ""
@@ -293,9 +293,9 @@ def check_not_taken(state: Mapping[str, object], epoch: int) -> None:
     """
     if state.get(TAKEN) is not None:
         raise RunDirectoryError(
-            f"the checkpoint was taken within epoch {epoch + 1}, whose batches ranks have taken as "
-            "they came, with sync=AsyncServer(…): the rest of it is no part of every batch. "
-            "Finish the epoch with sync=AsyncServer(…), then change it"
+            f"the checkpoint was taken within epoch {epoch + 1}, in which ranks took whole batches "
+            "(sync=AsyncServer(…)); only AsyncServer can train the rest. Finish the epoch with "
+            "sync=AsyncServer(…), then change it"
         )
 
 
@@ -571,7 +571,7 @@ def describe_interruption(directory: RunDirectory, epochs: int) -> str:
     if newest is None:
         return f"interrupted before a checkpoint was saved in {place}: the next call starts anew"
     folder, info = newest
-    rest = describe_rest(info, epochs) or "no epoch is left"
+    rest = _describe_rest(info, epochs) or "no epoch is left"
     return (
         f"interrupted; {folder.name} is saved, {rest}: the same call with run_dir={place!r} resumes"
     )

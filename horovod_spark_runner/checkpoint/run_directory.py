@@ -41,7 +41,7 @@ from typing import Any, TypeAlias
 from ..errors import CheckpointError, RunDirectoryError
 from ..storage.filesystem import Location
 from ..storage.lease import Lease, Terms, check_held, holds
-from ..typed_json import load_json, read_fields
+from ..typed_json import JsonObject, load_json, read_fields
 from .retry_policy import Attempt
 
 # Time breakdown of an epoch, as JSON; ``None`` if unknown.
@@ -211,7 +211,7 @@ class RunDirectory:
     def sweep(self) -> None:
         """Delete temporary files of killed writers; nobody else may write meanwhile."""
         for folder in (self.location, self.model):
-            with contextlib.suppress(OSError):  # they only take room
+            with contextlib.suppress(OSError):  # they only take up space
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
@@ -228,7 +228,7 @@ class RunDirectory:
     def write_mlflow_run(self, run_id: str) -> None:
         self.mlflow.write_text(json.dumps({"run_id": run_id}))
 
-    def write_config(self, settings: dict[str, Any]) -> None:
+    def write_config(self, settings: JsonObject) -> None:
         self.config.write_text(json.dumps(settings, indent=1))
 
     def write_metrics(
@@ -303,7 +303,7 @@ class RunDirectory:
             say(f"metrics.jsonl is damaged: the time breakdown is left out of line {lines}.")
         return accounts + [None] * (epochs - len(accounts))
 
-    def read_config(self, say: _Say = _ignore) -> dict[str, Any]:
+    def read_config(self, say: _Say = _ignore) -> JsonObject:
         """Return the settings of the newest call; none if they cannot be read."""
         settings = _parsed(self.config, say, _is_settings)
         if settings == {}:
@@ -314,7 +314,7 @@ class RunDirectory:
         """Write the records of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
-    def attempts_so_far(self) -> list[dict[str, Any]]:
+    def attempts_so_far(self) -> list[JsonObject]:
         """Return the records that `write_attempts` wrote; none if the file is missing.
 
         Raises:
@@ -323,7 +323,7 @@ class RunDirectory:
         """
         return _lines(self.attempts)
 
-    def read_attempts(self, say: _Say = _ignore) -> list[dict[str, Any]]:
+    def read_attempts(self, say: _Say = _ignore) -> list[JsonObject]:
         """Return the records that `write_attempts` wrote; none if they cannot be read."""
         return _readable(self.attempts, _is_attempt, say)
 
@@ -337,7 +337,7 @@ class RunDirectory:
         lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_calls(self, say: _Say = _ignore) -> list[dict[str, Any]]:
+    def read_calls(self, say: _Say = _ignore) -> list[JsonObject]:
         """Return the records that `add_call` has added; none if they cannot be read."""
         return _readable(self.calls, _is_call, say)
 
@@ -430,14 +430,14 @@ def _is_settings(value: object) -> bool:
     return _has_fields(value, _Settings)
 
 
-def _lines(file: Location) -> list[dict[str, Any]]:
+def _lines(file: Location) -> list[JsonObject]:
     try:
         return [load_json(line) for line in file.read_text().splitlines()]
     except FileNotFoundError:
         return []
 
 
-def _readable(file: Location, is_whole: _Check, say: _Say) -> list[dict[str, Any]]:
+def _readable(file: Location, is_whole: _Check, say: _Say) -> list[JsonObject]:
     try:
         records = _lines(file)
     except (OSError, ValueError) as error:

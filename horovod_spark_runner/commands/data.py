@@ -17,7 +17,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def parse_age(text: str) -> float:
+def _parse_age(text: str) -> float:
     """Return an age such as ``"7d"`` in seconds.
 
     Raises:
@@ -26,7 +26,7 @@ def parse_age(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise InvalidInputError(
-            f"--older-than {text!r} is no age: give a number and s, m, h, d or w, such as 7d"
+            f"invalid age --older-than {text!r}: use a number and s, m, h, d or w, such as 7d"
         )
     return float(match[1]) * _UNITS[match[2]]
 
@@ -39,19 +39,19 @@ def _describe_datasets(datasets: Sequence[StoredDataset], now: float) -> list[st
         if dataset.manifest is not None:
             names = ", ".join(column.name for column in dataset.manifest.columns)
             what = f"{dataset.manifest.rows} rows of {names}"
-        age = describe_age(now - dataset.used)
-        lines.append(f"{age:>5}  {describe_size(dataset.size):>10}  {dataset.location}  {what}")
+        age = _describe_age(now - dataset.used)
+        lines.append(f"{age:>5}  {_describe_size(dataset.size):>10}  {dataset.location}  {what}")
     return lines
 
 
-def describe_age(seconds: float) -> str:
+def _describe_age(seconds: float) -> str:
     """Return seconds as "3d" or "12m"."""
     fitting = [unit for unit, length in _UNITS.items() if unit != "w" and seconds >= length]
     unit = fitting[-1] if fitting else "s"
     return f"{max(0, int(seconds / _UNITS[unit]))}{unit}"
 
 
-def describe_size(size: float) -> str:
+def _describe_size(size: float) -> str:
     """Return bytes as "1.5 MiB"."""
     for prefix in _PREFIXES[:-1]:
         if size < 1024:
@@ -88,7 +88,7 @@ def list_command(arguments: argparse.Namespace) -> int:
 
 def clear_command(arguments: argparse.Namespace) -> int:
     """Delete the datasets in ``arguments.folder`` that were not used for a time; print them."""
-    age = parse_age(arguments.older_than)
+    age = _parse_age(arguments.older_than)
     folder = _folder(arguments.folder)
     deleted = clear_datasets(folder, age, time.time())
     show(*_describe_datasets(deleted, time.time()), f"deleted {_count(deleted)} in {folder}")
@@ -97,5 +97,5 @@ def clear_command(arguments: argparse.Namespace) -> int:
 
 def _count(datasets: Sequence[StoredDataset]) -> str:
     number = len(datasets)
-    size = describe_size(sum(dataset.size for dataset in datasets))
+    size = _describe_size(sum(dataset.size for dataset in datasets))
     return f"{number} dataset{'' if number == 1 else 's'}, {size},"

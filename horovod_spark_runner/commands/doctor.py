@@ -60,7 +60,7 @@ def command(arguments: argparse.Namespace) -> int:
     """Print the report; return 1 if there is a problem, else 0."""
     print(f"horovod-spark-runner {__version__}")
     findings = []
-    for finding in examine(run=not arguments.no_run):
+    for finding in _examine(run=not arguments.no_run):
         findings.append(finding)
         print(_format_finding(finding, colour=sys.stdout.isatty()), flush=True)
     print(summary(findings))
@@ -76,7 +76,7 @@ def _format_finding(finding: Finding, *, colour: bool = False) -> str:
     return f"{level} {finding.text}{hint}"
 
 
-def examine(*, run: bool) -> Iterator[Finding]:
+def _examine(*, run: bool) -> Iterator[Finding]:
     """Yield the findings, one after the other as they are made.
 
     Args:
@@ -86,7 +86,7 @@ def examine(*, run: bool) -> Iterator[Finding]:
     yield check_platform(platform.system(), platform.machine())
     java, java_output, home = _java()
     yield check_java(java, java_output, home)
-    installed = installed_distributions()
+    installed = _installed_distributions()
     versions = {name: version for name, _, version in installed}
     yield from check_packages(versions)
     yield from check_tensorflow_packages([d for name, d, _ in installed if name == "tensorflow"])
@@ -109,7 +109,7 @@ def examine(*, run: bool) -> Iterator[Finding]:
         yield _allreduce(mpirun)
 
 
-def installed_distributions() -> list[tuple[str, str, str]]:
+def _installed_distributions() -> list[tuple[str, str, str]]:
     """Return (name shown, distribution, version) of those of `PACKAGES` that are installed."""
     installed = []
     for name, distributions, _ in PACKAGES:

@@ -212,7 +212,7 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
         "openjdk-17-jre-headless; dnf install java-21-openjdk-headless) and set JAVA_HOME"
     )
     if output is None and home:
-        text = f"JAVA_HOME is {home}, but there is no program {java}"
+        text = f"JAVA_HOME is {home}, but {java} does not exist"
         mend = (
             "set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
         )
@@ -279,7 +279,7 @@ def check_mpirun(path: str, output: str) -> Finding:
     return Finding(OK, f"mpirun of {name} {version} ({path})")
 
 
-def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
+def _check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
     """Judge the MPI library that mpi4py loads, next to mpirun's name and version."""
     match = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
     shown = f"{match[1]} {match[2]}" if match else library.splitlines()[0]
@@ -305,7 +305,7 @@ def check_probes(
         driver: version of NVIDIA's driver; ``""`` on a machine without its GPUs.
     """
     judges: dict[str, Callable[[Mapping[str, Any]], Finding | None]] = {
-        "mpi4py": lambda facts: check_mpi4py(facts["library"], mpirun),
+        "mpi4py": lambda facts: _check_mpi4py(facts["library"], mpirun),
         "petastorm": lambda facts: None,
         "tensorflow": lambda facts: _check_tensorflow(facts, driver),
         "keras": _check_keras,
@@ -374,7 +374,7 @@ def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Fin
     if driver and not facts["nccl"]:
         hint = f"gradients of GPU ranks go through host memory; build it with {BUILD_HOROVOD} --gpu"
         return Finding(WARNING, f"{text}, but not with NCCL, on a machine with GPUs", hint)
-    return check_driver(facts, driver) or Finding(OK, text)
+    return _check_driver(facts, driver) or Finding(OK, text)
 
 
 def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequence[str]) -> Finding:
@@ -459,7 +459,7 @@ def _needed_driver(cuda: str) -> int | None:
     return _DRIVERS.get(int(cuda.partition(".")[0]))
 
 
-def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
+def _check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
     """Judge the machine's driver against Horovod's CUDA version."""
     needed = _needed_driver(facts["cuda"]) if facts.get("cuda") else None
     major = driver.partition(".")[0]

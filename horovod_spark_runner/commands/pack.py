@@ -37,7 +37,7 @@ _UNNEEDED = (
 
 
 @dataclass(frozen=True)
-class Editable:
+class _Editable:
     """A package installed with ``pip install --editable``, whose code is outside the environment.
 
     Attributes:
@@ -109,7 +109,7 @@ def pack(
         raise EnvironmentProblem(
             "venv-pack2 is not installed in this environment; pip install venv-pack2"
         ) from error
-    editables = [project for project in map(find_editable, metadata.distributions()) if project]
+    editables = [project for project in map(_find_editable, metadata.distributions()) if project]
     try:
         environment = venv_pack.Env(sys.prefix)
         site = _site_packages(Path(sys.prefix))
@@ -120,9 +120,9 @@ def pack(
             # It has no way to add files; its list of them is what it packs.
             environment.files.extend(
                 venv_pack.File(str(source), f"{site}/{target}")
-                for source, target in module_files(editable)
+                for source, target in _module_files(editable)
             )
-        environment.files[:] = map(follow_foreign_link, environment.files)
+        environment.files[:] = map(_follow_foreign_link, environment.files)
         with show_activity(f"packing {len(environment.files):,} files"):
             environment.pack(
                 str(output), python_prefix=python_prefix, force=force, compress_level=compress_level
@@ -132,7 +132,7 @@ def pack(
     return output
 
 
-def follow_foreign_link(file: Any) -> Any:
+def _follow_foreign_link(file: Any) -> Any:
     """Return ``file`` with its link resolved, if the target is outside the environment.
 
     Spark refuses to unpack an archive with a link that leads out of it. A virtual environment's
@@ -160,7 +160,7 @@ def _check_output(output: Path, force: bool, compress_level: int) -> None:
             f"the files' permissions, got {output.name!r}"
         )
     if not output.parent.is_dir():
-        raise InvalidInputError(f"there is no folder {str(output.parent)!r} to write to")
+        raise InvalidInputError(f"the folder {str(output.parent)!r} does not exist")
     if output.exists() and not force:
         raise InvalidInputError(f"{str(output)!r} exists; use --force to overwrite it")
     if not 0 <= compress_level <= 9:
@@ -184,12 +184,12 @@ def _site_packages(prefix: Path) -> str:
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = f"lib/{version}/site-packages"
     if not (prefix / site).is_dir():
-        raise EnvironmentProblem(f"there is no {prefix / site}")
+        raise EnvironmentProblem(f"{prefix / site} does not exist: use a virtual environment")
     return site
 
 
-def find_editable(distribution: metadata.Distribution) -> Editable | None:
-    """Return ``distribution`` as an `Editable` if it is an editable install, else ``None``.
+def _find_editable(distribution: metadata.Distribution) -> _Editable | None:
+    """Return ``distribution`` as an `_Editable` if it is an editable install, else ``None``.
 
     Raises:
         EnvironmentProblem: it does not tell which modules it provides.
@@ -207,10 +207,10 @@ def find_editable(distribution: metadata.Distribution) -> Editable | None:
     files = [str(path) for path in distribution.files or ()]
     hooks = [f for f in files if "/" not in f and (f.endswith(".pth") or f.startswith("__edit"))]
     hooks += [f for f in files if f.endswith(".dist-info/direct_url.json")]
-    return Editable(name, tuple(hooks), modules)
+    return _Editable(name, tuple(hooks), modules)
 
 
-def module_files(editable: Editable) -> Iterator[tuple[Path, str]]:
+def _module_files(editable: _Editable) -> Iterator[tuple[Path, str]]:
     """Yield every file of the modules and its path, relative to site-packages.
 
     Raises:

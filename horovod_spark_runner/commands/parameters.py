@@ -31,7 +31,7 @@ from ..planning.call import plan_training
 from ..runner import HorovodRunner
 from ..tune import tune
 
-# What `run_training` is given as objects, and what is inside of them.
+# Option objects of `run_training`, and their settings.
 OPTIONS: tuple[type[Settings], ...] = (
     DataOptions,
     CheckpointOptions,
@@ -48,9 +48,9 @@ OPTIONS: tuple[type[Settings], ...] = (
     MpiOptions,
     MlflowOptions,
 )
-# What `run_training` takes one by one.
+# Plain arguments of `run_training`.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
-# What is taken one by one besides, by whom.
+# Plain arguments of other functions and classes.
 _ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
     "run_training": EVERYDAY,
     "from_run": (PredictionSettings,),
@@ -91,7 +91,7 @@ def page() -> str:
     return "\n".join([_INTRODUCTION, *(_section(*section, homes) for section in sections)])
 
 
-def described_arguments(doc: str) -> dict[str, str]:
+def _described_arguments(doc: str) -> dict[str, str]:
     """Return the descriptions of arguments in the section ``Args`` of a docstring."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
     entries = re.split(r"^    (?=\w)", section[1] if section else "", flags=re.MULTILINE)
@@ -142,7 +142,7 @@ def _arguments(function: Callable[..., Any]) -> Iterator[_Entry]:
     """Yield an entry for each argument: of the table where it is there, else of the docstring."""
     tables = _ONE_BY_ONE.get(function.__name__, ())
     table_fields = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
-    texts = described_arguments(function.__doc__ or "")
+    texts = _described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             yield _Entry("", "", texts[name])

@@ -76,14 +76,14 @@ def _list_runs(folder: Location, now: float) -> list[RunSummary]:
         InvalidInputError: there is no such folder.
     """
     if not folder.is_folder:
-        raise InvalidInputError(f"{folder} is no folder")
+        raise InvalidInputError(f"{folder} is not a folder of run directories")
     runs = []
     for place in folder.list():
         directory = RunDirectory(place)
         if directory.config.exists() or directory.attempts.exists():
             try:
                 runs.append(read_run(directory, now, verify=False))
-            except (HorovodSparkError, OSError) as error:  # the others are to be seen
+            except (HorovodSparkError, OSError) as error:  # the other runs are still listed
                 runs.append(RunSummary(str(place), UNREADABLE, notes=(str(error),)))
     return runs
 

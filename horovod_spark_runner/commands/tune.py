@@ -39,7 +39,7 @@ class _StudySummary:
     trials: tuple[TrialLine, ...]
 
 
-def read_study(directory: StudyDirectory, now: float) -> _StudySummary:
+def _read_study(directory: StudyDirectory, now: float) -> _StudySummary:
     """Read a study's directory.
 
     Args:
@@ -120,6 +120,6 @@ def _first(text: str) -> str:
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
-    study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
+    study = _read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
     show(*(json_text(asdict(study)).split("\n") if arguments.json else _describe_study(study)))
     return 0

@@ -16,7 +16,7 @@ _MAIN = "__main__:"
 _ON_PATH = "put its module on Python's path"
 
 
-class CodeName(str):
+class _CodeName(str):
     """The import name of a function or class that the user's own code gave, not storage.
 
     Attributes:
@@ -25,14 +25,14 @@ class CodeName(str):
 
     thing: Any
 
-    def __new__(cls, text: str, thing: Any = None) -> CodeName:
+    def __new__(cls, text: str, thing: Any = None) -> _CodeName:
         """Return the name ``text`` of ``thing``."""
         made = super().__new__(cls, text)
         made.thing = thing
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CodeName, (str(self), self.thing)
+        return _CodeName, (str(self), self.thing)
 
 
 class UserSettings(dict[str, Any]):
@@ -71,7 +71,7 @@ def name_here(thing: Any) -> str | None:
     if not is_import_name(name):
         return None
     try:
-        imported = by_import_name("it", CodeName(name))
+        imported = by_import_name("it", _CodeName(name))
     except InvalidInputError:
         return None
     return name if imported is thing else None
@@ -118,7 +118,7 @@ def refuse_stored_names(settings: Mapping[str, Any]) -> None:
         name: [
             one
             for one in iterate_items(value)
-            if is_import_name(one) and not isinstance(one, CodeName)
+            if is_import_name(one) and not isinstance(one, _CodeName)
         ]
         for name, value in settings.items()
     }
@@ -139,7 +139,7 @@ def replace_by_names(value: Any) -> Any:
 
     def name(one: Any) -> Any:
         text = name_here(one) if callable(one) else None
-        return one if text is None else CodeName(text, one)
+        return one if text is None else _CodeName(text, one)
 
     return _map_items(value, name)
 
@@ -148,7 +148,7 @@ def mark_user_settings(value: Any) -> Any:
     """Return a copy of ``value`` marked, with its import names, as set by the user's code."""
 
     def mark(one: Any) -> Any:
-        return CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
+        return _CodeName(one, getattr(one, "thing", None)) if is_import_name(one) else one
 
     copied = _map_items(value, mark)
     return UserSettings(copied) if isinstance(copied, dict) else copied
@@ -162,7 +162,7 @@ def copy_user_mark(value: Any, checked: Any) -> Any:
 
 def from_storage(value: Any) -> Any:
     """Return a copy of ``value`` without the mark, as if read from storage."""
-    copied = _map_items(value, lambda one: str(one) if isinstance(one, CodeName) else one)
+    copied = _map_items(value, lambda one: str(one) if isinstance(one, _CodeName) else one)
     return {**copied} if isinstance(copied, dict) else copied
 
 

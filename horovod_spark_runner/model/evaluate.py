@@ -23,7 +23,7 @@ from ..training.engine import engine_named
 from ..training.onnx import CLASS, PROBABILITY
 from ..training.spec import LABEL, Binding, OutputSpec, bind_columns
 from ..training.trained_model import Recipe, Targets
-from ..training.trainee import Question
+from ..training.trainee import EvaluationRequest
 from .evaluate_task import ROW_SCHEMA, SCHEMA, Evaluation
 from .features import feature_argument
 from .inference import ERROR, SKIP, Predictor, is_scalar
@@ -112,7 +112,7 @@ def evaluate(
                 "label_cols=…)"
             )
         trained, label_cols = _targets_by_outputs(frame, recipe.outputs, label_cols), None
-    targets, names = choose_targets(trained, label_cols, sample_weight_col)
+    targets, names = _choose_targets(trained, label_cols, sample_weight_col)
     _check_fit(requested.spark, recipe.outputs, targets)
     _check_same_columns(requested.spark, targets, names)
     sources = sources_of_features(frame, predictor.names)
@@ -124,7 +124,7 @@ def evaluate(
         predictor=replace(predictor, handle_invalid=handle_invalid),
         targets=targets.columns,
         names=names,
-        question=dumps(Question(targets, requested.compiled, requested.others)),
+        request=dumps(EvaluationRequest(targets, requested.compiled, requested.others)),
         weight=targets.weight,
         label=targets.outputs.slots[0][0] if requested.spark else None,
     )
@@ -277,7 +277,7 @@ def _quote_outputs(outputs: Sequence[OutputSpec]) -> str:
     return quote_all([output.name for output in outputs])
 
 
-def choose_targets(
+def _choose_targets(
     trained: Targets, label_cols: ColumnNames | str | None, weight: str | bool | None
 ) -> tuple[Targets, tuple[str, ...]]:
     """Return the targets of outputs, and the DataFrame's column for each of their columns.

@@ -22,7 +22,7 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError
 from ..formatting import quote_all
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
-from ..training.trainee import Evaluator, Question, merged_sums
+from ..training.trainee import EvaluationRequest, Evaluator, merged_sums
 from .inference import SKIP, Predictor, lists_of, valid_in_all
 
 # What a task tells: of all its rows (``sums``), and of each, where Spark evaluates them, too.
@@ -41,7 +41,7 @@ _ROW_FIELDS = pa.schema(
 )
 _Batches = Iterator[pa.RecordBatch]
 _ADVICE = "handle_invalid='skip' leaves such rows out of the evaluation"
-# The evaluator a worker has used last, by the hash of its model and question.
+# The evaluator a worker has used last, by the hash of its model and request.
 _cached: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
 
 
@@ -54,7 +54,7 @@ class Evaluation:
             with invalid values are left out.
         targets: the columns after them: labels and sample weights.
         names: what the DataFrame calls these.
-        question: the pickled `Question`.
+        request: the pickled `EvaluationRequest`.
         weight: the column of sample weights, if there is one.
         label: the label column, where each row's output, label and weight are wanted, too.
     """
@@ -62,7 +62,7 @@ class Evaluation:
     predictor: Predictor
     targets: tuple[Column, ...]
     names: tuple[str, ...]
-    question: bytes = field(repr=False)
+    request: bytes = field(repr=False)
     weight: str | None = None
     label: str | None = None
 
@@ -71,7 +71,7 @@ class Evaluation:
         return self.names[[column.name for column in self.targets].index(target)]
 
     def describe(self) -> str:
-        """Return an error of the question, before any row is read, as JSON."""
+        """Return an error of the request, before any row is read, as JSON."""
         answer = {"error": "", "message": ""}
         try:
             self._loaded()
@@ -180,31 +180,31 @@ class Evaluation:
         }
         return _batch(rows, _ROW_FIELDS, values)
 
-    def _load_question(self) -> Question:
+    def _load_request(self) -> EvaluationRequest:
         try:
-            question: Question = cloudpickle.loads(self.question)
+            request: EvaluationRequest = cloudpickle.loads(self.request)
         except Exception as error:  # a metric of the user's own may fail in any way
             raise InvalidInputError(
                 f"the metrics cannot be made again on a worker: {type(error).__name__}: {error}; "
                 "give what can be pickled and unpickled: a function, or a keras.metrics.Metric "
                 "with a get_config()"
             ) from error
-        return question
+        return request
 
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _cached
         apply_task_limits()
-        key = hashlib.sha256(self.predictor.digest.encode() + self.question).hexdigest()
+        key = hashlib.sha256(self.predictor.digest.encode() + self.request).hexdigest()
         if _cached is None or _cached[0] != key:
             recipe = self.predictor.load()
-            question = self._load_question()
-            missing = [n for n in question.targets.transforms if n not in recipe.transforms]
+            request = self._load_request()
+            missing = [n for n in request.targets.transforms if n not in recipe.transforms]
             if missing:
                 raise DataError(
                     f"the model was trained with transforms of label column {quote_all(missing)}; "
                     "functions are not kept in storage: give them, from_run(…, transforms={…})"
                 )
-            evaluator = engine_named(recipe.engine).evaluator(recipe, question)
+            evaluator = engine_named(recipe.engine).evaluator(recipe, request)
             drops = _cached is not None
             _cached = key, evaluator, recipe.transforms
             exclude_from_gc(dropped=drops)

@@ -62,7 +62,7 @@ SPARK_DTYPES = {
 }
 
 
-def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
+def _valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
     """Return which rows hold a value as the model takes it.
 
     Args:
@@ -107,20 +107,20 @@ def valid_in_all(
     """
     valid: np.ndarray | None = None
     for array, column in zip(arrays, columns, strict=True):
-        mask = valid_rows(array, column)
+        mask = _valid_rows(array, column)
         if mask is None:
             continue
         if advice is not None:
             row = int(np.argmin(mask))
             raise DataError(
-                f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
+                f"{_describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
                 f"(counted from 0); {advice}"
             )
         valid = mask if valid is None else valid & mask
     return valid
 
 
-def describe_fault(array: pa.Array, column: Column, row: int) -> str:
+def _describe_fault(array: pa.Array, column: Column, row: int) -> str:
     """Describe the fault of an invalid row."""
     value = array[row]
     if not value.is_valid:
@@ -152,7 +152,7 @@ def _is_whole(column: Column) -> bool:
     return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
 
-def with_nulls(values: pa.Array, valid: np.ndarray) -> pa.Array:
+def _with_nulls(values: pa.Array, valid: np.ndarray) -> pa.Array:
     """Return the values of the valid rows in their places, and null in all others."""
     places = np.cumsum(valid) - 1
     return values.take(pa.array(places, pa.int64(), mask=~valid))
@@ -318,7 +318,7 @@ class Predictor:
             for group in _cut(pieces, self.batch_size):
                 prepared = _each_prepared(prepare, group, pool)
                 each = (self._predict(model, *pair) for pair in prepared)
-                for predicted in join_small_arrays(each):
+                for predicted in _join_small_arrays(each):
                     if loads:  # once it has been called, as a graph is made then
                         exclude_from_gc(dropped=drops)
                         loads = False
@@ -353,11 +353,11 @@ class Predictor:
             results = model.compute(prepared)
             for value, output in zip(results, self.outputs, strict=True):
                 _check_rows(value, output, rows)
-            outputs = [array_of(v, output) for v, output in zip(results, self.outputs, strict=True)]
+            outputs = list(map(_output_array, results, self.outputs))
         single = len(outputs) == 1
         names = field_names(len(outputs))
         array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
-        return array if valid is None else with_nulls(array, valid)
+        return array if valid is None else _with_nulls(array, valid)
 
     def _model(self) -> Model:
         apply_task_limits()
@@ -387,7 +387,7 @@ def _prepares_ahead(model: Model) -> bool:
     return model.slow or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def join_small_arrays(arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
+def _join_small_arrays(arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
     """Yield arrays, small ones put together: each is a message to Spark, and held until it is."""
     held: list[pa.Array] = []
     size = 0
@@ -456,10 +456,10 @@ def spark_type(spec: OutputSpec) -> str:
 
 def _nothing(spec: OutputSpec) -> pa.Array:
     dtype = object if spec.dtype == "string" else SPARK_DTYPES[spec.dtype][1] or spec.dtype
-    return array_of(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
+    return _output_array(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
 
 
-def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
+def _output_array(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     """Return an output as an Arrow array: numbers, or one flat list of numbers per row.
 
     Raises:

@@ -106,7 +106,7 @@ class TrainingSummary:
 
 
 @dataclass(frozen=True)
-class TrainedModel:
+class _TrainedModel:
     """A trained model, and how to make it again.
 
     Attributes:
@@ -133,7 +133,7 @@ def read_trained_model(
     source: ModelSource,
     saved: object,
     transforms: Mapping[str, Transform],
-) -> TrainedModel:
+) -> _TrainedModel:
     """Return the model of a run that has just ended.
 
     Args:
@@ -154,7 +154,7 @@ def adopt_model(
     feature_cols: ColumnNames | None,
     custom_objects: Mapping[str, object] | None = None,
     signature: str = "",
-) -> TrainedModel:
+) -> _TrainedModel:
     """Return a model that was trained elsewhere.
 
     Args:
@@ -188,7 +188,7 @@ def read_finished_run(
     transforms: Mapping[str, Transform] | None = None,
     trusted: bool = False,
     checkpoint: int | None = None,
-) -> TrainedModel:
+) -> _TrainedModel:
     """Return the model that an earlier run left in its directory.
 
     Args:
@@ -235,8 +235,8 @@ def read_finished_run(
     wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
     if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
         raise RunDirectoryError(
-            f"the model in {directory.location} is none of {wanted}'s, it was trained by the "
-            f"engine {signature.engine!r}: {transformer_of(signature.engine)} reads it"
+            f"the model in {directory.location} was trained by the engine {signature.engine!r}: "
+            f"read it with {transformer_of(signature.engine)}, not with {wanted}"
         )
     if engine != signature.engine:
         raise RunDirectoryError(
@@ -264,7 +264,7 @@ def _reading(directory: RunDirectory) -> Iterator[None]:
         ) from error
 
 
-def check_callable(model: TrainedModel) -> None:
+def _check_callable(model: _TrainedModel) -> None:
     """Check that there is something to predict with.
 
     Raises:
@@ -279,8 +279,8 @@ def check_callable(model: TrainedModel) -> None:
         )
 
 
-def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
-    return TrainedModel(recipe, model, model.signature.problem)
+def _trained(model: StoredModel, recipe: Recipe) -> _TrainedModel:
+    return _TrainedModel(recipe, model, model.signature.problem)
 
 
 def _make_recipe(
@@ -311,7 +311,7 @@ class ModelHandle:
         model: the model, with its contents.
     """
 
-    def __init__(self, model: TrainedModel) -> None:
+    def __init__(self, model: _TrainedModel) -> None:
         self._shipped = ShippedModel(model.recipe)
         self._metadata = replace(model, recipe=_without_contents(model.recipe))
         self._lock = threading.Lock()
@@ -323,7 +323,7 @@ class ModelHandle:
         self.__dict__.update(state, _lock=threading.Lock())
 
     @property
-    def metadata(self) -> TrainedModel:
+    def metadata(self) -> _TrainedModel:
         """Metadata of the model, without loading it."""
         return self._metadata
 
@@ -344,7 +344,7 @@ class ModelHandle:
             described, problem = engine_named(recipe.engine).describe_outputs(recipe)
             outputs = tuple(read_fields(one, OutputSpec) for one in described)
             metadata = replace(metadata, recipe=replace(recipe, outputs=outputs), problem=problem)
-        check_callable(metadata)
+        _check_callable(metadata)
         return replace(recipe, outputs=metadata.recipe.outputs)
 
     def save(self, directory: RunDirectory) -> None:
@@ -359,7 +359,7 @@ class ModelHandle:
         def held() -> Mapping[str, bytes | Contents]:
             recipe = self._shipped.recipe()
             sample = {} if recipe.sample is None else {SAMPLE_FILE: recipe.sample}
-            files = engine_named(recipe.engine).held(recipe.parts)
+            files = engine_named(recipe.engine).stored_files(recipe.parts)
             return {**sample, **files} if files else {}
 
         copy_model(self._metadata.stored, directory, held)
@@ -374,7 +374,7 @@ class ModelHandle:
         with self._lock:  # also so that it is sent once
             if self._metadata.learn_outputs:
                 self.learn_outputs(spark)
-            check_callable(self._metadata)
+            _check_callable(self._metadata)
             load = self._shipped.loader(spark)
         recipe = self._metadata.recipe
         return Predictor(

@@ -312,16 +312,16 @@ def _expression(added: _Added, value: SparkColumn) -> SparkColumn:
     if added.holds == VECTOR:
         return F.when(value.isNotNull(), array_to_vector(value.cast("array<double>")))
     if is_scalar(added.spec):
-        classes = _of_two(added, value.cast("double"))
+        classes = _expand_binary(added, value.cast("double"))
     else:
-        classes = _of_several(added, value.cast("array<double>"))
+        classes = _expand_classes(added, value.cast("array<double>"))
     if added.holds == CLASS:
         first = F.array_position(classes, F.array_max(classes))
         return F.when(value.isNotNull(), (first - 1).cast("double"))
     return F.when(value.isNotNull(), array_to_vector(classes))
 
 
-def _of_two(added: _Added, value: SparkColumn) -> SparkColumn:
+def _expand_binary(added: _Added, value: SparkColumn) -> SparkColumn:
     """Return the values of both classes from an output that describes class 1."""
     from pyspark.sql import functions as F
 
@@ -336,7 +336,7 @@ def _of_two(added: _Added, value: SparkColumn) -> SparkColumn:
     return F.array(-score, score)
 
 
-def _of_several(added: _Added, value: SparkColumn) -> SparkColumn:
+def _expand_classes(added: _Added, value: SparkColumn) -> SparkColumn:
     """Return the output's value of each class."""
     from pyspark.sql import functions as F
 
@@ -383,12 +383,11 @@ def _checked(added: _Added, value: SparkColumn, right: SparkColumn) -> SparkColu
     from pyspark.sql import functions as F
 
     if added.scores:
-        problem = f"output {added.spec.name!r} of the model has scores that are no numbers: "
+        problem = f"output {added.spec.name!r} of the model has scores that are not numbers: "
     else:
         problem = (
-            f"output {added.spec.name!r} of the model is no probabilities, which probability_col "
-            "says it is (give raw_prediction_col as well if it is scores before softmax or "
-            "sigmoid): "
+            f"output {added.spec.name!r} of the model is not probabilities, though probability_col "
+            "says so (give raw_prediction_col as well if it is scores before softmax or sigmoid): "
         )
     message = F.concat(F.lit(problem), F.substring(value.cast("string"), 1, 200))
     return F.when(right | value.isNull(), value).otherwise(F.raise_error(message))

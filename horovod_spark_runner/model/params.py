@@ -78,11 +78,11 @@ def _param(settings: type[Settings], name: str) -> Param[Any]:
         settings: the class that has the setting.
         name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
     """
-    text = param_text(text_of(_field(settings, name)))
+    text = _param_text(text_of(_field(settings, name)))
     return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
 
 
-def param_text(text: str) -> str:
+def _param_text(text: str) -> str:
     """Return a setting's description, with the Params' names of other settings."""
     return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 
@@ -149,13 +149,13 @@ def _check_params(param_map: Mapping[object, object]) -> None:
     for key in param_map:
         if not isinstance(key, Param):
             raise InvalidInputError(
-                f"{brief(key)} is no Param; a map goes from Params to values, such as "
+                f"invalid key {brief(key)}; a map goes from Params to values, such as "
                 f"{{stage.{key if isinstance(key, str) else 'predictionCol'}: …}}"
             )
         if key.parent == Params._dummy().uid:
             raise InvalidInputError(
-                f"{key.name} is given as the Param of a class, which is no stage's; give the "
-                f"stage's own, {{stage.{key.name}: …}}"
+                f"{key.name} is given as the Param of a class; give the stage's own, "
+                f"{{stage.{key.name}: …}}"
             )
 
 

@@ -90,7 +90,7 @@ def _write_stage(
             writes to.
         StorageError: storage fails.
     """
-    location = location_of(spark, path)
+    location = _location_of(spark, path)
     if location.exists() and not (overwrite and location.is_folder):
         advice = "write().overwrite().save(path) replaces it"
         raise RunDirectoryError(
@@ -107,7 +107,7 @@ def _write_stage(
     return location
 
 
-def write_metadata(location: Location, text: str) -> None:
+def _write_metadata(location: Location, text: str) -> None:
     """Write a stage's metadata as Spark ML does: one line of JSON."""
     folder = location.join("metadata")
     folder.make_folder()
@@ -136,7 +136,7 @@ def read_metadata(location: Location) -> str:
     raise RunDirectoryError(f"{location} holds no saved stage: {folder} is missing")
 
 
-def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
+def _location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
     """Return the place that Spark means by a path: without a scheme, on its default file system.
 
     Raises:
@@ -275,7 +275,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         )
         metadata = load_json(text)
         metadata[_PACKAGE_KEY]["metadata"] = _sum_of_all(metadata)
-        write_metadata(location, json.dumps(metadata))
+        _write_metadata(location, json.dumps(metadata))
 
     def _warn_of_needs(self, location: Location) -> None:
         """Load the files, and warn of code that loading needs besides."""
@@ -334,7 +334,7 @@ class _StageReader(MLReader):  # type: ignore[misc]
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: an argument cannot be used.
         """
-        location = location_of(self.sparkSession, path)
+        location = _location_of(self.sparkSession, path)
         metadata = _read_stage_metadata(location, self._kind)
         fields = _read_package_fields(location, metadata)
         directory = RunDirectory(location)
@@ -472,7 +472,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
             stage, spark, {_ESTIMATOR_KEY: _ESTIMATOR_FORMAT}, values
         )
         _write_stage(
-            spark, path, lambda place: write_metadata(place, text), overwrite=self.shouldOverwrite
+            spark, path, lambda place: _write_metadata(place, text), overwrite=self.shouldOverwrite
         )
         named = {one for one in iterate_items(values) if is_import_name(one)}
         of_script = sorted(filter(is_of_script, named))
@@ -509,7 +509,7 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
             RunDirectoryError: there is none, another stage, or one of a newer format, or it is
                 damaged.
         """
-        location = location_of(self.sparkSession, path)
+        location = _location_of(self.sparkSession, path)
         metadata = _read_stage_metadata(location, self._cls)
         version = metadata.get(_ESTIMATOR_KEY)
         if version != _ESTIMATOR_FORMAT:

@@ -131,7 +131,7 @@ def _check_plain(settings: PredictionSettings) -> None:
 
 
 @dataclass(frozen=True)
-class FilesPlan:
+class _FilesPlan:
     """Work of a call, all of it checked.
 
     Attributes:
@@ -164,15 +164,15 @@ def predict_files(spark: SparkSession, request: FilesRequest, predictor: Predict
         RunFailedError: the job ended before all was written.
         RunCancelledError: the job was cancelled through Spark.
     """
-    plan = plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
-    with committing(request.destination, request.mode) as commit:
+    plan = _plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
+    with _committing(request.destination, request.mode) as commit:
         scored = _run_plan(spark, plan, commit.staging, request.destination)
         commit.files.update({plan.units[number].target: name for number, name, _ in scored})
     return sum(rows for _, _, rows in scored)
 
 
 def _run_plan(
-    spark: SparkSession, plan: FilesPlan, staging: Location, destination: Location
+    spark: SparkSession, plan: _FilesPlan, staging: Location, destination: Location
 ) -> list[tuple[int, str, int]]:
     """Run a plan's job; return the number of each unit, its file in ``staging``, and its rows.
 
@@ -206,9 +206,9 @@ def _run_plan(
     return scored
 
 
-def plan_files(
+def _plan_files(
     request: FilesRequest, predictor: Predictor, slots: int, *, by_case: bool
-) -> FilesPlan:
+) -> _FilesPlan:
     """Read the footers of all files, check them and divide the work.
 
     Args:
@@ -243,12 +243,12 @@ def plan_files(
     size = sum(sum(file.sizes) for file in files)
     low, high = _UNIT_BYTES
     tasks = max(slots * _TASKS_PER_SLOT, size // high)
-    units = split_files(files, min(max(size // tasks, low), high))
-    return FilesPlan(task, tuple(units), min(tasks, len(units)))
+    units = _split_files(files, min(max(size // tasks, low), high))
+    return _FilesPlan(task, tuple(units), min(tasks, len(units)))
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class _SourceFile:
     """Footer of a file of the source.
 
     Attributes:
@@ -274,19 +274,19 @@ class SourceFile:
         return [self.metadata.row_group(number).total_byte_size for number in groups]
 
 
-def _read_source_file(folder: Location, name: str) -> SourceFile:
+def _read_source_file(folder: Location, name: str) -> _SourceFile:
     place = folder.join(name)
     with open_source(place) as stream:
         file, checksum = parquet_file(stream, place)
         schema, leaves = file.schema_arrow, stored_leaves(file)
-        return SourceFile(name, place, schema, leaves, file.metadata, checksum)
+        return _SourceFile(name, place, schema, leaves, file.metadata, checksum)
 
 
 def _make_task(
     request: FilesRequest,
     predictor: Predictor,
     folder: Location,
-    files: Sequence[SourceFile],
+    files: Sequence[_SourceFile],
     partitions: Sequence[str],
     *,
     by_case: bool,
@@ -351,7 +351,7 @@ def _copied_columns(
     return tuple(name for name in schema.names if name in columns)
 
 
-def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, object]:
+def _writer_options(file: _SourceFile, copied: Sequence[str]) -> dict[str, object]:
     """Return options to write as the file is written.
 
     Its compression, and its dictionaries, but for numbers with a fraction, which hardly ever
@@ -372,7 +372,7 @@ def _writer_options(file: SourceFile, copied: Sequence[str]) -> dict[str, object
     }
 
 
-def split_files(files: Sequence[SourceFile], limit: int) -> list[Unit]:
+def _split_files(files: Sequence[_SourceFile], limit: int) -> list[Unit]:
     """Return the units of files, in the order of their rows. Pure.
 
     Args:
@@ -412,7 +412,7 @@ def _slots(spark: SparkSession) -> int:
 
 
 @dataclass
-class Commit:
+class _Commit:
     """Files to be committed.
 
     Attributes:
@@ -447,7 +447,7 @@ def _check_destination(destination: Location, mode: str) -> None:
 
 
 @contextlib.contextmanager
-def committing(destination: Location, mode: str) -> Iterator[Commit]:
+def _committing(destination: Location, mode: str) -> Iterator[_Commit]:
     """Lease a destination, yield a folder to fill, and move its files into place at the end.
 
     Args:
@@ -470,7 +470,7 @@ def committing(destination: Location, mode: str) -> Iterator[Commit]:
     with Lease(destination.join(_LEASE), destination.join(_GUARD), terms) as lease:
         # Another call may have ended since the plan was made.
         _check_destination(destination, mode)
-        commit = Commit(destination.join(_TEMPORARY + lease.token))
+        commit = _Commit(destination.join(_TEMPORARY + lease.token))
         with _failures_named(destination):
             for place in destination.list():
                 if _OF_A_CALL.fullmatch(place.name):  # of a call that was killed
@@ -519,7 +519,7 @@ def _delete_contents(destination: Location) -> None:
             place.delete_file()
 
 
-def _move_into_place(destination: Location, commit: Commit) -> None:
+def _move_into_place(destination: Location, commit: _Commit) -> None:
     if destination.has_atomic_rename:  # object stores have no folders
         for name in sorted({target.rpartition("/")[0] for target in commit.files} - {""}):
             destination.join(name).make_folder()

@@ -223,7 +223,7 @@ def parquet_file(
         return pq.ParquetFile(stream, metadata=metadata, pre_buffer=pre_buffer), footer
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{place} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
+            f"{place} is not a Parquet file, or damaged: {error}; {EVERY_FILE}"
         ) from error
 
 

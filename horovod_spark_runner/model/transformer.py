@@ -326,7 +326,7 @@ class TrainedTransformer(Model, PredictionParams, MLReadable, MLWritable):  # ty
         """
         if self._summary is None:
             raise InvalidInputError(
-                "there is no summary: the model comes from no training of this package's"
+                "summary is missing: the model does not come from a training of this package"
             )
         return self._summary
 

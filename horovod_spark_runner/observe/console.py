@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Seconds after which the current activity is shown again: a minimum, and a fraction of its duration
 # so far, so that the log of a long run stays short.
 _REPEAT_SECONDS, _REPEAT_FRACTION = 5.0, 0.05
-# Seconds after which an activity is shown that is too short as a rule, and between two looks.
+# Seconds after which a usually short activity is shown, and between two polls.
 _MOMENT, _LOOK_SECONDS = 2.0, 0.5
 # Progress bar of an activity that has no steps.
 _WITHOUT_STEPS = "{desc} [{elapsed}]"
@@ -255,7 +255,7 @@ class Console:
         bar.bar_format, bar.initial = None, 0
         bar.set_description_str(text, refresh=False)
         bar.set_postfix_str("", refresh=False)
-        bar.reset(total=progress.steps)  # which shows it
+        bar.reset(total=progress.steps)  # the bar shows it
         bar.initial = bar.n = bar.last_print_n = progress.step
         return bar
 

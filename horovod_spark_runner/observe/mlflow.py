@@ -119,8 +119,8 @@ def _answer(ask: Callable[[], T], options: MlflowOptions) -> T:
     wait([done], _ANSWER_SECONDS)
     if not done.done():
         raise InvalidInputError(
-            f"mlflow: there was no answer within {_ANSWER_SECONDS:.0f} s from {where}; check "
-            "tracking_uri and the driver's network"
+            f"mlflow: {where} did not answer within {_ANSWER_SECONDS:.0f} s; check tracking_uri "
+            "and the driver's network"
         )
     try:
         return done.result()

@@ -50,7 +50,7 @@ def measure_training(run: ResolvedRun, sample_rows: int, seconds: float, rows: i
     modules = modules_for(run.model.engine)
     import_ahead(run)
     place = directory.location.join("rows")
-    with written_sample(run, place, rows, sample_rows) as sample:
+    with _written_sample(run, place, rows, sample_rows) as sample:
         measured_rows = sample.data.rows
         _check_enough(run, measured_rows, rows)
         console.report(
@@ -134,7 +134,7 @@ class _Sample:
 
 
 @contextlib.contextmanager
-def written_sample(
+def _written_sample(
     run: ResolvedRun, folder: Location, rows: int, sample_rows: int
 ) -> Iterator[_Sample]:
     """Write rows to measure with, and remove them afterwards.
@@ -175,7 +175,7 @@ def removed_on_failure(folder: Location, *, keeping: bool = False) -> Iterator[N
 
 @contextlib.contextmanager
 def _written(run: ResolvedRun, folder: Location, rows: int, sample_rows: int) -> Iterator[_Sample]:
-    """Write all rows, or a sample; see `written_sample`."""
+    """Write all rows, or a sample; see `_written_sample`."""
     config = run.config
     if rows <= sample_rows or is_readable_in_place(run.df, run.columns.roles, config.data):
         began = time.monotonic()
@@ -212,7 +212,7 @@ def _sampled(
     with _timed(run, sample, folder) as (data, took):
         with _timed(run, part, folder) as (_, again):
             pass
-        seconds = extrapolate_writing(rows, looked, first, again, took, few=few, known=data.rows)
+        seconds = _extrapolate_writing(rows, looked, first, again, took, few=few, known=data.rows)
         yield _Sample(data, seconds)
 
 
@@ -228,7 +228,7 @@ def _timed(
         yield data.train, time.monotonic() - began
 
 
-def extrapolate_writing(
+def _extrapolate_writing(
     rows: int, looked: float, first: float, again: float, took: float, *, few: int, known: int
 ) -> float:
     """Extrapolate the seconds of writing all rows; fixed costs of a job count once. Pure.

@@ -226,7 +226,7 @@ def _exchange(
         # Links are not linear: the messages of a step count, not larger sums.
         factor = max(longer / ring, _FASTEST)
         link, ring = slow_link(link, factor), factor * ring
-    # Waiting for slower ranks is a part of the prediction by itself.
+    # The prediction adds the wait for slower ranks itself.
     shown = max(0.0, longer - step.spread * expected_maximum(ranks))
     if not overlaps or ring + overhead <= shown:
         return link, max(0.0, shown - ring), 0.0

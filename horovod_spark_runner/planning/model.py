@@ -176,7 +176,7 @@ def _epoch_steps(work: Workload, ranks: int) -> int:
 
 def _step_parts(work: Workload, cluster: Cluster, ranks: int) -> dict[str, float]:
     here = min(ranks, cluster.ranks_per_host)
-    step = step_time(work, here)
+    step = _step_time(work, here)
     # Reading takes processor time on the cores that compute.
     reading_cpu = work.batch_size * work.reader_cpu_seconds * _read_fraction(work, ranks)
     compute = max(step.seconds, here * (step.cpu_seconds + reading_cpu) / cluster.cores_per_host)
@@ -193,7 +193,7 @@ def _step_parts(work: Workload, cluster: Cluster, ranks: int) -> dict[str, float
     return {**parts, "reading": _reader_wait(work, ranks, read, sum(parts.values()))}
 
 
-def step_time(work: Workload, here: int) -> StepTime:
+def _step_time(work: Workload, here: int) -> StepTime:
     """Return the step time with so many ranks on a host; beyond the most measured, as for these."""
     return StepTime(
         *(

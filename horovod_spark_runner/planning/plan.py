@@ -137,7 +137,7 @@ def build_plan(name: str, measured: Measurement, options: PlanOptions) -> Traini
     own = [] if measured.between is None else [(_MEASURED, measured.between)]
     counts = sorted({1, measured.workers, *options.ranks})
     plans = tuple(
-        advise(called, measured.workload, Cluster(here, cores, link), counts)
+        _advise(called, measured.workload, Cluster(here, cores, link), counts)
         for called, link in (*own, *options.links())
     )
     return TrainingPlan(name, measured, plans)
@@ -237,7 +237,7 @@ def _smallest_as_good(predictions: Sequence[Prediction]) -> Prediction:
     return next(one for one in predictions if one.total_seconds <= (1 + _AS_GOOD) * fastest)
 
 
-def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) -> _NetworkPlan:
+def _advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) -> _NetworkPlan:
     """Predict a training on a cluster for several numbers of ranks.
 
     Args:
@@ -278,14 +278,14 @@ _HEADER = (
 
 def _plan_text(name: str, measured: Measurement, networks: Sequence[_NetworkPlan]) -> str:
     """Format a plan as lines of text."""
-    lines = [f"plan for {name}", *measured_lines(measured)]
+    lines = [f"plan for {name}", *_measured_lines(measured)]
     for network in networks:
         lines += ["", _network_title(network), *_table(network)]
-        lines += [network.verdict, *left_out_lines(network, measured.workload)]
+        lines += [network.verdict, *_left_out_lines(network, measured.workload)]
     return "\n".join(lines)
 
 
-def measured_lines(measured: Measurement) -> list[str]:
+def _measured_lines(measured: Measurement) -> list[str]:
     """Format a measurement as lines of text."""
     work = measured.workload
     steps = ", ".join(
@@ -336,7 +336,7 @@ def _network_title(network: _NetworkPlan) -> str:
     )
 
 
-def left_out_lines(network: _NetworkPlan, work: Workload) -> list[str]:
+def _left_out_lines(network: _NetworkPlan, work: Workload) -> list[str]:
     """List the requested numbers of ranks that have no prediction, with the reason."""
     if not network.left_out:
         return []
@@ -389,7 +389,7 @@ def _plan_page(name: str, measured: Measurement, networks: Sequence[_NetworkPlan
     chart = line_chart(curves, x_title="ranks, as powers of two", y_title="samples/s", log_y=True)
     about = "of full steps"
     sections = [
-        Section("Measurement", [paragraph(line) for line in measured_lines(measured)]),
+        Section("Measurement", [paragraph(line) for line in _measured_lines(measured)]),
         Section("More ranks", [figure("Samples per second", chart, about=about)]),
     ]
     for one in networks:
@@ -397,7 +397,7 @@ def _plan_page(name: str, measured: Measurement, networks: Sequence[_NetworkPlan
         rows = [_prediction_cells(each) for each in one.predictions]
         contents = [
             paragraph(one.verdict),
-            *(paragraph(line) for line in left_out_lines(one, measured.workload)),
+            *(paragraph(line) for line in _left_out_lines(one, measured.workload)),
             table(_HEADER, rows, numeric=range(len(_HEADER) - 1), strong=best),
         ]
         sections.append(Section(one.name, contents, _network_title(one)))

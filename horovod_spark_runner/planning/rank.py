@@ -86,7 +86,7 @@ def _build(spec: TrainingSpec, world: MPI.Comm, collectives: Collectives) -> Tra
     broadcast(trainee.variables, world)
     trainee.variables_were_set()
     trainee.variables.separate_seeds(world.Get_rank())
-    trainee.separate(world.Get_rank())
+    trainee.separate_random_streams(world.Get_rank())
     synchroniser.begin(trainee.variables)
     return trainee
 

@@ -70,7 +70,7 @@ class _StepObserver:
 
     def on_message(self, envelope: Envelope) -> None:
         match envelope.message:
-            case Resumed(run_step):  # perhaps earlier than the driver thought
+            case Resumed(run_step):  # perhaps from an earlier checkpoint than the driver's
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step) as progress:
                 # The end of an epoch is reported once it is saved, perhaps after steps of the next.
@@ -144,7 +144,7 @@ def available_workers(
     try:
         launcher.await_slots(spark, launch, wanted)
     except NotEnoughSlotsError as error:
-        ranks = wanted * error.found // error.asked
+        ranks = wanted * error.available // error.requested
         if ranks < (restarts.min_workers or wanted):
             raise
         logger.warning("continuing with %d ranks instead of %d", ranks, wanted)
@@ -188,7 +188,7 @@ class Attempts:
     followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
-        # Those of earlier calls; unreadable ones are not overwritten.
+        # Attempts of earlier calls; unreadable records are not overwritten.
         self._earlier: list[dict[str, Any]] | None
         try:
             self._earlier = self.directory.attempts_so_far()

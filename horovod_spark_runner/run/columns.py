@@ -67,7 +67,7 @@ def resolve_columns(
     available = frame_of(df).columns
     if FEATURES not in available:
         return None
-    return _check_columns(df, config, model, *by_convention(config.label_cols, available))
+    return _check_columns(df, config, model, *_by_convention(config.label_cols, available))
 
 
 def resolve_columns_by_model(
@@ -156,7 +156,7 @@ def _check_saved_model(source: ModelSource, inputs: Binding, transforms: Contain
     engine.check_export(SAVED_MODEL, inputs.columns, transformed)
 
 
-def by_convention(
+def _by_convention(
     labels: ColumnNames | None, available: Sequence[str]
 ) -> tuple[ColumnNames, ColumnNames | None]:
     """Return the feature and label columns by Spark ML's names, where no features are named.
@@ -196,7 +196,7 @@ def by_name(
         missing = [name for name in model.inputs[0] if name not in available]
         raise DataError(
             f"{unknown}; of the model's inputs {_alternatives(model.inputs)}, "
-            f"{quote_all(missing)} is no column: {advice}; {there}"
+            f"{quote_all(missing)} is missing: {advice}; {there}"
         )
     if len(fitting) > 1:
         raise DataError(
@@ -239,7 +239,7 @@ def _labels_by_name(
         raise _missing_labels(reason)
     if not candidates:
         return None
-    # A single output needs no name, and Spark ML's is none of the model's.
+    # A single output needs no name.
     return (
         list(candidates[0]) if len(candidates[0]) == 1 else {name: name for name in candidates[0]}
     )

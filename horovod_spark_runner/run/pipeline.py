@@ -44,8 +44,7 @@ from ..training.engine import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from ..training.time_breakdown import SENT, WHOLE
 from .attempts import Attempts, Follower, Stopped
-from .finished import load_finished, record_end
-from .record import CallRecord, versions
+from .record import CallRecord, load_finished, record_end, versions
 from .resolve import ResolvedRun, resolve_again
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ def show_preparation(
 
 
 @dataclass(frozen=True)
-class Trained:
+class _Trained:
     """A finished training, with its model in the run directory.
 
     Attributes:
@@ -246,7 +245,7 @@ def train_ranks(
     run: ResolvedRun,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
-) -> Trained:
+) -> _Trained:
     """Materialize the data and train on all ranks.
 
     Args:
@@ -312,7 +311,7 @@ def train_ranks(
             discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
-    return Trained(report, result, tuple(attempts.done), began, materialized, trained)
+    return _Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
 def _attach_files(spec: TrainingSpec, attach: AttachmentWriter) -> TrainingSpec:

@@ -66,7 +66,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None
         if not (array.flags.c_contiguous and array.size):
             np.lib.format.write_array(entry, array, allow_pickle=False)
             return
-        # The same bytes, which NumPy would copy; that takes longer than their checksum.
+        # A view of the bytes: NumPy's copy takes longer than their checksum.
         np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
         for part in Contents(array.reshape(-1).view(np.uint8).data).parts():
             entry.write(part)

@@ -84,7 +84,7 @@ class Location:
         if scheme == "file":
             text = path_of_url(text)
         self._text = text if self._scheme else os.path.abspath(expand_home(text))
-        # The location and the parts that this one was joined of; they share a client.
+        # The location and path parts that this one was joined from; they share a client.
         self._above: tuple[Location, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:

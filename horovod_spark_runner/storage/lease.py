@@ -24,11 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from ..errors import HorovodSparkError
 from ..machine import boot_id, process_start
-from ..typed_json import load_json
+from ..typed_json import JsonObject, load_json
 from .contents import MAX_TEXT_BYTES
 from .filesystem import Location, open_no_link
 from .retries import HungError, call_with_timeout
@@ -45,7 +45,7 @@ SETTLE_SECONDS = 1.0
 _live: set[str] = set()
 
 
-class Holder(Enum):
+class _Holder(Enum):
     """State of a lease's holder, as far as this process can find out at once."""
 
     ALIVE = "alive"
@@ -93,7 +93,7 @@ class Lease:
         self._guard_file = guard
         self._terms = terms
         self.token = uuid.uuid4().hex
-        # All that were written, or may have been where storage failed.
+        # Tokens that were written, or may have been when storage failed.
         self._tokens: set[str] = set()
         self._ended = threading.Event()
         self._guard = threading.Lock()  # token and file change together
@@ -144,17 +144,17 @@ class Lease:
                 raise self._refusal(record)
         return True
 
-    def _why_stale(self, record: dict[str, Any], watch: _Watch) -> str | None:
+    def _why_stale(self, record: JsonObject, watch: _Watch) -> str | None:
         """Return why the lease may be taken over; ``None`` while that is unknown."""
         if not record:
             return "it is damaged"
-        holder = holder_of(record)
-        if holder is Holder.DEAD:
+        holder = _holder_of(record)
+        if holder is _Holder.DEAD:
             return f"process {record.get('pid')} on this machine is gone"
-        is_this_process = holder is Holder.ALIVE and record.get("pid") == os.getpid()
+        is_this_process = holder is _Holder.ALIVE and record.get("pid") == os.getpid()
         if is_this_process and record.get("token") not in _live:
             return f"it was left by a {self._terms.holder} of this process that has ended"
-        same = watch.look(record) if holder is Holder.ELSEWHERE else None
+        same = watch.look(record) if holder is _Holder.ELSEWHERE else None
         if same is None:
             raise self._refusal(record)
         if same >= STALE_SECONDS:
@@ -211,7 +211,7 @@ class Lease:
         record = {"token": token, "renewed": time.time(), **identity()}
         self._file.write_text(json.dumps(record))
 
-    def _refusal(self, record: dict[str, Any]) -> HorovodSparkError:
+    def _refusal(self, record: JsonObject) -> HorovodSparkError:
         terms = self._terms
         return terms.refused(
             f"{terms.resource} is being written by another {terms.holder} (process "
@@ -223,7 +223,7 @@ class Lease:
         while not self._ended.wait(RENEW_SECONDS):
             try:
                 with self._guard, self._exclusive():
-                    # Never over another's: a holder taken for dead must not take the lease back.
+                    # Never overwrite another's lease: a holder declared dead must not take it back.
                     if not self._is_held():
                         logger.warning(
                             "%s is gone, or of another %s", self._file, self._terms.holder
@@ -265,10 +265,10 @@ class _Watch:
     """Stopwatch of a lease that does not change."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Any] | None = None
+        self._first: JsonObject | None = None
         self._began = 0.0
 
-    def look(self, record: dict[str, Any]) -> float | None:
+    def look(self, record: JsonObject) -> float | None:
         """Return the seconds for which the lease has been the same; ``None`` if it changed."""
         if self._first is None:
             self._first, self._began = record, time.monotonic()
@@ -285,7 +285,7 @@ def _open_locked(path: str) -> IO[str]:
     return file
 
 
-def read_lease(file: Location) -> dict[str, Any] | None:
+def read_lease(file: Location) -> JsonObject | None:
     """Return the contents of a lease file; empty if it is damaged, ``None`` if there is none.
 
     Raises:
@@ -336,31 +336,31 @@ def check_held(file: Location, token: str, terms: Terms) -> None:
         )
 
 
-def holder_of(record: dict[str, Any]) -> Holder:
+def _holder_of(record: JsonObject) -> _Holder:
     """Return the state of a lease's holder; that of a damaged lease is dead."""
     this_process = identity()
     if not record:
-        return Holder.DEAD
+        return _Holder.DEAD
     if any(record.get(name) != this_process[name] for name in ("host", "boot", "pids")):
-        return Holder.ELSEWHERE
+        return _Holder.ELSEWHERE
     ended = process_start(int(record.get("pid", 0))) != record.get("started")
-    return Holder.DEAD if ended else Holder.ALIVE
+    return _Holder.DEAD if ended else _Holder.ALIVE
 
 
-def seems_held(record: dict[str, Any], now: float) -> bool:
+def seems_held(record: JsonObject, now: float) -> bool:
     """Return whether a lease's holder seems alive: good enough to show, not to take it over.
 
     Args:
         record: the lease.
         now: seconds since 1970, by this machine's clock; the holder's may differ.
     """
-    holder = holder_of(record)
-    if holder is Holder.ELSEWHERE:
+    holder = _holder_of(record)
+    if holder is _Holder.ELSEWHERE:
         return now - float(record.get("renewed", 0.0)) <= STALE_SECONDS
-    return holder is Holder.ALIVE
+    return holder is _Holder.ALIVE
 
 
-def identity() -> dict[str, Any]:
+def identity() -> JsonObject:
     """Return facts that identify this process among all, also later ones."""
     return {
         "host": socket.gethostname(),

@@ -53,11 +53,11 @@ def call_with_timeout(act: Callable[[Watchdog], T], what: str) -> T:
         what: the place, for the message.
 
     Raises:
-        HungError: it made no progress for `timeout_seconds`; for 10 s, if another call was
+        HungError: it made no progress for `_timeout_seconds`; for 10 s, if another call was
             abandoned within that time and still hangs.
     """
     global _abandoned
-    limit, watchdog, done = timeout_seconds(), Watchdog(), Future[T]()
+    limit, watchdog, done = _timeout_seconds(), Watchdog(), Future[T]()
     if _abandoned is not None:
         hanging, since = _abandoned
         if not hanging.done() and time.monotonic() - since < limit:
@@ -85,9 +85,9 @@ def await_with_timeout(future: Future[T], what: str) -> T:
         what: the place, for the message.
 
     Raises:
-        HungError: it did not end within `timeout_seconds`.
+        HungError: it did not end within `_timeout_seconds`.
     """
-    limit = timeout_seconds()
+    limit = _timeout_seconds()
     wait([future], timeout=limit)
     if not future.done():
         raise _hung(what, limit)
@@ -107,7 +107,7 @@ def _answer(act: Callable[[Watchdog], T], watchdog: Watchdog, done: Future[T]) -
         del done
 
 
-def timeout_seconds() -> float:
+def _timeout_seconds() -> float:
     """Return the seconds that storage may take to answer.
 
     Raises:

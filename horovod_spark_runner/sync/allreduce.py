@@ -24,7 +24,7 @@ class AllreduceSynchroniser:
 
     meets_in_every_step = in_step = True
     synced_state = SyncedState.EVERYTHING
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, compression: str, collectives: Collectives) -> None:
         self._collectives = collectives
@@ -51,7 +51,7 @@ class AllreduceSynchroniser:
             packed.append(small)
             contexts.append(context)
         self._count([*packed, *along], [*(gradients[i] for i in present), *along])
-        # One group for all, so that what goes along costs nothing of its own.
+        # One group for all, so that the requests need no message of their own.
         summed = self._collectives.sum([*packed, *along], name)
         result: list[Tensor | None] = [None] * len(gradients)
         for i, tensor, context in zip(present, summed, contexts, strict=False):
@@ -85,7 +85,7 @@ class AllreduceSynchroniser:
         """There is nothing to keep."""
 
 
-# Enough to be worth a message of their own, few enough to leave early (benchmarks/overlap.py).
+# Large enough for a message, small enough to be sent early (benchmarks/overlap.py).
 BUCKET_BYTES = 2 << 20
 
 

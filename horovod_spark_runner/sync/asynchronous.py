@@ -32,7 +32,7 @@ from .synchroniser import (
     read_values,
 )
 
-# Seconds from one look at who is behind to the next.
+# Seconds between polls for ranks that are behind.
 _LOOK, _MOST = 0.0002, 0.005
 
 
@@ -57,13 +57,13 @@ class AsyncSynchroniser:
     meets_in_every_step = False
     in_step = False
     synced_state = SyncedState.WEIGHTS
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, options: AsyncServer, collectives: Collectives, ranks: Ranks) -> None:
         self._collectives = collectives
         self._ranks = ranks
         servers = min(options.servers or ranks.size, ranks.size)
-        # Apart from each other, so that they are on several hosts.
+        # Spread out, so that servers are on several hosts.
         self._holders = [number * ranks.size // servers for number in range(servers)]
         self._bound = options.staleness * (ranks.size - 1)
         self._server: Memory | None = None
@@ -147,7 +147,7 @@ class AsyncSynchroniser:
         assert self._server is not None
         if rows:
             now = self._flat()
-            with np.errstate(invalid="ignore"):  # of infinities that have stayed
+            with np.errstate(invalid="ignore"):  # inf - inf
                 change = now - self._taken
             self._server.add(np.where(now == self._taken, now.dtype.type(0), change))
             self.lateness[self._board.updated() - self._updates] += 1
@@ -163,7 +163,7 @@ class AsyncSynchroniser:
         if self._board is None or self._server is None:
             return
         self._board.leave()
-        self._ranks.barrier()  # after which no rank adds any more
+        self._ranks.barrier()  # no rank adds anything after it
         self.seen = self._board.read()
         self._assign(self._server.get())
         self._board.close()
@@ -236,7 +236,7 @@ def _is_real(value: np.ndarray) -> bool:
 # Later than any step.
 _NEVER = 1 << 40
 _STARTED, _UPDATES = range(2)
-# What ranks may ask of all; see `training.epochs.STOP`.
+# Requests of a rank to all ranks; see `training.epochs.STOP`.
 _REQUESTS = slice(2, 5)
 
 
@@ -317,6 +317,6 @@ class Board:
         self._memory.close()
 
     def _run(self, number: int) -> None:
-        # A sum like all else: MPI lets operations of one kind meet in one place.
+        # As a sum, like all updates of the board.
         self._memory.add_at(self._first + self._rank, number - self._running)
         self._running = number

@@ -207,17 +207,17 @@ class TopKCodec:
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.local[RESIDUAL] = np.zeros_like(held)
             return held
-        counts = counts_of(place.sizes, _share_at(options, step))
+        counts = _counts_of(place.sizes, _share_at(options, step))
         chosen = _chosen_of(place.split(held), counts)
         values = held[chosen]
-        rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest = _numbers_of(held)  # NaN is not kept; at least one entry is sent
         rest[chosen] = 0
         place.local[RESIDUAL] = rest
         if options.momentum:
             # Momentum that was sent would push once more in the direction of an old step.
             place.local[VELOCITY][chosen] = 0
         if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
-            return wire.sum(held - rest)  # which is shorter than places and values
+            return wire.sum(held - rest)  # shorter than indices and values
         total: np.ndarray = np.zeros_like(held)
         for message in wire.gather(_encode_entries(chosen, values)):
             where, what = _decode_entries(message, held.dtype)
@@ -232,7 +232,7 @@ def _share_at(options: TopK, step: int) -> float:
     return float(options.ratio ** (step / options.warmup_steps))
 
 
-def counts_of(sizes: Sequence[int], share: float) -> list[int]:
+def _counts_of(sizes: Sequence[int], share: float) -> list[int]:
     """Return how many entries of each tensor are sent: one at least, of those that have any."""
     return [min(size, max(1, int(np.ceil(size * share)))) for size in sizes]
 
@@ -275,7 +275,7 @@ def _decode_entries(message: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, n
 
 # The second factor of each matrix, with which the next step begins.
 _FACTOR = "factor"
-# What is left of a column by those before it counts as nothing below this part of it.
+# A column is linearly dependent if less than this part of it is orthogonal to those before.
 _NOTHING = 1e-6
 
 
@@ -297,11 +297,11 @@ class PowerCodec:
             return _sum_whole(local, place, wire)
         held = place.local_array(RESIDUAL, local) + local
         parts = place.split(held)
-        forms = [matrix_form(shape, self._options.rank) for shape in place.shapes]
+        forms = [_matrix_form(shape, self._options.rank) for shape in place.shapes]
         thin = [n for n, form in enumerate(forms) if form is not None]
         matrices = {n: parts[n].reshape(forms[n] or ()) for n in thin}
         bases = {n: self._basis(place, n, matrices[n]) for n in thin}
-        # The first factors, and in one message with them what is sent whole.
+        # One message: the first factors, and the tensors that are sent whole.
         first: list[np.ndarray] = list(parts)
         for n in thin:
             first[n] = matrices[n] @ bases[n]
@@ -310,7 +310,7 @@ class PowerCodec:
             # Nothing was made of what was sent: numbers are kept, and what is none is not.
             place.local[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
             return np.full_like(held, np.nan)
-        left = {n: orthonormal(summed[n]) for n in thin}
+        left = {n: _orthonormal(summed[n]) for n in thin}
         rights = {n: matrices[n].T @ left[n] for n in thin}
         sums = dict(zip(thin, _sum([rights[n] for n in thin], wire), strict=True))
         total, rest = list(summed), [np.zeros_like(part) for part in parts]
@@ -329,10 +329,10 @@ class PowerCodec:
         basis: np.ndarray = stream.standard_normal(shape).astype(matrix.dtype)
         before = place.shared.get(_name(number))
         if before is not None and before.shape == shape:
-            # One that has shown nothing, or no numbers, would do so for ever.
+            # A zero or NaN basis would stay so for ever.
             usable = before.any(axis=0) & np.isfinite(before).all(axis=0)
             basis = np.where(usable, before, basis).astype(matrix.dtype)
-        return orthonormal(basis)
+        return _orthonormal(basis)
 
 
 def _name(number: int) -> str:
@@ -351,7 +351,7 @@ def _sum(arrays: Sequence[np.ndarray], wire: Wire) -> list[np.ndarray]:
     return parts_like(flat, arrays)
 
 
-def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
+def _matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
     """Return the matrix nearest to a square that a tensor can be read as. Pure.
 
     ``None`` if its factors would be no smaller than itself.
@@ -364,7 +364,7 @@ def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:
     return (rows, columns) if min(rank, rows, columns) * (rows + columns) < size else None
 
 
-def orthonormal(matrix: np.ndarray) -> np.ndarray:
+def _orthonormal(matrix: np.ndarray) -> np.ndarray:
     """Return the columns made orthogonal and of length 1, by Gram and Schmidt, twice. Pure.
 
     A column that others make up is 0. The result is the same to the bit on all processors.
@@ -376,7 +376,7 @@ def orthonormal(matrix: np.ndarray) -> np.ndarray:
             for other in columns:
                 column = column - _dot(other, column) * other
         left = np.sqrt(_dot(column, column))
-        # What is no number stays so, and shows.
+        # NaN stays NaN, and shows.
         columns.append(np.zeros_like(column) if left <= _NOTHING * length else column / left)
     return np.stack(columns, axis=1).astype(matrix.dtype)
 
@@ -395,14 +395,14 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 _THRESHOLD = "threshold"
-# By which the threshold moves in a step: to the half in twenty.
+# Factor of the threshold per step: it halves in twenty.
 _DECAY = 0.5 ** (1 / 20)
 # The part of what it began with that the threshold does not fall below: where gradients are 0 for
 # long, it would end as 0.
 _LEAST = 1e-6
-# Steps from one cut of what is left over to the next, as in Deeplearning4j.
+# Steps between clippings of the residual, as in Deeplearning4j.
 _CUT_EVERY = 5
-# How a message says its entries: by places, by two bits for each, or that one is no number.
+# Encodings of a message: by index, two bits per entry, or "not finite".
 _PLACES, _BITS, _NOT_FINITE = range(3)
 _NEGATIVE = np.uint32(1 << 31)
 
@@ -434,8 +434,8 @@ class ThresholdCodec:
         total: np.ndarray = np.zeros_like(held)
         count = 0
         finite = bool(np.isfinite(held).all())
-        for message in wire.gather(encode_signs(positive, negative, finite=finite)):
-            indices = decode_signs(message, held.size)
+        for message in wire.gather(_encode_signs(positive, negative, finite=finite)):
+            indices = _decode_signs(message, held.size)
             if indices is None:  # as it would be without compression
                 total[:] = np.nan
                 continue
@@ -474,7 +474,7 @@ def _adapted(options: Threshold, threshold: float, share: float) -> float:
     return max(threshold * _DECAY, options.start * _LEAST) if share < low else threshold
 
 
-def encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:
+def _encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:
     """Return the shorter of two ways to say which entries are sent, and their signs. Pure."""
     if not finite:
         return np.array([_NOT_FINITE], np.uint32)
@@ -489,7 +489,7 @@ def encode_signs(positive: np.ndarray, negative: np.ndarray, *, finite: bool) ->
     return np.concatenate([np.array([_BITS], np.uint32), packed])
 
 
-def decode_signs(message: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _decode_signs(message: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the places of positive and negative entries, or ``None`` if one is no number. Pure."""
     kind, body = int(message[0]), message[1:]
     if kind == _NOT_FINITE:

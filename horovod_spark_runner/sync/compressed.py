@@ -29,7 +29,7 @@ from .codec import (
 )
 from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
 
-# A sign and a place are sent as 32 bits.
+# A sign and an index are sent as 32 bits.
 _MOST_ENTRIES = 1 << 31
 
 
@@ -44,12 +44,12 @@ class CompressedSynchroniser(AllreduceSynchroniser):
 
     def __init__(self, compression: Compression, collectives: Collectives, wire: Wire) -> None:
         super().__init__("none", collectives)
-        self._codec = codec_of(compression)
-        self.lasting = bool(self._codec.keeps)
+        self._codec = _codec_of(compression)
+        self.delays_gradients = bool(self._codec.keeps)
         self._wire = wire
         self._step = 0
         self._places: dict[str, Place] = {}
-        # What a checkpoint has of places that are not known yet.
+        # Restored state of places that no step has used yet.
         self._restored: dict[str, np.ndarray] = {}
         self._whole = 0.0
 
@@ -75,9 +75,9 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return result, summed[len(local) :]
 
     def _note(self, name: str, shapes: Sequence[Shape]) -> None:
-        """Create a place, or check that the shapes of a lasting one are unchanged."""
+        """Create a place, or check that the shapes of one from an earlier step are unchanged."""
         place = self._places.get(name)
-        if place is None or not self.lasting:
+        if place is None or not self.delays_gradients:
             place = self._places[name] = Place(name, list(shapes))
             if self._codec.sends_places and sum(place.sizes) >= _MOST_ENTRIES:
                 raise ModelError(
@@ -100,7 +100,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             flat = np.concatenate([array.reshape(-1) for array in arrays[:count]])
             self._whole += bytes_of_sum(flat.nbytes, self._wire.size)
             total = self._codec.total(flat, place, self._wire, self._step)
-            # Not as the place has it, which another trace of the step may have seen last.
+            # Not the place's shapes: another trace of the step may have set them.
             summed = parts_like(total, arrays[:count])
         for array in arrays[count:]:
             self._whole += bytes_of_sum(array.nbytes, self._wire.size)
@@ -117,7 +117,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return {n: a.copy() for n, a in saved.items() if rank == 0 or not n.startswith("shared/")}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        # What this compression does not keep, it would not bring up to date either.
+        # State that this compression does not use would not be updated.
         prefixes = tuple(f"{name}/" for name in self._codec.keeps)
         self._restored = {
             name: array for name, array in arrays.items() if name.startswith(prefixes)
@@ -143,7 +143,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             place.local[key] = np.array(array)
 
 
-def codec_of(compression: Compression) -> Codec:
+def _codec_of(compression: Compression) -> Codec:
     """Return the codec of a compression."""
     if isinstance(compression, TopK):
         return TopKCodec(compression)

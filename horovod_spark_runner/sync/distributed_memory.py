@@ -23,17 +23,17 @@ from ..cluster.protocol.channel import Handshake, connect, receive_exactly
 from ..cluster.protocol.listener import Listener
 from ..errors import EnvironmentProblem, LaunchError
 
-# What is asked for: the kind, the first number, the one after the last, and what to add to one.
+# A request: its kind, first and end index, and the value to add.
 _REQUEST = struct.Struct("!Bqqq")
 _GET, _ADD, _ADD_AT = range(3)
 _DONE = b"\1"
 # Numbers that are read or added at once, and bytes of each rank's that wait for that.
 _PIECE = 1 << 18
-# Seconds until a rank that does not answer is given up.
+# Seconds after which a rank that does not answer counts as lost.
 _OPENING = 60.0
-# Seconds between looks at whether all ranks have come.
+# Seconds between polls for ranks that have not connected.
 _TICK = 0.05
-# Seconds of silence after which a connection is looked after.
+# Seconds of silence after which TCP probes a connection.
 _KEEPALIVE = 60
 
 
@@ -180,7 +180,7 @@ class DistributedMemory:
             self._receive(rank, connection, done)
 
     def add_at(self, index: int, value: int) -> int:
-        rank = holder_of(self._parts, index)
+        rank = _holder_of(self._parts, index)
         if self._server is not None and rank == self._ranks.rank:
             return int(self._server.add_at(index, value))
         connection = self._connections[rank]
@@ -213,7 +213,7 @@ class DistributedMemory:
             self._lost(rank, error)
 
     def _lost(self, rank: int, error: Exception) -> NoReturn:
-        # Of a kind that the driver takes for what follows from another rank's failure.
+        # A type that the driver treats as a consequence of another rank's failure.
         raise LaunchError(
             f"sync=AsyncServer(…): rank {self._ranks.rank} on {socket.gethostname()} has lost its "
             f"connection to rank {rank} on {self._hosts[rank]}, which holds a part of the weights "
@@ -221,7 +221,7 @@ class DistributedMemory:
         ) from error
 
     def close(self) -> None:
-        self._ranks.barrier()  # after which nobody asks
+        self._ranks.barrier()  # no request follows it
         for connection in self._connections.values():
             connection.close()
         if self._server is not None:
@@ -346,6 +346,6 @@ def divided(size: int, holders: Sequence[int]) -> dict[int, tuple[int, int]]:
     return dict(zip(holders, pairwise(ends), strict=True))
 
 
-def holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
+def _holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
     """Return the rank that holds one of the `divided` numbers."""
     return next(rank for rank, (_, end) in parts.items() if index < end)

@@ -44,7 +44,7 @@ class LocalSGDSynchroniser:
 
     meets_in_every_step = False
     in_step = True
-    lasting = False
+    delays_gradients = False
 
     def __init__(self, options: LocalSGD | DiLoCo, collectives: Collectives) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class LocalSGDSynchroniser:
         averaging = isinstance(options, LocalSGD) and options.average_optimizer
         self._groups = (MODEL, "optimizer") if averaging else (MODEL,)
         self.synced_state = SyncedState.EVERYTHING if averaging else SyncedState.WEIGHTS
-        # The values a round began with, and what this rank has done since.
+        # Values at the beginning of the round, and this rank's steps since.
         self._met: Arrays = {}
         self._rows = self._steps = self._idle = 0
         self._velocity: Arrays = {}
@@ -133,10 +133,10 @@ class LocalSGDSynchroniser:
         (sums,) = map(np.asarray, self._collectives.sum([counts], "round.variables"))
         if self._collectives.size * sums[1] != sums[0] ** 2:
             raise ModelError(
-                "the optimizers keep something of other weights on some ranks than on others: the "
-                "rows of a rank have not used all that is trained, so that there is no mean of "
-                "their moments. Use sync=LocalSGD(…) without average_optimizer, with which each "
-                "rank keeps its own, or sync=Allreduce()"
+                "optimizer states of different ranks cannot be averaged: they belong to different "
+                "weights, because a rank's rows have not used all that is trained. Use "
+                "sync=LocalSGD(…) without average_optimizer, which leaves each rank its own "
+                "optimizer state, or sync=Allreduce()"
             )
 
     def _met_of(self, now: Arrays) -> Arrays:
@@ -155,7 +155,7 @@ class LocalSGDSynchroniser:
         self._sent += bytes_of_sum(nbytes, self._collectives.size)
         *sums, ranks = map(np.asarray, self._collectives.sum([*terms, busy], "round.counts"))
         if not self._idle:
-            return  # should busy ranks differ, that is found where models are compared
+            return  # if ranks differ, the comparison of models finds it
         for (name, value), summed in zip(now.items(), sums, strict=True):
             counted = met[name] + summed // ranks[0]
             variables.named[name].assign(counted.astype(value.dtype))

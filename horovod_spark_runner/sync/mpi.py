@@ -43,7 +43,7 @@ def shares_gpu(world: MPI.Comm) -> bool:
     return bool(world.allreduce(len(named) > len(set(named)), MPI.LOR))
 
 
-# Of one MPI call, whose counts and offsets have 31 bits.
+# Bytes of one MPI call, whose counts and offsets have 31 bits.
 _MOST_ELEMENTS = 1 << 28
 _MOST_BYTES = 1 << 30
 
@@ -66,7 +66,7 @@ class MpiWire:
         self.sent = 0.0
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        total = np.array(array, order="C")  # whose flat form is no copy
+        total = np.array(array, order="C")  # contiguous: its flat form is a view
         flat = total.reshape(-1)
         for begin in range(0, flat.size, _MOST_ELEMENTS):
             self._world.Allreduce(MPI.IN_PLACE, flat[begin : begin + _MOST_ELEMENTS])
@@ -92,7 +92,7 @@ class MpiWire:
         local = parts[self.rank]
         received = [np.empty_like(local) for _ in parts]
         waiting = []
-        # Both ends cut alike: what a rank is given is as long from all others.
+        # Both ends split messages equally: all parts for a rank have one length.
         for begin in range(0, max(part.size for part in parts), _MOST_ELEMENTS):
             piece = slice(begin, begin + _MOST_ELEMENTS)
             for rank, part in enumerate(parts):
@@ -117,9 +117,9 @@ class MpiRanks:
         _need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
         self._world = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
-        # By MPI, as the weights of all ranks: who can read the one can read the other.
+        # Sent by MPI, as the weights are: whoever can read the one can read the other.
         self._key: bytes = self._world.bcast(os.urandom(_KEY_BYTES))
-        self._reached = False  # whether the others were
+        self._reached = False  # whether all other ranks were reached
 
     def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
         address = os.environ.get(ADDRESS, "127.0.0.1")  # of a world on several hosts

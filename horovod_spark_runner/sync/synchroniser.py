@@ -150,21 +150,20 @@ class Variables(Protocol):
 
 
 class Synchroniser(Protocol):
-    """One way of synchronising, on one rank.
+    """A synchronisation strategy, on one rank.
 
     The engine calls `gradients` and `changes` inside its step, `gradients` wherever an optimizer is
     about to be given some; the loop calls everything else, outside it. All ranks call the same in
     the same order.
 
     Attributes:
-        meets_in_every_step: whether each step is one of all ranks together: then `gradients`
-            carries what is put along. Otherwise a rank's step is that of a process of its own, and
-            ranks agree on what they do next, are validated and keep checkpoints where they have met
-            only.
-        in_step: whether all ranks make equally many steps. Otherwise each takes batches as it comes
-            to them, and nothing within a step may wait for another rank.
-        synced_state: what is the same on all ranks once they have met.
-        lasting: whether optimizers are given now what the gradients of earlier steps were.
+        meets_in_every_step: whether all ranks meet in each step: then `gradients` carries the
+            requests. Otherwise each rank steps alone; ranks agree, validate and save checkpoints
+            only where they meet.
+        in_step: whether all ranks make equally many steps. Otherwise each takes batches on demand,
+            and no step may wait for another rank.
+        synced_state: the state that is equal on all ranks after they have met.
+        delays_gradients: whether an update may include earlier steps' gradients.
     """
 
     @property
@@ -177,7 +176,7 @@ class Synchroniser(Protocol):
     def synced_state(self) -> SyncedState: ...
 
     @property
-    def lasting(self) -> bool: ...
+    def delays_gradients(self) -> bool: ...
 
     def begin(self, variables: Variables) -> None:
         """Record the initial or resumed state, which is equal on all ranks."""
@@ -302,7 +301,7 @@ def change_of(now: np.ndarray, before: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _is_floating(dtype: np.dtype) -> bool:
-    # bfloat16 and the like are no types of NumPy's own.
+    # bfloat16 and others are not NumPy's own types.
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 

@@ -17,7 +17,7 @@ from ..training.engine import engine_named
 from .one_rank import runs_here
 
 FaultKind = Literal["kill", "stop", "terminate", "raise", "storage"]
-# These end or stop the process itself.
+# Faults that end or stop the process.
 _OF_THE_PROCESS = ("kill", "stop")
 
 

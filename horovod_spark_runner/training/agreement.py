@@ -78,7 +78,7 @@ def _raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
             raise each
 
 
-def rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
+def _rows_to_try(world: MPI.Comm, batch: Batch) -> Batch:
     """Return the same few rows on all ranks: rank 0's, or those of several if it has one.
 
     All ranks must call this.
@@ -133,7 +133,7 @@ class StepTrials:
             ModelError: something is a sum over rows; on all ranks, if they call this together.
         """
         world = self._world if together else MPI.COMM_SELF
-        tried = replace(step, batch=rows_to_try(world, step.batch))
+        tried = replace(step, batch=_rows_to_try(world, step.batch))
         _raise_together(world, lambda: self._try(tried, number))
         self._tried = number
 
@@ -145,9 +145,9 @@ class StepTrials:
             if not later:
                 raise
             raise ModelError(
-                f"{error}. That was found at step {number} of the run; when step {self._tried} was "
-                "tried, there was none (a factor that rises from 0, say): what was trained since "
-                "then may be wrong"
+                f"{error}. That was found at step {number} of the run, and not yet at step "
+                f"{self._tried} (a factor that rises from 0, say): what was trained since then may "
+                "be wrong"
             ) from None
         for text in messages:
             if text not in self._warned and self._world.Get_rank() == 0:
@@ -210,7 +210,7 @@ def check_ranks_agree(
     different = [int(index) for index in np.flatnonzero(low != high)]
     if not different:
         return
-    # What the others differ by, if it is among them.
+    # Learning rates first: where they differ, they are the cause.
     different.sort(key=lambda index: not variables.is_rate(shared[index]))
     root = world.bcast(local_sums, root=0)
     ranks = world.allgather(bool((local_sums != root).any()))

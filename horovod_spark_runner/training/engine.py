@@ -31,7 +31,7 @@ from ..storage.filesystem import Location
 from ..sync.synchroniser import Collectives, Synchroniser
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .trained_model import Model, Recipe, StoredModel
-from .trainee import Evaluator, Question
+from .trainee import EvaluationRequest, Evaluator
 from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from .trainee import Trainee
 
-# What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
+# Export formats: TensorFlow's, Keras' own, and ONNX.
 SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
-# How the names of those end that are one file.
+# Suffixes of formats that are one file.
 SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
-# What is in every SavedModel, a folder.
+# A file in every SavedModel, which is a folder.
 GRAPH_FILE = "saved_model.pb"
 
 
@@ -190,10 +190,10 @@ class Engine(Protocol):
         """
         ...
 
-    def held(self, parts: Any) -> Mapping[str, bytes | Contents]:
+    def stored_files(self, parts: Any) -> Mapping[str, bytes | Contents]:
         """Return the files, by name, that `Recipe.parts` holds.
 
-        They suffice to make the model again from storage; none if what it was made from does not.
+        They suffice to load the model from storage; empty if they do not.
         """
         ...
 
@@ -259,7 +259,7 @@ class Engine(Protocol):
         """
         ...
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         """Return the model's evaluator. In a Spark Python worker.
 
         Raises:
@@ -300,8 +300,8 @@ def check_format(format: object, formats: Sequence[str]) -> None:
         InvalidInputError: the engine does not export to ``format``.
     """
     if format not in formats:
-        listed = ", ".join(map(repr, formats)) or "none for a model of this engine"
-        raise InvalidInputError(f"there is no format {format!r} to export to; there is {listed}")
+        listed = ", ".join(map(repr, formats)) or "none"
+        raise InvalidInputError(f"unknown export format {format!r}; this model has {listed}")
 
 
 def engine_named(name: str) -> Engine:
@@ -313,7 +313,7 @@ def engine_named(name: str) -> Engine:
     try:
         engine: Engine = importlib.import_module(name).ENGINE
     except (ImportError, AttributeError) as error:
-        raise InvalidInputError(f"engine {name!r} cannot be had: {error}") from error
+        raise InvalidInputError(f"engine {name!r} cannot be imported: {error}") from error
     return engine
 
 
@@ -406,7 +406,7 @@ def _closure(function: FunctionType) -> dict[str, object]:
     return variables
 
 
-# Besides the engine's: what reads rows, the loop, and what writes its event files.
+# Besides the engine's modules: readers, the loop, and the writer of event files.
 _MODULES = (
     "pyarrow.parquet",
     "horovod_spark_runner.training.loop",

@@ -21,6 +21,7 @@ from ..data.read.reader import Batch, DatasetReader
 from ..data.read.sharding import EpochPlan, batch_rows, epoch_steps, plan_epoch
 from ..sync.asynchronous import AsyncSynchroniser, Board
 from ..sync.synchroniser import Synchroniser
+from ..typed_json import JsonObject
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from .agreement import Agreement
 
-# What a rank may ask of all ranks at a step, in this order.
+# Requests of a rank to all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
@@ -193,7 +194,7 @@ class _BatchPosition(NamedTuple):
     number: int
 
 
-class _Shares(Protocol):
+class _BatchSchedule(Protocol):
     """The steps of one rank, epoch by epoch; all ranks call the same in the same order."""
 
     def restore(self, state: Mapping[str, object], progress: Progress) -> None:
@@ -204,7 +205,7 @@ class _Shares(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return the state for a checkpoint, as JSON; ranks have met."""
         ...
 
@@ -234,34 +235,34 @@ class _Shares(Protocol):
         ...
 
 
-def shares_of(
+def batch_schedule(
     sync: Synchroniser,
     epochs: Epochs,
     world: MPI.Comm,
     agreement: Agreement,
     wants: Callable[[int], bool],
-) -> _Shares:
-    """Return the steps of this rank, as its way of synchronising lets ranks make them.
+) -> _BatchSchedule:
+    """Return the steps of this rank under its synchronisation strategy.
 
     Args:
-        sync: the way.
+        sync: the strategy.
         epochs: the epochs.
         world: communicator of all ranks.
         agreement: of all ranks.
-        wants: tells whether a checkpoint is due after so many steps of the run.
+        wants: returns whether a checkpoint is due after so many steps of the run.
     """
     if sync.in_step:
-        return EqualShares(epochs, agreement)
-    return TakenShares(epochs, cast(AsyncSynchroniser, sync), world, wants)
+        return _SynchronousBatches(epochs, agreement)
+    return OnDemandBatches(epochs, cast(AsyncSynchroniser, sync), world, wants)
 
 
-def made_alone(state: Mapping[str, object]) -> bool:
+def was_asynchronous(state: Mapping[str, object]) -> bool:
     """Return whether ranks stepped asynchronously before a checkpoint with this ``state``. Pure."""
     return TAKEN in state
 
 
-class EqualShares:
-    """Parts of global batches; see `_Shares`.
+class _SynchronousBatches:
+    """Parts of global batches; see `_BatchSchedule`.
 
     Args:
         epochs: the epochs.
@@ -274,14 +275,14 @@ class EqualShares:
     def restore(self, state: Mapping[str, object], progress: Progress) -> None:
         check_not_taken(state, progress.epoch)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {}
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
         return self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
 
     def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
-        # Callbacks may look at their own clock: what one rank decides, all do.
+        # Callbacks may use their own clock: one rank's decision holds for all.
         return watched and self._agreement.any_requests(requests[STOP])
 
     def end(self, progress: Progress) -> Sequence[object]:
@@ -294,8 +295,8 @@ class EqualShares:
         return []
 
 
-class TakenShares:
-    """Batches that ranks take as they come to them; see `_Shares`.
+class OnDemandBatches:
+    """Batches that ranks take on demand; see `_BatchSchedule`.
 
     Args:
         epochs: the epochs.
@@ -314,20 +315,20 @@ class TakenShares:
         self._epochs, self._sync, self._wants = epochs, sync, wants
         self._world = world
         self._rank, self._size = world.Get_rank(), world.Get_size()
-        # Of an epoch that is not over, the batches of each share that are taken.
+        # Batches taken of each share, in an unfinished epoch.
         self._taken: list[int] | None = None
         self._board: Board | None = None
 
     def restore(self, state: Mapping[str, Any], progress: Progress) -> None:
         self._taken = state.get(TAKEN)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {TAKEN: self._taken}
 
     def steps(self, progress: Progress) -> Generator[Step, None, None]:
         steps = self._epochs.steps
         taken = self._taken or [progress.epoch_step] * self._size
-        counts, first = first_batches(taken, steps, self._size)
+        counts, first = _first_batches(taken, steps, self._size)
         self._board = board = self._sync.open(counts)
         return self._steps(progress, board, first[self._rank], sum(taken), len(taken))
 
@@ -367,7 +368,7 @@ class TakenShares:
                         )
                     step = next(one for one in reading if one.number == position.number)
                 if made and self._size == 1 and not step.batch.rows:
-                    board.end()  # no other rank needs this one's part in it
+                    board.end()  # no other rank waits for this one
                 else:
                     self._sync.go_on(number)
                     made += 1
@@ -392,17 +393,17 @@ class TakenShares:
     def stops(self, requests: Sequence[object], *, watched: bool) -> bool:
         assert self._board is not None
         self._board.ask(requests)
-        return False  # all leave where they would take another batch
+        return False  # all ranks leave before their next batch
 
     def end(self, progress: Progress) -> Sequence[object]:
         steps, seen = self._epochs.steps, self._sync.seen
         self._taken = [min(number, steps) for number in seen.taken]
         done = sum(self._taken) // len(self._taken)
         whole = all(number == steps for number in self._taken)
-        # Within an epoch, some of it is done, whatever is.
+        # An unfinished epoch has at least one step.
         progress.to_step(steps if whole else max(1, done))
         if whole or seen.requests[STOP]:
-            self._taken = None  # the epoch is over, whatever of it is left
+            self._taken = None  # the epoch ends, even if batches are left
         return NOTHING if whole else seen.requests
 
     def last_fraction(self, step: Step | None) -> float:
@@ -416,7 +417,7 @@ class TakenShares:
         return [counted[number] for number in range(max(counted, default=-1) + 1)]
 
 
-def first_batches(
+def _first_batches(
     taken: Sequence[int], steps: int, ranks: int
 ) -> tuple[list[int], list[_BatchPosition | None]]:
     """Assign each rank a first batch, so that none is without a step. Pure.

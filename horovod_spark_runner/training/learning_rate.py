@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..config.training import FitOptions
+from ..typed_json import JsonObject
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,12 +33,12 @@ class Rates(Protocol):
         ...
 
 
-def scale_factor(scaling: str, world: int) -> float:
+def _scale_factor(scaling: str, world: int) -> float:
     """Return the factor of the learning rate after the warm-up. Pure."""
     return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[scaling]
 
 
-def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
+def _warmup_factor(options: FitOptions, world: int, progress: float) -> float:
     """Return the factor of the model's learning rate. Pure.
 
     Args:
@@ -45,7 +46,7 @@ def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
         world: number of ranks.
         progress: epochs trained so far, with fractions.
     """
-    target = scale_factor(options.lr_scaling, world)
+    target = _scale_factor(options.lr_scaling, world)
     if progress >= options.warmup_epochs:
         return target
     return 1.0 + (target - 1.0) * progress / options.warmup_epochs
@@ -71,13 +72,13 @@ class LearningRate:
         rates: Rates | None,
         options: FitOptions,
         world: int,
-        state: dict[str, Any] | None = None,
+        state: JsonObject | None = None,
     ) -> None:
         self._options = options
         self._world = world
         self._base: list[float] = []
+        # The rates set last; empty once a callback has set others.
         self._last: list[float] = []
-        # Of the rates as they were set last, none are known once a callback has set others.
         self._done = rates is None
         self._epoch: int | None = None
         self._rates = rates
@@ -88,10 +89,10 @@ class LearningRate:
         self._base, self._last = list(saved["base"]), list(saved["last"])
         self._done = bool(saved["done"])
         if not state and not options.warmup_epochs:
-            self._scale(scale_factor(options.lr_scaling, world))  # callbacks find it so
+            self._scale(_scale_factor(options.lr_scaling, world))  # callbacks find it so
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """State for a resumed run, as JSON."""
         return {"base": self._base, "last": self._last, "done": self._done}
 
@@ -125,7 +126,7 @@ class LearningRate:
         if self._done:
             return
         self._done = progress >= self._options.warmup_epochs
-        self._scale(warmup_factor(self._options, self._world, progress))
+        self._scale(_warmup_factor(self._options, self._world, progress))
 
     def _scale(self, factor: float) -> None:
         assert self._rates is not None

@@ -53,9 +53,10 @@ from ..sync.compressed import CompressedSynchroniser
 from ..sync.local_sgd import LocalSGDSynchroniser
 from ..sync.mpi import MpiRanks, MpiWire
 from ..sync.synchroniser import Collectives, Synchroniser
+from ..typed_json import JsonObject
 from .agreement import Agreement, StepTrials, changed_since, check_ranks_agree, checksums
 from .engine import engine_named
-from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, execution, made_alone, shares_of
+from .epochs import PREEMPT, SAVE, STOP, Epochs, Step, batch_schedule, execution, was_asynchronous
 from .learning_rate import LearningRate
 from .progress import Logs, Progress, ProgressReporter, numbers, plain
 from .sample_rows import SAMPLE_COUNT, few_rows
@@ -64,14 +65,14 @@ from .time_breakdown import Accounts, Clock, Kind, phases
 from .traces import Traces
 from .trainee import Trainee
 
-# Makes a way of synchronising from its settings and the framework's collectives.
+# Makes a synchroniser from its settings and the framework's collectives.
 _SynchroniserFactory = Callable[[Any, Collectives], Synchroniser]
 
 
 def _allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
     """Return the synchroniser that adds up gradients in every step, compressed or not."""
     compression = options.compression
-    if compression == "none" or compression == "fp16":  # which the framework's sums can do
+    if compression == "none" or compression == "fp16":  # the framework's sums support it
         return AllreduceSynchroniser(compression, collectives)
     return CompressedSynchroniser(compression, collectives, MpiWire())
 
@@ -135,7 +136,7 @@ def _check_outputs(config: TrainingConfig, trainee: Trainee) -> None:
         InvalidInputError: the outputs do not fit the predictions.
     """
     check, columns = config.check_outputs, config.prediction_col
-    if check is None and (columns is None or isinstance(columns, str)):  # which fit any outputs
+    if check is None and (columns is None or isinstance(columns, str)):  # they fit any outputs
         return
     outputs = trainee.outputs()
     if outputs is None:  # not known before the first step
@@ -207,7 +208,7 @@ class _Training:
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
-        # The window may take as much, so a dataset that fits into it can just as well be kept.
+        # A dataset that fits into the window is kept: it takes no more memory.
         options = spec.config.data
         reader = DatasetReader(
             data,
@@ -231,8 +232,10 @@ class _Training:
             self._spec, self._world, self._trainee, self._sync, self._restored
         )
         is_due = self._checkpoints.is_due
-        self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, is_due)
-        state: dict[str, Any] = {}
+        self._schedule = batch_schedule(
+            self._sync, self._epochs, self._world, self._agreement, is_due
+        )
+        state: JsonObject = {}
         if self._restored is not None:
             info = self._restored.info
             state = info.state
@@ -243,19 +246,19 @@ class _Training:
                 if self._progress.is_finished(self._spec.fit.epochs):
                     # Storage may have been full after the last checkpoint.
                     directory.write_metrics(info.history, self._accounts.epochs)
-            self._shares.restore(state, self._progress)
+            self._schedule.restore(state, self._progress)
         elif self._spec.warm_start is not None and self._rank == 0:
             self._trainee.load_initial_weights(self._spec.warm_start)
         self._share_variables()
         self._variables.separate_seeds(self._rank)
-        self._trainee.separate(self._rank)
+        self._trainee.separate_random_streams(self._rank)
         scaling = self._spec.fit.lr_scaling
         rates = None if scaling == "none" else self._trainee.rates(scaling)
         rate_state = state.get("learning_rate")
         self._rate = LearningRate(rates, self._spec.fit, self._spec.workers, rate_state)
         resumed = self._restored is not None
         self._hooks = self._trainee.hooks(steps=self._epochs.steps, resumed=resumed)
-        # Before the first collective of the training: all ranks have come this far, or none goes.
+        # Before the training's first collective: all ranks arrive, or none continues.
         self._world.Barrier()
 
     def _share_variables(self) -> None:
@@ -274,7 +277,7 @@ class _Training:
 
     # -- the epochs ----------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> JsonObject:
         """Train the remaining epochs and save the model; return its description."""
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
@@ -315,37 +318,37 @@ class _Training:
         """Begin or resume the training; return whether it resumes within an epoch."""
         if self._restored is None:
             self._hooks.train_begin()
-            # A callback of rank 0 may have loaded weights, and says the epoch.
+            # A callback of rank 0 may have loaded weights, and set the epoch.
             initial = self._world.bcast(self._hooks.initial_epoch)
             if initial:
                 self._progress.epoch = initial
                 self._progress.step = initial * self._epochs.steps
             self._share_variables()
-            self._hooks.remember()
+            self._hooks.snapshot()
             return False
         info, rank_state = self._restored.info, self._restored.rank_state
         self._restored = None
-        # The hooks set up what callbacks do not keep; what they change is put back.
+        # `train_begin` sets up unsaved state; variables that it changes are restored below.
         values = self._variables.capture()
         if self._hooks.restored_first:
             restore_hooks(rank_state, self._hooks)
         self._hooks.train_begin()
-        self._hooks.remember()
+        self._hooks.snapshot()
         self._hooks.restore_history(info.history)
         if info.epoch_step:
             self._begin_epoch()
             self._trainee.make_metrics()
         self._variables.restore(values)
         self._share_variables()
-        # Also what the epoch's begin has set anew.
+        # Also state that the epoch's begin has reset.
         again = info.epoch_step or not self._hooks.restored_first
         hooks = self._hooks if again else None
         restore_rank(rank_state, self._trainee, hooks, self._sync)
-        if made_alone(info.state):
+        if was_asynchronous(info.state):
             self._rate.share(self._world)
         return info.epoch_step > 0
 
-    def report(self, ended: dict[str, Any]) -> TrainingReport:
+    def report(self, ended: JsonObject) -> TrainingReport:
         """Return the report of a training, from the result of `run`, once all is closed."""
         rows, seconds = self._world.allreduce(self._progress.rows), self._progress.seconds
         return TrainingReport(
@@ -355,7 +358,7 @@ class _Training:
             preempted_at=self._progress.step if self._preempted else None,
             timings=phases(self._accounts.seconds()),
             accounts=self._accounts.totals(),
-            staleness=self._shares.lateness(),
+            staleness=self._schedule.lateness(),
             **ended,
         )
 
@@ -376,7 +379,7 @@ class _Training:
         progress.seconds += seconds
         if self._preempted:
             return {}
-        results = self._trainee.results("train", logs, self._shares.last_fraction(last))
+        results = self._trainee.results("train", logs, self._schedule.last_fraction(last))
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             with self._clock.during(Kind.VALIDATION):
                 results.update(self._evaluate())
@@ -416,7 +419,7 @@ class _Training:
         step = None
         while not self._preempted:
             self._clock.to(Kind.DATA)
-            with contextlib.closing(self._shares.steps(self._progress)) as reading:
+            with contextlib.closing(self._schedule.steps(self._progress)) as reading:
                 for step in reading:
                     self._clock.to(Kind.CALLBACKS)
                     logs, leave = self._run_step(step)
@@ -425,7 +428,7 @@ class _Training:
                         break
             self._clock.to(Kind.EXCHANGE)
             self._sync.meet(self._variables)
-            requests = self._shares.end(self._progress)
+            requests = self._schedule.end(self._progress)
             if requests[STOP]:
                 self._hooks.stop_training = True
             if requests[STOP] or not any(requests):
@@ -453,7 +456,7 @@ class _Training:
             together = self._sync.in_step or not self._checked
             with self._clock.during(Kind.FIRST_STEP):
                 self._trials.run(step, progress.step + 1, together=together)
-        # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
+        # A rank without rows joins common steps; a step of its own must not change its model.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
         with preserve_shared(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(
@@ -479,7 +482,7 @@ class _Training:
         self._reporter.step(progress, steps, logs, further * step.rows)
         # Callbacks may have taken longer on other ranks, which this one waits for here.
         with self._clock.during(Kind.EXCHANGE):
-            stop = requests[STOP] or self._shares.stops(
+            stop = requests[STOP] or self._schedule.stops(
                 self._local_requests(), watched=ends_watched
             )
         if stop:
@@ -555,7 +558,7 @@ class _Training:
         state = {
             "learning_rate": self._rate.state,
             "stopped_at": self._progress.stopped_at,
-            **self._shares.state(),
+            **self._schedule.state(),
         }
         with self._clock.during(Kind.CHECKPOINT):
             self._checkpoints.save(

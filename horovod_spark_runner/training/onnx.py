@@ -13,18 +13,18 @@ import numpy as np
 
 from .._version import __version__
 from ..errors import DataError, EnvironmentProblem, ModelError
-from ..typed_json import load_json
+from ..typed_json import JsonObject, load_json
 
 if TYPE_CHECKING:
     from ..data.manifest import Column
     from .spec import OutputSpec
 
-# Where this package tells what it knows of a file, among the file's own metadata.
+# Key of this package's facts in a file's metadata.
 METADATA = "horovod_spark_runner"
 # There, the least and largest integer of each input that takes fewer than its column's type has.
 BOUNDS = "bounds"
 _ERRORS_ONLY = 3
-# What it says of an index that is not in a table, by the kind of lookup.
+# onnxruntime's message about an index outside a table, by operator.
 _NO_INDEX = ("out of data bounds", "must be within bounds", "invalid index found")
 # onnxruntime's builds from PyPI report to their makers from their import on, unless this is set.
 _NO_REPORTS = "ORT_DISABLE_TELEMETRY"
@@ -96,10 +96,10 @@ class OnnxSession:
         self.outputs = [one.name for one in self._session.get_outputs()]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Metadata that this package has written into the file; empty for other files."""
         metadata = self._session.get_modelmeta().custom_metadata_map
-        facts: dict[str, Any] = load_json(metadata.get(METADATA, "{}"))
+        facts: JsonObject = load_json(metadata.get(METADATA, "{}"))
         return facts
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -122,7 +122,7 @@ class OnnxSession:
 
 
 _FORMAT = 1
-# What the first dimension of all that goes in and out is called.
+# Name of the first dimension of all inputs and outputs.
 ROWS = "rows"
 # Protocol buffers hold less than 2 GiB; the graph itself needs little beside the weights.
 MOST_BYTES = 2**31 - 2**24
@@ -164,7 +164,7 @@ def write_facts(
     onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
 
 
-# What an added column holds.
+# Contents of an added column.
 PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
 # How far probabilities may be from a sum of 1, by the type that they are computed in.
 TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}

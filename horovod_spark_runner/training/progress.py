@@ -17,9 +17,9 @@ from ..config.training import FitOptions
 from ..data.manifest import Manifest
 from .time_breakdown import Accounts, Kind, mean_seconds
 
-# What JSON gives back.
+# A value of parsed JSON.
 Json: TypeAlias = "str | float | bool | list[Json] | dict[str, Json] | None"
-# What a step, an epoch or an evaluation tells, by name: tensors, numbers, lists, or logs again.
+# Results of a step, epoch or evaluation, by name: tensors, numbers, lists, or logs.
 Logs: TypeAlias = Mapping[str, object]
 
 
@@ -54,7 +54,7 @@ def numbers(logs: Logs) -> dict[str, float]:
 
 
 _PROGRESS_SECONDS = 0.2
-# What a rank waits for.
+# Reasons for which a rank waits.
 _WAITS = (Kind.DATA, Kind.EXCHANGE, Kind.CHECKPOINT)
 
 
@@ -96,7 +96,7 @@ class Progress:
 
     def is_finished(self, epochs: int) -> bool:
         """Return whether a run of so many epochs is finished."""
-        # One that a callback stopped is: with more epochs, it would have stopped there, too.
+        # A run that a callback stopped is over: it would stop there with more epochs, too.
         return self.epoch >= epochs or self.stopped_at is not None
 
 

@@ -16,7 +16,7 @@ from ..errors import ModelError
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.contents import Contents
 
-# How far other hardware may be off, relative to the largest value.
+# Tolerance between different hardware, relative to the largest value.
 _ELSEWHERE = 0.02
 
 
@@ -62,7 +62,7 @@ def _is_near(value: np.ndarray, other: np.ndarray) -> bool:
         finite = np.abs(value[np.isfinite(value)])
         limit = _ELSEWHERE * max(1e-3, finite.max(initial=0.0))
         return bool(np.allclose(other, value, rtol=_ELSEWHERE, atol=limit, equal_nan=True))
-    # A class whose neighbour is about as likely may be another one elsewhere.
+    # The predicted class may differ where two are about equally likely.
     return bool(np.mean(value == other) >= 0.5)
 
 
@@ -71,13 +71,13 @@ def _some(array: np.ndarray) -> str:
 
 
 SAMPLE_FILE = "sample.npz"
-# How many rows are kept, and their bytes, of which a single row may have more.
+# Most rows that are kept, and their bytes; a single row may exceed them.
 SAMPLE_COUNT, _MOST_BYTES = 8, 4 * 1024 * 1024
 # Values of made-up columns of strings.
 _TEXTS = ("", "a", "b c", "Ä")
 _INPUT, _OUTPUT = "input/", "output/"
 
-# From columns to the outputs, which need not be those that a signature lists.
+# Computes outputs from columns; not necessarily those of a signature.
 Call = Callable[[Arrays], Sequence[np.ndarray]]
 
 

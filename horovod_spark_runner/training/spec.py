@@ -22,8 +22,9 @@ from ..data.read.sharding import epoch_steps
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..storage.arrays import Arrays
+from ..typed_json import JsonObject
 
-# What Spark ML calls the columns that feed a model, and that its output is compared with.
+# Spark ML's default names of the feature and label columns.
 FEATURES = "features"
 LABEL = "label"
 
@@ -261,7 +262,7 @@ class TrainingSpec:
     run_dir: str
     run_id: str
     workers: int
-    settings: dict[str, Any]
+    settings: JsonObject
     warm_start: WarmStart | None = None
     attempt: AttemptSpec = AttemptSpec()
     sample: Arrays | None = field(default=None, repr=False)
@@ -363,7 +364,7 @@ class TrainingReport:
     preempted_at: int | None = None
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
-    accounts: dict[str, Any] = field(default_factory=dict)
+    accounts: JsonObject = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     final: dict[str, LogValue] | None = None
     weights: str = ""

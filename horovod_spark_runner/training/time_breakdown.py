@@ -11,6 +11,7 @@ import numpy as np
 
 from ..checkpoint.run_directory import Account
 from ..sync.synchroniser import Traffic
+from ..typed_json import JsonObject
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,12 +48,12 @@ class Kind:
     SAVE = "save"
 
 
-# What a plan counts of an epoch: its steps.
+# Parts of an epoch that a plan counts: its steps.
 _OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
 # Bytes that all ranks have sent in an epoch or run, and what allreduce would without compression.
 SENT, WHOLE = "bytes_sent", "bytes_uncompressed"
-# Of larger worlds, the record of an epoch names so many ranks, and the mean of all.
+# In larger worlds, an epoch's record has this many ranks, and the mean of all.
 MOST_RANKS = 64
 
 
@@ -177,7 +178,7 @@ class Accounts:
         )
         return rate
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> JsonObject:
         """Return the `record` of the whole training on rank 0; all ranks must call it."""
         table = _gather(self._world, [*self._traffic(), *self.seconds().values()])
         return {} if table is None else {**_sums(table[:, :2]), **record(table[:, 2:])}
@@ -197,7 +198,7 @@ def _gather(world: MPI.Comm, row: Sequence[float]) -> np.ndarray | None:
     return table
 
 
-def record(table: np.ndarray) -> dict[str, Any]:
+def record(table: np.ndarray) -> JsonObject:
     """Return where the time of all ranks went, as JSON.
 
     Args:
@@ -215,7 +216,7 @@ def record(table: np.ndarray) -> dict[str, Any]:
         extreme = {int(f(table[:, i])) for i, _ in kinds for f in (np.argmin, np.argmax)}
         even = np.linspace(0, size - 1, MOST_RANKS - len(extreme), dtype=int).tolist()
         ranks = sorted({*extreme, *even})
-    breakdown: dict[str, Any] = {
+    breakdown: JsonObject = {
         "ranks": ranks,
         "seconds": {kind: _rounded(table[ranks, i]) for i, kind in kinds},
     }

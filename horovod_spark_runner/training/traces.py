@@ -174,9 +174,9 @@ class Traces:
         return True
 
 
-# How long Horovod's thread may take to write the rest, and how long its file then rests.
+# Seconds for Horovod's thread to write the rest, and of silence after which it is done.
 _PATIENCE, _REST = 5.0, 0.2
-# Bytes of the file's end in which its last event ends.
+# Bytes at the file's end that contain the end of its last event.
 _TAIL = 4096
 
 

@@ -347,7 +347,7 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
         )
     )
     signature = replace(model.signature, reweighted=True)
-    # What is kept of what the model gave is of its last weights.
+    # The stored outputs are those of the last weights.
     return replace(model, signature=signature, weights=weights)
 
 

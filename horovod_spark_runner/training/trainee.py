@@ -15,6 +15,7 @@ from ..checkpoint.model_state import TrainingVariables, Variable
 from ..checkpoint.run_directory import RunDirectory
 from ..errors import ModelError
 from ..storage.arrays import Arrays
+from ..typed_json import JsonObject
 from .epochs import Step
 from .learning_rate import Rates
 from .progress import Logs
@@ -85,19 +86,19 @@ class Hooks:
     def test_step_end(self, number: int, logs: Logs | None) -> None:
         """After a step of the evaluation; only if `watch_test`."""
 
-    # -- what of them is kept in checkpoints ---------------------------------------------------
+    # -- their state in checkpoints ------------------------------------------------------------
 
-    def remember(self) -> None:
+    def snapshot(self) -> None:
         """Record the callbacks' attributes just after `train_begin`: only changes are state."""
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
         """Restore the history of earlier attempts."""
 
-    def capture(self) -> tuple[dict[str, Any], Arrays]:
+    def capture(self) -> tuple[JsonObject, Arrays]:
         """Return the callbacks' state, as JSON and the arrays it refers to."""
         return {}, {}
 
-    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+    def restore(self, state: JsonObject, arrays: Arrays) -> None:
         """Restore the callbacks' state from `capture`."""
 
 
@@ -124,12 +125,12 @@ class Trainee(ABC):
     ) -> tuple[Logs | None, Sequence[float] | None]:
         """Train on this rank's part of a global batch, together with all other ranks.
 
-        The gradients go through the synchroniser's ``gradients``, as those of a mean over this
-        rank's rows that counts by ``step.fraction``. A rank without rows takes part, too.
+        The gradients go through the synchroniser's ``gradients`` as a mean over this rank's rows,
+        weighted by ``step.fraction``. A rank without rows takes part, too.
 
         Args:
             step: the batch, and this rank's part of the global batch's rows.
-            requests: truth values that go along with the gradients.
+            requests: booleans that travel with the gradients.
             last: whether it is the last step of the epoch.
 
         Returns:
@@ -156,7 +157,7 @@ class Trainee(ABC):
         """
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Return the properties that identify the model, as JSON; see `compare`."""
 
     @abstractmethod
@@ -244,7 +245,7 @@ class Trainee(ABC):
     def variables_were_set(self) -> None:
         """Recompute values derived from the variables."""
 
-    def separate(self, rank: int) -> None:
+    def separate_random_streams(self, rank: int) -> None:
         """Give the framework's own generators a separate stream on this rank."""
 
     def generators(self) -> dict[str, Variable]:
@@ -268,7 +269,7 @@ class Trainee(ABC):
         return []
 
     def make_metrics(self) -> None:
-        """Make the metrics that come into being at their first use, before sums are restored."""
+        """Create metrics that are otherwise created at first use, before sums are restored."""
 
     @property
     def is_tried_alone(self) -> bool:
@@ -282,7 +283,7 @@ class Trainee(ABC):
             step: one with the same few rows on all ranks.
 
         Returns:
-            Warnings of what they compute otherwise than one process.
+            Warnings of what several ranks compute differently from one process.
 
         Raises:
             ModelError: several ranks cannot compute the step exactly.
@@ -294,13 +295,13 @@ class Trainee(ABC):
 
 
 @dataclass(frozen=True)
-class Question:
+class EvaluationRequest:
     """Evaluation requested of a model.
 
     Attributes:
-        targets: what its outputs are compared with.
-        compiled: whether its own loss and metrics are asked for.
-        metrics: others, as `Engine.portable_metrics` gave them; ``None`` for none.
+        targets: the labels of its outputs.
+        compiled: whether its own loss and metrics are requested.
+        metrics: others, from `Engine.portable_metrics`; ``None`` for none.
     """
 
     targets: Targets
@@ -320,7 +321,7 @@ class Evaluator(Protocol):
 
         Args:
             features: the feature columns.
-            labels: the columns of `Question.targets`.
+            labels: the columns of `EvaluationRequest.targets`.
 
         Returns:
             The model's first output for each row.

@@ -18,7 +18,7 @@ from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
 
-# What a run has kept: weights as arrays, by their numbers.
+# Format of a run's own weights: arrays, by their numbers.
 ARRAYS = "arrays"
 
 
@@ -98,10 +98,10 @@ def _of_run(location: Location, engine: str, formats: Sequence[WeightsFormat]) -
         )
     newest = newest_readable(directory, read_variables)
     if newest is None:
-        others = "".join(f", nor {one.called}" for one in formats)
+        others = "".join(f" or {one.called}" for one in formats)
         raise ModelError(
-            f"initial_weights={text!r} is no run directory with a model or checkpoint{others}, "
-            f"which are what the training of a {model_of(engine)} can begin with"
+            f"initial_weights={text!r} must be a run directory with a model or checkpoint{others}, "
+            f"to train a {model_of(engine)}"
         )
     return _of_checkpoint(*newest, engine=engine)
 

@@ -220,7 +220,7 @@ def _check_metric(metric: object, direction: object, training: Mapping[str, obje
     if metric.startswith("val_"):
         if training.get("validation") is None:
             raise InvalidInputError(
-                f"metric={metric!r} is of validation rows, but there are none; give validation, "
+                f"metric={metric!r} is of validation rows, which are missing; give validation, "
                 f"or metric={metric.removeprefix('val_')!r} to search by the training rows"
             )
         if training.get("validation_freq", 1) != 1:

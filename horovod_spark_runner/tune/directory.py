@@ -126,7 +126,7 @@ class StudyDirectory:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             self.journal.write_bytes(whole)
-        # A link to the journal, which is not there for those who follow it if the journal is not.
+        # The lock links to the journal: it exists only if the journal does.
         lock = self.journal.parent.join(f"{self.journal.name}.lock")
         if lock.exists():
             lock.delete_file()
@@ -199,7 +199,7 @@ FINISHED, PRUNED, FAILED, RUNNING, INTERRUPTED = STATES = (
 )
 
 
-# What is kept of a trial beside optuna's own.
+# This package's attributes of a trial, beside optuna's.
 PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
 
 

@@ -87,7 +87,7 @@ class TuneResult:
 
 # Rows of a study's table in notebooks.
 _SHOWN_TRIALS = 50
-# What no trial is to blame for, and would fail the next one as well.
+# Errors that no trial has caused, and that would fail the next one, too.
 _OF_STORAGE = (CheckpointError, OSError, UnreachableError)
 
 
@@ -123,7 +123,7 @@ class Search:
         self._choose = choose
         self._metric = metric
         self._max_trials = max_trials
-        # Written before the first trial; none of them has to wait, or to clean up.
+        # Written before the first trial, so no trial waits for it or cleans up.
         self._data = replace(data, reused=True)
         self._console = console
         self._alone = threading.Lock()  # for the study
@@ -244,7 +244,7 @@ class Search:
             self._fail(trial, params, error, began)
             return
         if run.checkpoint is not None:
-            check_trial_run(run.checkpoint.settings.get("params"), params, place)
+            _check_trial_run(run.checkpoint.settings.get("params"), params, place)
         try:
             value, fitting = self._trained(trial, run, follower)
         except Stopped:
@@ -286,7 +286,7 @@ class Search:
         if follower.broken is not None:
             raise follower.broken
         report = trained.report
-        value = final_value(report.history, report.final, self._metric)
+        value = _final_value(report.history, report.final, self._metric)
         return value, report.timings["epochs"]
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
@@ -387,7 +387,7 @@ class _TrialFollower:
             self._end = error
             return
         with self._alone:
-            # After the last epoch there is nothing to be saved, but a result to be lost.
+            # After the last epoch, pruning would only lose the result.
             prune = progress.epoch + 1 < progress.epochs and self._trial.should_prune()
         if prune:
             self._end = Stopped(f"pruned by the search after epoch {progress.epoch + 1}")
@@ -407,7 +407,7 @@ class _TrialFollower:
                 self._trial.report(value, number)
 
 
-def check_trial_run(
+def _check_trial_run(
     before: Mapping[str, Any] | None, params: Mapping[str, object], place: Location
 ) -> None:
     """Check that a trial's run directory was trained with the trial's parameters.
@@ -427,7 +427,7 @@ def check_trial_run(
         )
 
 
-def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
+def _final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
     """Return the metric of the model that a trial has made.
 
     Args:
@@ -457,7 +457,7 @@ def _value_of(metrics: Mapping[str, float], metric: str) -> float:
     """
     if metric not in metrics:
         raise InvalidInputError(
-            f"metric={metric!r} is no metric of the trials; they have "
+            f"unknown metric={metric!r}; the trials have "
             f"{', '.join(sorted(metrics))}. Name one of these, and another study_dir"
         )
     return float(metrics[metric])

@@ -68,7 +68,7 @@ class Range(Dimension):
 
     @property
     def count(self) -> int | None:
-        # Python counts no range of more than 2**63 numbers.
+        # Python's len() fails for a range of more than 2**63 numbers.
         return int(self.high) - int(self.low) + 1 if self.whole else super().count
 
     def suggest(self, trial: Trial, name: str) -> Any:

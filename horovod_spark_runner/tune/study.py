@@ -21,7 +21,7 @@ from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from .directory import ERROR, FIT_SECONDS, PARAMS, StudyDirectory
 from .space import Dimension, Space
 
-# Optuna's name of the study; its pruners compute with it, so that it must not differ.
+# Optuna's name of the study; constant, because its pruners compute with it.
 _NAME = "search"
 
 
@@ -53,7 +53,7 @@ class Study:
         try:
             directory.check_journal()
             self._storage = JournalStorage(JournalFileBackend(str(directory.journal)))
-            # Optuna tells at once of what the driver tells of in its own words.
+            # The driver reports the same events itself.
             verbosity = optuna.logging.get_verbosity()
             optuna.logging.set_verbosity(optuna.logging.WARNING)
             try:
@@ -95,7 +95,7 @@ class Study:
         """Return the best of the finished trials, the first of equals; ``None`` if none is."""
         least = self._study.direction == optuna.study.StudyDirection.MINIMIZE
         finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
-        choose = min if least else max  # of equals, both take the first
+        choose = min if least else max  # both take the first of equal ones
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
 
     def take_up(self) -> int:
@@ -119,7 +119,7 @@ class Study:
             choose: has the parameters of a new trial suggested.
         """
         if self._sampler_for is not None:
-            # One that was left before it had parameters draws what it would have drawn.
+            # An interrupted trial without parameters draws what it would have drawn.
             drawn = [PARAMS in one.user_attrs or one.state.is_finished() for one in self.trials()]
             self._study.sampler = self._sampler_for(sum(drawn))
         trial = self._study.ask()
@@ -196,7 +196,7 @@ class Study:
         try:
             self._study.tell(trial, value, state=state)
         except RuntimeError as error:
-            # A sampler at its end wants to stop a loop of optuna's; the trial is recorded by then.
+            # An exhausted sampler stops optuna's loop; the trial is recorded by then.
             if "Study.stop" not in str(error):
                 raise
             self._stopped = True
@@ -207,7 +207,7 @@ class Study:
         trials = self.trials()
         if any(one.state is TrialState.WAITING for one in trials):
             return False
-        # Of a grid, a point is given once, whatever became of it.
+        # A point of a grid is tried once, whatever its outcome.
         return self._stopped or _is_grid_started(self._study.get_trials())
 
     def reported(self, number: int) -> dict[int, float]:
@@ -289,7 +289,7 @@ def sampler_for(
     """
     if isinstance(sampler, BaseSampler):
         return sampler
-    if sampler == "grid":  # whose order, by its seed, must be the same for all trials
+    if sampler == "grid":  # its order, set by the seed, must be equal for all trials
         return optuna.samplers.GridSampler(_grid_of(space), seed=seed)
     trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     if sampler == "random":

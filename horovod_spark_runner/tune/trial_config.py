@@ -27,12 +27,12 @@ from .space import Space
 # Arguments of `run_training` that a search decides, or that mean nothing to a function's model.
 _SEARCH_SETTINGS = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
 _UNUSED = ("custom_objects",)
-# Arguments of `tune` itself, which no trial can have its own of.
+# Arguments of `tune` itself, which are the same for all trials.
 _OF_SEARCH = (
     *("space", "metric", "direction", "max_trials", "parallel", "workers_per_trial"),
     *("sampler", "pruner", "study_dir"),
 )
-# A trial that its surroundings have cut short is tried once more.
+# A trial that failed for reasons outside its code is retried once.
 _RESTARTS = RestartOptions(max_restarts=1)
 # Settings of the table that a space may name: where they belong. Those of `FitOptions` but
 # ``seed``, which is the search's own, and ``validation_freq``, as trials are compared by epochs.

@@ -23,8 +23,8 @@ from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.training import CheckpointOptions, FitOptions, TrainingConfig
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, CONFIG_FILE
 from horovod_spark_runner.model.load import (
-    TrainedModel,
-    check_callable,
+    _check_callable,
+    _TrainedModel,
     read_finished_run,
     read_trained_model,
 )
@@ -228,8 +228,8 @@ def _predict(
         pairs = zip(recipe.outputs, values, strict=True)
         return [value for _, value in sorted(pairs, key=lambda pair: pair[0].path)]
 
-    def predict(trained: TrainedModel) -> list[np.ndarray]:
-        check_callable(trained)
+    def predict(trained: _TrainedModel) -> list[np.ndarray]:
+        _check_callable(trained)
         recipe = trained.recipe
         if recipe.parts.source is not None:
             return compute(recipe)

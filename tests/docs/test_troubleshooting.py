@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.cluster.slot.slot_link import DriverLink
+from horovod_spark_runner.cluster.slot.slot_link import _DriverLink
 from horovod_spark_runner.errors import LaunchError
 from tests.docs.sessions import Interpreter
 
@@ -178,7 +178,7 @@ def test_mistakes_on_one_machine_raise_the_quoted_errors(tmp_path: Path) -> None
 def test_a_driver_that_cannot_be_reached() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        link = DriverLink(unused.getsockname(), b"key", pauses=())
+        link = _DriverLink(unused.getsockname(), b"key", pauses=())
         with pytest.raises(LaunchError) as raised:
             link.check()
     (message,) = quoted("cannot reach the driver")

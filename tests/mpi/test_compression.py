@@ -33,7 +33,7 @@ from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from horovod_spark_runner.sync.codec import counts_of, matrix_form
+from horovod_spark_runner.sync.codec import _counts_of, _matrix_form
 from horovod_spark_runner.testing import Fault, Faults
 from tests import trainings
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference
@@ -129,7 +129,7 @@ FALLING = [0.05 ** (step / 4) for step in range(4)] + [0.05] * (EPOCHS * STEPS)
 
 
 def low_rank() -> LowRank:
-    forms = {n: form for n, shape in enumerate(SHAPES) if (form := matrix_form(shape, 2))}
+    forms = {n: form for n, shape in enumerate(SHAPES) if (form := _matrix_form(shape, 2))}
     seed = zlib.crc32(b"0.0")
     first = {
         n: np.random.default_rng([seed, n]).standard_normal((form[1], 2))
@@ -200,7 +200,7 @@ def test_bytes_are_counted(frame: Any, tmp_path: Path) -> None:
     along = 3 * 4
     steps = 2 * EPOCHS * STEPS
     whole = steps * (4 * sum(sizes) + along)
-    sent = steps * (8 * sum(counts_of(sizes, 0.01)) + 8 + along)
+    sent = steps * (8 * sum(_counts_of(sizes, 0.01)) + 8 + along)
     assert run.summary.traffic == {"bytes_sent": sent, "bytes_uncompressed": whole}
     accounts = RunDirectory(str(tmp_path)).read_accounts(EPOCHS)
     assert sum(account["bytes_sent"] for account in accounts if account) == sent

@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner import CheckpointOptions, InvalidInputError, LaunchOptions
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.observe.report.times import slow_ranks
+from horovod_spark_runner.observe.report.times import _slow_ranks
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -93,7 +93,7 @@ def test_waiting_for_a_callback_of_another_rank_is_waiting(small: Any, tmp_path:
     for name, rank in (("callbacks", 1), ("exchange", 0)):
         spent, others = (sum(epoch[name][r] for epoch in seconds) for r in (rank, 1 - rank))
         assert spent > 2 * others, (name, rank, seconds)
-    slow = slow_ranks(accounts)
+    slow = _slow_ranks(accounts)
     assert slow.last == {1: 2}
     assert slow.waited > slow.exchanged / 2, "nearly all of the exchange is waiting for rank 1"
 

@@ -32,11 +32,8 @@ from horovod_spark_runner import (
     RunFailedError,
 )
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.commands.cli import main
-from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
-from horovod_spark_runner.tune.directory import StudyDirectory
 
 from ..jobs import descriptions
 from . import tune_cases
@@ -195,7 +192,10 @@ def test_what_is_left_of_a_study_is_refused(
 
 @pytest.mark.thorough
 def test_what_lies_where_a_trial_goes_ends_the_search(
-    whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path
+    whole: tuple[TuneResult, Path, Path],
+    rows: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As after a journal that was put back: no trial fails of it."""
     left = tmp_path / "left"
@@ -204,8 +204,10 @@ def test_what_lies_where_a_trial_goes_ends_the_search(
     for _ in range(2):
         with pytest.raises(RunDirectoryError, match="trial-00004 .*sear"):
             search(rows, build, max_trials=6, study_dir=left)
-        shown = command.read_study(StudyDirectory(Location(left)), now=0.0)
-        assert [line.state for line in shown.trials] == [*["finished"] * 4, "interrupted"]
+        capsys.readouterr()
+        assert main(["tune", "show", str(left), "--json"]) == 0
+        trials = json.loads(capsys.readouterr().out)["trials"]
+        assert [one["state"] for one in trials] == [*["finished"] * 4, "interrupted"]
 
 
 def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:

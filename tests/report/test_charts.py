@@ -21,8 +21,6 @@ from horovod_spark_runner.observe.report.charts import (
     groups,
     legend,
     line_chart,
-    linear_ticks,
-    log_ticks,
     spans_decades,
     stacked_columns,
     stacked_rows,
@@ -121,7 +119,7 @@ def test_ticks_are_inside_and_about_as_many_as_asked_for(
     low: float, span: float, count: int
 ) -> None:
     high = low + max(span, abs(low) * 1e-6)
-    ticks = linear_ticks(low, high, count)
+    ticks = Scale(low, high, 0.0, 1.0).ticks(count)
     slack = 1e-6 * (high - low)
     assert all(low - slack <= tick <= high + slack for tick in ticks)
     assert count / 3 <= len(ticks) <= count + 1
@@ -129,9 +127,9 @@ def test_ticks_are_inside_and_about_as_many_as_asked_for(
 
 
 def test_log_ticks_are_round() -> None:
-    assert log_ticks(1e-5, 1.0, 3) == pytest.approx([1e-4, 1e-2, 1.0])
-    assert log_ticks(0.9, 12.0, 4) == pytest.approx([1, 2, 5, 10])
-    assert len(log_ticks(0.31, 0.34, 4)) > 1
+    assert Scale(1e-5, 1.0, 0.0, 1.0, log=True).ticks(3) == pytest.approx([1e-4, 1e-2, 1.0])
+    assert Scale(0.9, 12.0, 0.0, 1.0, log=True).ticks(4) == pytest.approx([1, 2, 5, 10])
+    assert len(Scale(0.31, 0.34, 0.0, 1.0, log=True).ticks(4)) > 1
 
 
 def test_a_log_scale_has_no_place_for_what_is_not_positive() -> None:

@@ -26,7 +26,7 @@ from horovod_spark_runner import (
     prepare_dataset,
 )
 from horovod_spark_runner.cluster.driver import launch
-from horovod_spark_runner.cluster.driver.launch import SparkLauncher, using_launcher
+from horovod_spark_runner.cluster.driver.launch import _SparkLauncher, using_launcher
 from horovod_spark_runner.cluster.spark.capacity import check_slots
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.config.launch import LaunchSettings
@@ -39,7 +39,7 @@ from ..trainings import train
 pytestmark = pytest.mark.spark
 
 
-class NoLaunch(SparkLauncher):
+class NoLaunch(_SparkLauncher):
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         pytest.fail("the run was launched")
 
@@ -280,7 +280,7 @@ def test_little_shared_memory_is_warned_of_while_rows_are_prepared(
     lacking = b"/dev/shm has 16 MiB left (host a)"
     monkeypatch.setattr(launch, "collect_from_tasks", lambda *_, **__: [lacking, lacking])
     allotment = check_slots(spark, LaunchSettings(), 2)
-    SparkLauncher().warm_up(spark, LaunchSettings(), allotment, [])
+    _SparkLauncher().warm_up(spark, LaunchSettings(), allotment, [])
     for thread in threading.enumerate():
         if thread.name == "hsr-warm-up":
             thread.join(60)

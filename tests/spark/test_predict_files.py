@@ -463,14 +463,14 @@ def test_a_source_file_that_vanishes_is_named(
     x = pa.array([[1.0, 2.0]], pa.list_(pa.float32()))
     for name in ("a", "b"):
         pq.write_table(pa.table({"x": x}), tmp_path / "source" / f"{name}.parquet")
-    planned = files.plan_files
+    planned = files._plan_files
 
     def plan(*args: Any, **options: Any) -> Any:
         made = planned(*args, **options)
         (tmp_path / "source" / "b.parquet").unlink()
         return made
 
-    monkeypatch.setattr(files, "plan_files", plan)
+    monkeypatch.setattr(files, "_plan_files", plan)
     with pytest.raises(DataError, match=r"source/b\.parquet"):
         line(run).predict_files(tmp_path / "source", tmp_path / "target")
     assert left(tmp_path / "target") == []

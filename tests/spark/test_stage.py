@@ -26,7 +26,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS
-from horovod_spark_runner.model.persistence import FORMAT, location_of
+from horovod_spark_runner.model.persistence import FORMAT, _location_of
 from horovod_spark_runner.storage.checksums import compute_checksum, seal, unseal
 
 from ..faults.disks import memory_disk
@@ -668,17 +668,17 @@ def test_paths_mean_what_spark_means(
 ) -> None:
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     before = configuration.get("fs.defaultFS")
-    assert str(location_of(spark, "/a/b")) == "/a/b"
+    assert str(_location_of(spark, "/a/b")) == "/a/b"
     monkeypatch.chdir(tmp_path)  # Spark's JVM does not follow
     folder = spark.sparkContext._jvm.java.lang.System.getProperty("user.dir")
-    assert str(location_of(spark, "b")) == f"{folder}/b"
+    assert str(_location_of(spark, "b")) == f"{folder}/b"
     configuration.set("fs.defaultFS", "hdfs://name:8020")
     try:
-        assert str(location_of(spark, "/a/b")) == "hdfs://name:8020/a/b"
-        assert str(location_of(spark, "file:///a/b")) == "/a/b"
-        assert str(location_of(spark, "s3a://bucket/b")) == "s3a://bucket/b"
+        assert str(_location_of(spark, "/a/b")) == "hdfs://name:8020/a/b"
+        assert str(_location_of(spark, "file:///a/b")) == "/a/b"
+        assert str(_location_of(spark, "s3a://bucket/b")) == "s3a://bucket/b"
         with pytest.raises(InvalidInputError, match="'b'.*hdfs://name:8020"):
-            location_of(spark, "b")
+            _location_of(spark, "b")
     finally:
         configuration.set("fs.defaultFS", before)
 

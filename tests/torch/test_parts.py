@@ -35,7 +35,7 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.torch.batch_norm import synchronise_norms
 from horovod_spark_runner.engines.torch.binding import match_inputs
 from horovod_spark_runner.engines.torch.callbacks import check_callbacks
-from horovod_spark_runner.engines.torch.engine import check_callback_argument, model_source
+from horovod_spark_runner.engines.torch.engine import ENGINE
 from horovod_spark_runner.engines.torch.loading import load_initial_weights
 from horovod_spark_runner.engines.torch.losses import CLASSES, ELEMENTS, Losses
 from horovod_spark_runner.engines.torch.model import build_model, check_module
@@ -81,8 +81,8 @@ def test_a_function_says_that_it_is_for_pytorch() -> None:
     assert {engine_of(each) for each in given} == {TORCH}
     assert {engine_of(each) for each in (other, lambda: other(), "model.keras", None)} == {KERAS}
     with pytest.raises(ModelError, match="Linear.*loss.*optimizer"):
-        model_source(NET)
-    assert model_source(digits_model()).engine == TORCH
+        ENGINE.source(NET, None)
+    assert ENGINE.source(digits_model(), None).engine == TORCH
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
     for callback, name in ((Keras(), "on_train_batch_end"), (Lightning(), "on_train_epoch_start")):
         for given in (callback, [TorchEarlyStopping(), callback]):
             with pytest.raises(InvalidInputError, match=told.format(name)):
-                check_callback_argument(given)
+                ENGINE.check_callbacks(given)
             with pytest.raises(InvalidInputError, match=told.format(name)):
                 check_callbacks(given)
         with pytest.raises(InvalidInputError, match=told.format(name)):
@@ -142,7 +142,7 @@ def test_a_lightning_module_is_for_its_own_trainer() -> None:
 
     def build(given: Any) -> None:
         assert engine_of(given) == TORCH
-        build_model(model_source(given))
+        build_model(ENGINE.source(given, None))
 
     for given in (Module, Module(), lambda: TorchModel(Module(), "MSELoss", "SGD"), returning):
         with pytest.raises(ModelError, match=r"Module.*HorovodRunner.*torch_dataset.*torch\.md"):
@@ -533,7 +533,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
         optimizer = optimizers[""]
         schedulers = Schedulers(model, optimizers)
         held = {"settings": OptimizerSettings([optimizer]), **schedulers.by_name}
-        return optimizer, schedulers, NamedStates(held, {}, None)
+        return optimizer, schedulers, NamedStates(held, {}, lone_world())
 
     optimizer, schedulers, states = made()
     for _ in range(2):

@@ -39,7 +39,7 @@ from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
 from horovod_spark_runner.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.sync.mpi import MpiWire
-from horovod_spark_runner.training.agreement import rows_to_try
+from horovod_spark_runner.training.agreement import _rows_to_try
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding
 from tests.runs import source, spec_of
@@ -395,11 +395,11 @@ def test_rows_of_several_ranks_are_tried_where_each_has_one() -> None:
     world: Any = SimpleNamespace(
         Get_rank=lambda: 0, bcast=lambda rows: rows, allgather=lambda own: [own, *others]
     )
-    tried = rows_to_try(world, step(0, 1).batch)
+    tried = _rows_to_try(world, step(0, 1).batch)
     assert tried.rows == 2
     np.testing.assert_array_equal(tried.arrays["y"][1:], step(1, 1).batch.arrays["y"])
     world.allgather = lambda own: [own, None, None]
-    assert rows_to_try(world, step(0, 40).batch).rows == 16
+    assert _rows_to_try(world, step(0, 40).batch).rows == 16
 
 
 def squares(output: Tensor, target: Tensor) -> Tensor:

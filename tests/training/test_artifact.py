@@ -25,7 +25,7 @@ from horovod_spark_runner.engines.keras.model import (
 )
 from horovod_spark_runner.engines.keras.saved import ARCHIVE_FILE, KerasFacts
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
-from horovod_spark_runner.model.load import check_callable, read_finished_run, read_trained_model
+from horovod_spark_runner.model.load import _check_callable, read_finished_run, read_trained_model
 from horovod_spark_runner.model.shipping import load_model
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.training.sample_rows import SAMPLE_FILE
@@ -230,7 +230,7 @@ def test_an_output_that_is_not_per_row_is_told(tmp_path: Path) -> None:
 
     save_run(tmp_path, compiled(Sums()), [X])
     with pytest.raises(ModelError, match=r"'total'.*\(\).*\b8 rows"):
-        check_callable(read_finished_run(RunDirectory(str(tmp_path))))
+        _check_callable(read_finished_run(RunDirectory(str(tmp_path))))
 
 
 def test_a_sparse_output_is_told(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_sparse_output_is_told(tmp_path: Path) -> None:
 
     save_run(tmp_path, compiled(Sparse()), [X])
     with pytest.raises(ModelError, match="SparseTensor.*dense"):
-        check_callable(read_finished_run(RunDirectory(str(tmp_path))))
+        _check_callable(read_finished_run(RunDirectory(str(tmp_path))))
 
 
 def test_a_model_without_call_is_saved_and_told(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_model_without_call_is_saved_and_told(tmp_path: Path) -> None:
         assert file["00000"].shape == (3, 2)
     trained = read_finished_run(RunDirectory(str(tmp_path)))
     with pytest.raises(ModelError, match=r"NotImplementedError.*weights\.npz"):
-        check_callable(trained)
+        _check_callable(trained)
 
 
 def fixed() -> Any:

@@ -18,7 +18,7 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.engines.keras.binding import _class_weights, input_structure
 from horovod_spark_runner.engines.keras.exchange import TensorCollectives
 from horovod_spark_runner.engines.keras.model import call_outputs
-from horovod_spark_runner.engines.keras.trainee import BuiltModel, _check_between_meetings
+from horovod_spark_runner.engines.keras.trainee import _BuiltModel, _check_between_meetings
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
@@ -38,7 +38,7 @@ def build(
     features: Binding = FEATURE,
     labels: Binding = LABEL,
     **fields: Any,
-) -> BuiltModel:
+) -> _BuiltModel:
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
@@ -48,7 +48,7 @@ def build(
     sync: Any = (
         LocalSGDSynchroniser(way, shared) if rounds else AllreduceSynchroniser("none", shared)
     )
-    return BuiltModel(spec, MPI.COMM_WORLD, sync, share_logs=False)
+    return _BuiltModel(spec, MPI.COMM_WORLD, sync, share_logs=False)
 
 
 def constrained() -> keras.Model:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from horovod_spark_runner.engines.keras.callbacks import Callbacks, CallbackStates
+from horovod_spark_runner.engines.keras.callbacks import Callbacks, _CallbackStates
 from tests.runs import variables_of
 
 EPOCHS, STEPS = 7, 3
@@ -46,7 +46,7 @@ class Run:
         self.callbacks.set_params({"epochs": EPOCHS, "steps": STEPS, "verbose": 0})
         self.model.stop_training = False
         self.callbacks.on_train_begin()
-        self.states = CallbackStates({"0": self.callback})
+        self.states = _CallbackStates({"0": self.callback})
         self.variables = variables_of(self.model)
         self.seen: list[Any] = []
 
@@ -194,7 +194,7 @@ def test_containers_that_a_callback_has_made_before_are_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     callback = Collector()
-    states = CallbackStates({"0": callback})
+    states = _CallbackStates({"0": callback})
     callback.by_epoch.update({2: 0.5, 10: np.float32(0.25)})
     callback.by_epoch["last", 3] = 1.0
     callback.pairs.append((1, {"a": [np.arange(3)]}))
@@ -208,7 +208,7 @@ def test_containers_that_a_callback_has_made_before_are_kept(
     assert len(caplog.records) == 5
 
     again = Collector()
-    CallbackStates({"0": again}).restore(json.loads(json.dumps(values)), arrays)
+    _CallbackStates({"0": again}).restore(json.loads(json.dumps(values)), arrays)
     assert again.by_epoch == {2: 0.5, 10: 0.25, ("last", 3): 1.0}
     ((one, inner),) = again.pairs
     assert (one, inner["a"][0].tolist()) == (1, [0, 1, 2])
@@ -241,14 +241,14 @@ class Annealing(keras.callbacks.Callback):
 def test_variables_that_a_callback_holds_are_assigned_to() -> None:
     model = make_model()
     first, again = Annealing(model), Annealing(model)
-    states = CallbackStates({"0": first})
+    states = _CallbackStates({"0": first})
     first.beta.assign(0.3)
     first.raw.assign([1.0, 2.0])
     first.of_model.assign(first.of_model + 1.0)
     values, arrays = states.capture()
 
     beta, raw, weight = again.beta, again.raw, np.array(again.of_model)
-    after = CallbackStates({"0": again})
+    after = _CallbackStates({"0": again})
     # What the beginning of an epoch that is gone on with has changed.
     again.fresh, again.rows = True, [1, 2]
     again.raw.assign([9.0, 9.0])
@@ -272,7 +272,7 @@ def test_a_rank_that_was_not_there_lacks_no_callback_of_rank_zero(
     first, second = of_rank(0), of_rank(1)
     for callbacks in (first, second):
         callbacks.train_begin()
-        callbacks.remember()
+        callbacks.snapshot()
     first.epoch_begin(0)
     first.epoch_end(0, {"loss": 1.0})
     with caplog.at_level(logging.WARNING):

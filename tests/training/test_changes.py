@@ -13,9 +13,9 @@ import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo
 from horovod_spark_runner.checkpoint.resume import (
+    _describe_rest,
+    _resolve_settings,
     check_same_data,
-    describe_rest,
-    resolve_settings,
 )
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.engines.keras.state import compare_models, describe_model
@@ -202,7 +202,7 @@ def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
     info = replace(INFO, order={"seed": 5})  # that of the second call
-    _, _, (warning,) = resolve_settings(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
+    _, _, (warning,) = _resolve_settings(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
     assert re.search(r"seed.*\b7\b.*checkpoint.*\b5\b.*order", warning)
 
 
@@ -250,7 +250,7 @@ FIT = FitOptions(epochs=2, lr_scaling="linear", warmup_epochs=2.0)
 def test_settings_that_are_not_honoured(
     fit: FitOptions, workers: int, start: str | None, message: str
 ) -> None:
-    held, recorded_start, warnings = resolve_settings(INFO, fit, workers, start, DATA, SYNC)
+    held, recorded_start, warnings = _resolve_settings(INFO, fit, workers, start, DATA, SYNC)
     assert any(re.search(message, text) for text in warnings)
     assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
 
@@ -280,35 +280,35 @@ def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], **recorded}}
     info = replace(INFO, settings=settings)
-    _, _, (warning,) = resolve_settings(info, replace(FIT, **fit), 2, None, data, SYNC)
+    _, _, (warning,) = _resolve_settings(info, replace(FIT, **fit), 2, None, data, SYNC)
     assert re.search(message, warning)
     assert "new" in warning
 
 
 def test_another_compression_is_told() -> None:
     info = replace(INFO, settings={**INFO.settings, "sync": {"compression": "fp16"}})
-    _, _, (warning,) = resolve_settings(info, FIT, 2, None, DATA, SYNC)
+    _, _, (warning,) = _resolve_settings(info, FIT, 2, None, DATA, SYNC)
     assert re.search("compression.*'none'.*'fp16'", warning)
 
 
 def test_another_way_within_an_epoch_of_taken_batches_is_refused() -> None:
     within, over = (replace(INFO, state={**INFO.state, "taken": one}) for one in ([3, 2], None))
     with pytest.raises(RunDirectoryError, match=r"epoch 2\b.*sync=AsyncServer"):
-        resolve_settings(within, FIT, 2, None, DATA, SYNC)
+        _resolve_settings(within, FIT, 2, None, DATA, SYNC)
     for info, sync in ((over, SYNC), (within, {"sync": "async_server", "staleness": 8})):
-        assert resolve_settings(info, FIT, 2, None, DATA, sync)[2] == []
+        assert _resolve_settings(info, FIT, 2, None, DATA, sync)[2] == []
 
 
 def test_the_same_class_weight_is_not_warned_of() -> None:
     then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}
     info, fit = replace(INFO, settings=settings), replace(FIT, class_weight=now)
-    assert resolve_settings(info, fit, 2, None, DATA, SYNC)[2] == []
+    assert _resolve_settings(info, fit, 2, None, DATA, SYNC)[2] == []
 
 
 def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     data = {**DATA, "validation": 0.1}
-    assert resolve_settings(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
+    assert _resolve_settings(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
 
 
 @pytest.mark.parametrize(
@@ -330,25 +330,25 @@ def test_where_nothing_is_left_to_train_it_is_told(
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": None}}
     held = replace(FIT, **fit)
     info = replace(info, settings=settings)
-    (text,) = resolve_settings(info, held, 2, None, DATA, SYNC)[2]
+    (text,) = _resolve_settings(info, held, 2, None, DATA, SYNC)[2]
     assert "nothing is left to train" in text
     assert re.search(message, text)
-    assert describe_rest(info, held.epochs) == ""
+    assert _describe_rest(info, held.epochs) == ""
 
 
 def test_which_epochs_are_left_is_told() -> None:
-    assert re.search(r"2 to 6\b.*\b6\b", describe_rest(INFO, 6))
-    assert re.search(r"epoch 2 of 2\b", describe_rest(INFO, 2))
-    within = describe_rest(replace(INFO, epoch_step=13), 6)
+    assert re.search(r"2 to 6\b.*\b6\b", _describe_rest(INFO, 6))
+    assert re.search(r"epoch 2 of 2\b", _describe_rest(INFO, 2))
+    within = _describe_rest(replace(INFO, epoch_step=13), 6)
     assert re.search(r"2 to 6\b.*epoch 2\b.*\b13\b", within)
 
 
 def test_the_same_call_is_not_warned_of() -> None:
-    assert resolve_settings(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
+    assert _resolve_settings(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
     started = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert resolve_settings(started, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
+    assert _resolve_settings(started, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
     empty = replace(INFO, settings={}, order={}, state={})
-    assert resolve_settings(empty, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
+    assert _resolve_settings(empty, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(
@@ -413,9 +413,9 @@ def test_which_input_a_column_feeds_must_be_told_in_the_same_way(then: Any, now:
 
 def test_a_new_global_batch_is_told_where_the_place_in_the_data_depends_on_it() -> None:
     info = replace(INFO, order={"seed": 0, "global_batch": 64})
-    assert resolve_settings(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
+    assert _resolve_settings(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
     fit = replace(FIT, batch_size=16, steps_per_epoch=5)
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "steps_per_epoch": 5}}
     info = replace(info, settings=settings)
-    (warning,) = resolve_settings(info, fit, 2, None, DATA, SYNC)[2]
+    (warning,) = _resolve_settings(info, fit, 2, None, DATA, SYNC)[2]
     assert re.search(r"batch.*\b32\b.*\b64\b.*rows", warning)

@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.engines.keras.binding import InputBinding, bind_outputs
-from horovod_spark_runner.engines.keras.engine import model_source
+from horovod_spark_runner.engines.keras.engine import ENGINE
 from horovod_spark_runner.engines.keras.model import (
     build_model,
     call_outputs,
@@ -62,15 +62,15 @@ def test_what_is_no_model_is_refused(value: Any, message: str) -> None:
 
 def test_a_model_object_is_refused_on_the_driver() -> None:
     with pytest.raises(ModelError, match="function.*build"):
-        model_source(sequential())
+        ENGINE.source(sequential(), None)
 
 
 def test_settings_of_the_drivers_process_hold_for_the_model() -> None:
     """Ranks are processes of their own; a policy set in a notebook's first cell is theirs, too."""
-    assert model_source(sequential).function is sequential
+    assert ENGINE.source(sequential, None).function is sequential
     settings = {"dtype_policy": "mixed_bfloat16", "epsilon": 1e-5, "floatx": "float16"}
     with using_keras_state({**keras_state(), **settings}):
-        source = pickle.loads(dumps(model_source(sequential)))
+        source = pickle.loads(dumps(ENGINE.source(sequential, None)))
     before = keras_state()
     with using_keras_state(before):
         model = build_model(source)
@@ -85,7 +85,7 @@ def test_an_unnamed_policy_is_refused() -> None:
     with using_keras_state(before):
         keras.config.set_dtype_policy(policy)
         with pytest.raises(ModelError, match="name"):
-            model_source(sequential)
+            ENGINE.source(sequential, None)
         keras.config.set_dtype_policy("float32")
 
 
@@ -214,6 +214,6 @@ def test_model_files(tmp_path: Any) -> None:
     model.save(tmp_path / "m.keras")
     (tmp_path / "m.json").write_text(model.to_json())
     for name in ("m.keras", "m.json"):
-        built = build_model(model_source(str(tmp_path / name)))
+        built = build_model(ENGINE.source(str(tmp_path / name), None))
         check_trainable(built, 4)
         assert built.input_shape == (None, 4)

@@ -11,7 +11,7 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.engines.keras.binding import bind_outputs, names_of
-from horovod_spark_runner.engines.keras.engine import model_source
+from horovod_spark_runner.engines.keras.engine import ENGINE
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.spec import Binding, ModelNames
 
@@ -83,7 +83,7 @@ def test_names_of_model_files(tmp_path: Path) -> None:
     functional().save(tmp_path / "model.keras")
     (tmp_path / "model.json").write_text(functional().to_json())
     for name in ("model.keras", "model.json"):
-        assert names_of(model_source(tmp_path / name)) == FUNCTIONAL
+        assert names_of(ENGINE.source(tmp_path / name, None)) == FUNCTIONAL
 
 
 def test_what_is_no_model_has_no_names() -> None:

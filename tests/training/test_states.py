@@ -88,10 +88,10 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import _CallbackStates
 
     before = some_callbacks(keras)
-    states = CallbackStates(before)
+    states = _CallbackStates(before)
     assert states.capture() == ({name: {} for name in before}, {})
     for epoch, loss in enumerate([3.0, 1.0, 2.0, 1.05]):
         before["0"].on_epoch_end(epoch, {"loss": loss})
@@ -100,7 +100,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
     before["2"].pair = (7, "x")
     values, arrays = states.capture()
     after = some_callbacks(keras)
-    CallbackStates(after).restore(json.loads(json.dumps(values)), arrays)
+    _CallbackStates(after).restore(json.loads(json.dumps(values)), arrays)
     assert (after["0"].wait, after["0"].best, after["0"].best_epoch) == (2, 1.0, 1)
     for ours, theirs in zip(after["0"].best_weights, before["0"].best_weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -116,15 +116,15 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.engines.keras.callbacks import CallbackStates
+    from horovod_spark_runner.engines.keras.callbacks import _CallbackStates
 
     before = some_callbacks(keras)
-    states = CallbackStates(before)
+    states = _CallbackStates(before)
     before["0"].on_epoch_end(0, {"loss": 1.0})
     values, arrays = states.capture()
     after = some_callbacks(keras)
     after["0"].patience = 99
-    CallbackStates(after).restore(values, arrays)
+    _CallbackStates(after).restore(values, arrays)
     assert (after["0"].patience, after["0"].best) == (99, 1.0)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.observe.report.times import rank_wholes, slow_ranks
+from horovod_spark_runner.observe.report.times import _rank_wholes, _slow_ranks
 from horovod_spark_runner.training.progress import Progress, shares
 from horovod_spark_runner.training.time_breakdown import (
     KINDS,
@@ -77,7 +77,7 @@ def test_the_record_of_a_large_world_is_small_and_keeps_its_extremes() -> None:
     assert max(account["seconds"]["data"]) == 9.0
     assert mean_seconds(account)["data"] == pytest.approx(waited.mean(), abs=1e-4)
     assert len(json.dumps(account)) < 4000
-    assert len(rank_wholes(account)) <= 24
+    assert len(_rank_wholes(account)) <= 24
 
 
 def test_phases_follow_each_other_and_hold_what_they_are_made_of() -> None:
@@ -99,17 +99,17 @@ def test_what_slow_ranks_cost() -> None:
     # Rank 1 computes for long: the others spend 2 and 3 seconds more in the exchange.
     first = record(table(3, compute=[5.0, 8.0, 4.0], exchange=[3.0, 1.0, 4.0]))
     second = record(table(3, compute=[5.0, 5.0, 5.0], exchange=[1.0, 1.0, 1.0]))
-    slow = slow_ranks([first, None, second])
+    slow = _slow_ranks([first, None, second])
     assert slow.waited == pytest.approx(5 / 3)
     assert slow.exchanged == pytest.approx(2.0)
     assert slow.last == {1: 1, 0: 1}
     assert slow.total == pytest.approx(25 / 3 + 6)
     # Where steps are one with the exchange, only the waiting can be told.
-    merged = slow_ranks([record(table(2, step=[3.0, 5.0]))])
+    merged = _slow_ranks([record(table(2, step=[3.0, 5.0]))])
     assert (merged.waited, merged.exchanged, merged.last) == (1.0, 0.0, {0: 1})
-    assert slow_ranks([record(table(1, step=[3.0]))]).total == 0
+    assert _slow_ranks([record(table(1, step=[3.0]))]).total == 0
     # At an epoch's end, they wait for one whose callbacks take long there.
-    late = slow_ranks([record(table(2, exchange=[1.5, 1.0], agree=[2.0, 0.25], callbacks=[0, 2]))])
+    late = _slow_ranks([record(table(2, exchange=[1.5, 1.0], agree=[2.0, 0.25], callbacks=[0, 2]))])
     assert (late.waited, late.exchanged, late.last) == (1.125, 1.0, {1: 1})
 
 

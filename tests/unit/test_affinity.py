@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.machine import bind_to_cores, share_of_cores, side_by_side
+from horovod_spark_runner.cluster.worker.affinity import (
+    _share_of_cores,
+    bind_to_cores,
+    side_by_side,
+)
 
 SHOW = """
 import os, sys, threading, time
-from horovod_spark_runner.machine import bind_to_cores
+from horovod_spark_runner.cluster.worker.affinity import bind_to_cores
 os.sched_setaffinity(0, map(int, sys.argv[1:]))
 early = threading.Thread(target=time.sleep, args=(60,), daemon=True)
 early.start()
@@ -24,7 +28,7 @@ print(*(sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/tas
 
 def test_shares_are_disjoint_and_cover_all_cores() -> None:
     allowed = [0, 2, 3, 5, 8, 9, 10, 11]
-    shares = [share_of_cores(allowed, rank, 4, 2, 16) for rank in range(4)]
+    shares = [_share_of_cores(allowed, rank, 4, 2, 16) for rank in range(4)]
     assert shares == [[0, 2], [3, 5], [8, 9], [10, 11]]
 
 
@@ -37,7 +41,7 @@ def test_threads_of_a_core_and_cores_of_a_socket_stay_together(tmp_path: Path) -
         (topology / "core_id").write_text(f"{number % 4 // 2}\n")
     allowed = side_by_side(range(8), tmp_path)
     assert allowed == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert [share_of_cores(allowed, rank, 4, 2, 16) for rank in range(4)] == [
+    assert [_share_of_cores(allowed, rank, 4, 2, 16) for rank in range(4)] == [
         [0, 4],
         [2, 6],
         [1, 5],
@@ -57,19 +61,19 @@ def test_threads_of_a_core_and_cores_of_a_socket_stay_together(tmp_path: Path) -
 def test_where_spark_has_more_cores_than_there_are_they_are_dealt_out_evenly(
     ranks: int, cpus: int, shares: list[list[int]]
 ) -> None:
-    assert [share_of_cores(range(8), rank, ranks, cpus, 8) for rank in range(ranks)] == shares
+    assert [_share_of_cores(range(8), rank, ranks, cpus, 8) for rank in range(ranks)] == shares
 
 
 @pytest.mark.parametrize(("ranks", "cpus"), [(1, 1), (2, 3), (3, 4), (12, 1)])
 def test_nobody_is_bound_where_cores_are_left_or_shares_are_uneven(ranks: int, cpus: int) -> None:
-    assert share_of_cores(range(8), 0, ranks, cpus, 8) == []
+    assert _share_of_cores(range(8), 0, ranks, cpus, 8) == []
 
 
 def test_executors_with_cores_of_their_own_are_left_alone_where_ranks_are_more_than_these() -> None:
     """It is not known how many of the host's eight ranks are on the same four cores."""
     for allowed in (range(4), range(4, 8)):
-        assert share_of_cores(allowed, 2, 8, 1, 8) == []
-        assert share_of_cores(allowed, 2, 4, 1, 8) == [allowed[2]]
+        assert _share_of_cores(allowed, 2, 8, 1, 8) == []
+        assert _share_of_cores(allowed, 2, 4, 1, 8) == [allowed[2]]
 
 
 # Two cores stand in for a host: any machine's first ones.

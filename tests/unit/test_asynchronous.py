@@ -16,16 +16,16 @@ from horovod_spark_runner.config.sync import check_servers
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.sync.asynchronous import AsyncSynchroniser
-from horovod_spark_runner.sync.distributed_memory import divided, holder_of
+from horovod_spark_runner.sync.distributed_memory import _holder_of, divided
 from horovod_spark_runner.training.epochs import (
     NOTHING,
     SAVE,
     STOP,
-    EqualShares,
+    OnDemandBatches,
     Step,
-    TakenShares,
-    first_batches,
-    made_alone,
+    _first_batches,
+    _SynchronousBatches,
+    was_asynchronous,
 )
 from horovod_spark_runner.training.learning_rate import LearningRate
 from horovod_spark_runner.training.progress import Progress
@@ -164,7 +164,7 @@ class Rank:
         self.sync.begin(self.model)
         self.due: set[int] = set()
         epochs: Any = Epochs(steps, empty)
-        self.shares = TakenShares(epochs, self.sync, any_ranks, self.due.__contains__)
+        self.shares = OnDemandBatches(epochs, self.sync, any_ranks, self.due.__contains__)
         self.progress = Progress()
 
     def train(
@@ -297,7 +297,7 @@ def test_ranks_leave_an_epoch_where_one_asks_for_it_and_go_on_as_others() -> Non
     epochs: Any = Epochs(20)
     alike: Any = None
     with pytest.raises(RunDirectoryError, match=r"epoch 3\b.*sync=AsyncServer"):
-        EqualShares(epochs, alike).restore(kept, Progress(epoch=2, epoch_step=9))
+        _SynchronousBatches(epochs, alike).restore(kept, Progress(epoch=2, epoch_step=9))
 
 
 def test_one_rank_stops_all_and_the_next_epoch_is_whole() -> None:
@@ -313,8 +313,8 @@ def test_one_rank_stops_all_and_the_next_epoch_is_whole() -> None:
         assert asked[STOP]
         # As its checkpoint says, any way may go on: the epoch is over.
         state = rank.shares.state()
-        assert not made_alone({})
-        assert made_alone(state)
+        assert not was_asynchronous({})
+        assert was_asynchronous(state)
         check_not_taken(state, 0)
         rank.progress.epoch, rank.progress.epoch_step = 1, 0
         rank.progress.step = 60
@@ -360,10 +360,10 @@ def test_ranks_go_on_with_the_same_rates() -> None:
 
 
 def test_each_rank_has_a_batch_to_begin_with() -> None:
-    assert first_batches([0, 0], 5, 2) == ([1, 1], [(0, 0), (1, 0)])
-    assert first_batches([5, 2], 5, 2) == ([5, 4], [(1, 2), (1, 3)])
-    assert first_batches([4, 5], 5, 3) == ([5, 5], [(0, 4), None, None])
-    assert first_batches([1, 2, 3], 5, 1) == ([2, 2, 3], [(0, 1)])
+    assert _first_batches([0, 0], 5, 2) == ([1, 1], [(0, 0), (1, 0)])
+    assert _first_batches([5, 2], 5, 2) == ([5, 4], [(1, 2), (1, 3)])
+    assert _first_batches([4, 5], 5, 3) == ([5, 5], [(0, 4), None, None])
+    assert _first_batches([1, 2, 3], 5, 1) == ([2, 2, 3], [(0, 1)])
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -383,5 +383,5 @@ def test_each_number_has_one_holder(size: int) -> None:
     parts = divided(size, [4, 1, 3])
     assert list(parts) == [4, 1, 3]
     held = [rank for rank, (begin, end) in parts.items() for _ in range(begin, end)]
-    assert [holder_of(parts, index) for index in range(size)] == held
+    assert [_holder_of(parts, index) for index in range(size)] == held
     assert len(held) == size

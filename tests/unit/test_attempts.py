@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.checkpoint.resume import StartingPoint, find_checkpoint
+from horovod_spark_runner.checkpoint.resume import StartingPoint, _find_checkpoint
 from horovod_spark_runner.checkpoint.retry_policy import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.cluster.driver.result import RunResult
@@ -55,7 +55,7 @@ def spec_of(directory: RunDirectory) -> TrainingSpec:
 
 
 def start_of(directory: RunDirectory) -> StartingPoint:
-    steps, checkpoint = find_checkpoint(directory, "auto")
+    steps, checkpoint = _find_checkpoint(directory, "auto")
     return StartingPoint(checkpoint, steps, FitOptions(), None, None)
 
 
@@ -77,7 +77,7 @@ class Cluster:
         self.waited += 1
         slots = self.slots.pop(0)
         if slots < workers:
-            raise NotEnoughSlotsError(f"found {slots}", asked=workers, found=slots)
+            raise NotEnoughSlotsError(f"found {slots}", requested=workers, available=slots)
 
     def launch(
         self,

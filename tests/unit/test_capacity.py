@@ -12,9 +12,9 @@ from horovod_spark_runner.cluster.spark import capacity as capacity_module
 from horovod_spark_runner.cluster.spark.capacity import (
     REGISTRATION_SECONDS,
     REPLACEMENT_SECONDS,
+    _executor_timeout,
+    _local_capacity,
     check_slots,
-    executor_timeout,
-    local_capacity,
 )
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
@@ -34,7 +34,7 @@ from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, N
     ],
 )
 def test_local_masters(master: str, cpus: int, slots: int) -> None:
-    capacity = local_capacity(master, cpus, machine_cpus=6)
+    capacity = _local_capacity(master, cpus, machine_cpus=6)
     assert capacity is not None
     assert capacity.slots == slots
     assert master in capacity.reason
@@ -42,7 +42,7 @@ def test_local_masters(master: str, cpus: int, slots: int) -> None:
 
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", ""])
 def test_real_clusters_have_to_be_asked(master: str) -> None:
-    assert local_capacity(master, 1, 6) is None
+    assert _local_capacity(master, 1, 6) is None
 
 
 class Cluster:
@@ -87,7 +87,7 @@ class Cluster:
 def test_the_advice_helps(
     master: str, start_timeout: float | None, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     session: Any = Cluster(master, 2)
     told = rf"\b3\b.*\b2\b.*ranks.*{ending}"
     with pytest.raises(NotEnoughSlotsError, match=told):
@@ -97,7 +97,7 @@ def test_the_advice_helps(
 def test_where_no_executor_starts_what_they_ask_for_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     monkeypatch.setattr(capacity_module, "REPLACEMENT_SECONDS", 0.1)
     session: Any = Cluster("spark://h:1", 0)
     asked = "spark.executor.cores=4.*spark.executor.memory=8g"
@@ -107,12 +107,12 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
 
 def test_executors_are_waited_for_where_they_are_to_come() -> None:
     asked, unasked = LaunchSettings(2, start_timeout=3), LaunchSettings(2)
-    assert executor_timeout(asked, 1000, none_there=True) == 3
-    assert executor_timeout(unasked, 1, none_there=False) == REGISTRATION_SECONDS
-    assert executor_timeout(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
-    assert executor_timeout(unasked, 1000, none_there=False) == 0  # there are some, and too few
-    assert executor_timeout(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
-    assert executor_timeout(asked, 1, none_there=False, replacing=True) == 3
+    assert _executor_timeout(asked, 1000, none_there=True) == 3
+    assert _executor_timeout(unasked, 1, none_there=False) == REGISTRATION_SECONDS
+    assert _executor_timeout(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
+    assert _executor_timeout(unasked, 1000, none_there=False) == 0  # there are some, and too few
+    assert _executor_timeout(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
+    assert _executor_timeout(asked, 1, none_there=False, replacing=True) == 3
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_executors_are_waited_for_where_they_are_to_come() -> None:
 def test_as_many_as_there_are(
     master: str, slots: int, workers: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     session: Any = Cluster(master, slots)
     found = check_slots(session, LaunchSettings(), None)
     assert (found.workers, found.slots) == (workers, workers)
@@ -139,7 +139,7 @@ def test_as_many_as_there_are(
 def test_dynamic_allocation_is_refused_where_there_are_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     for master in ("spark://h:1", "local-cluster[2,3,1024]", "yarn", "local[4]", "local"):
         session: Any = Cluster(master, 1)
         session.settings["spark.dynamicAllocation.enabled"] = "true"
@@ -151,14 +151,14 @@ def test_dynamic_allocation_is_refused_where_there_are_executors(
 
 
 def test_where_there_are_none_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     session: Any = Cluster("spark://h:1", 0)
     with pytest.raises(NotEnoughSlotsError, match=r"\b1\b.*\b0\b.*executor"):
         check_slots(session, LaunchSettings(start_timeout=0.1), None)
 
 
 def test_executors_that_come_one_by_one_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "_java_profile", lambda *arguments: None)
     monkeypatch.setattr(capacity_module, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(capacity_module, "REGISTRATION_SECONDS", 0.1)
     session: Any = Cluster("spark://h:1", 1)

@@ -17,17 +17,17 @@ from horovod_spark_runner.checkpoint.rank_state import RankState, state_for
 from horovod_spark_runner.sync.codec import (
     Codec,
     Place,
-    decode_signs,
-    encode_signs,
+    _decode_signs,
+    _encode_signs,
+    _matrix_form,
+    _orthonormal,
     largest,
-    matrix_form,
     names_of,
-    orthonormal,
     product,
     rounded,
     widened,
 )
-from horovod_spark_runner.sync.compressed import codec_of
+from horovod_spark_runner.sync.compressed import _codec_of
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference, Terms
 from tests.threads import Threads, as_ranks
 
@@ -86,7 +86,7 @@ WAYS: dict[str, Any] = {
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_what_was_sent_and_what_is_left_are_the_gradients(way: Any, ranks: int) -> None:
-    totals, places = train(codec_of(way), ranks, range(STEPS))
+    totals, places = train(_codec_of(way), ranks, range(STEPS))
     left = [place.local["residual"] for place in places]
     gradients = [flat(own) for step in range(STEPS) for own in terms_of(step, ranks)]
     sent = np.sum(totals, axis=0, dtype=np.float64)
@@ -107,7 +107,7 @@ def reference(way: Any, places: list[Place]) -> Reference:
         return GradientCompression(shares(way), way.momentum)
     if isinstance(way, Threshold):
         return AdaptiveThreshold(way.start, *way.target_sparsity, way.momentum, way.clip_residual)
-    forms = {n: form for n, s in enumerate(SHAPES) if (form := matrix_form(s, way.rank))}
+    forms = {n: form for n, s in enumerate(SHAPES) if (form := _matrix_form(s, way.rank))}
     stream = {n: np.random.default_rng([SEED, n]) for n in forms}
     first = {n: stream[n].standard_normal((form[1], way.rank)) for n, form in forms.items()}
     return LowRank(first)
@@ -132,12 +132,12 @@ REFERENCED = [
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("way", REFERENCED, ids=str)
 def test_ranks_get_what_the_papers_say(way: Any, ranks: int) -> None:
-    totals, places = train(codec_of(way), ranks, range(STEPS))
+    totals, places = train(_codec_of(way), ranks, range(STEPS))
     expected = reference(way, places)
     for step, ours in enumerate(totals):
         terms = terms_of(step, ranks)
         if isinstance(expected, LowRank):
-            forms = [matrix_form(s, way.rank) or s for s in SHAPES]
+            forms = [_matrix_form(s, way.rank) or s for s in SHAPES]
             terms = [[t.reshape(f) for t, f in zip(own, forms, strict=True)] for own in terms]
         np.testing.assert_allclose(ours, flat(expected.step(terms)), atol=5e-4)
     for place, own in zip(places, expected.residuals, strict=True):
@@ -147,7 +147,7 @@ def test_ranks_get_what_the_papers_say(way: Any, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_entries_are_the_plain_sum(ranks: int) -> None:
     for way in (TopK(ratio=1.0), PowerSGD(rank=40)):
-        codec = codec_of(way)
+        codec = _codec_of(way)
         totals, places = train(codec, ranks, range(3))
         for step, ours in enumerate(totals):
             plain = np.sum([flat(own) for own in terms_of(step, ranks)], axis=0, dtype=np.float32)
@@ -157,7 +157,7 @@ def test_all_entries_are_the_plain_sum(ranks: int) -> None:
 
 def test_factors_of_full_rank_are_the_matrix() -> None:
     matrix = np.random.default_rng(0).standard_normal((12, 40)).astype(np.float32)
-    left = orthonormal(matrix @ np.random.default_rng(1).standard_normal((40, 12)))
+    left = _orthonormal(matrix @ np.random.default_rng(1).standard_normal((40, 12)))
     np.testing.assert_allclose(product(left, matrix.T @ left), matrix, atol=1e-5)
 
 
@@ -167,15 +167,15 @@ def test_factors_of_full_rank_are_the_matrix() -> None:
     ids=str,
 )
 def test_ranks_go_on_from_what_was_kept_to_the_bit(way: Any) -> None:
-    whole, _ = train(codec_of(way), 2, range(STEPS))
-    _, places = train(codec_of(way), 2, range(7))
-    rest, _ = train(codec_of(way), 2, range(7, STEPS), copy.deepcopy(places))
+    whole, _ = train(_codec_of(way), 2, range(STEPS))
+    _, places = train(_codec_of(way), 2, range(7))
+    rest, _ = train(_codec_of(way), 2, range(7, STEPS), copy.deepcopy(places))
     np.testing.assert_array_equal(rest, whole[7:])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_another_number_of_ranks_loses_nothing(ranks: int) -> None:
-    _, places = train(codec_of(TopK(ratio=0.02, momentum=0.9)), 3, range(4))
+    _, places = train(_codec_of(TopK(ratio=0.02, momentum=0.9)), 3, range(4))
     kept = [{f"sync/{name}": a for name, a in names_of(place).items()} for place in places]
     states = [RankState({}, arrays) for arrays in kept]
     found = [state_for(states, rank, ranks).arrays for rank in range(ranks)]
@@ -192,7 +192,7 @@ def test_what_is_no_number_is_not_hidden(way: Any) -> None:
         own = flat(terms_of(0, 2)[wire.rank])
         if wire.rank:
             own[5] = np.nan
-        return codec_of(way).total(own, places[wire.rank], wire, 0)
+        return _codec_of(way).total(own, places[wire.rank], wire, 0)
 
     assert all(np.isnan(total[5]) for total in as_ranks(2, act))
 
@@ -212,7 +212,7 @@ def test_what_is_no_number_is_not_hidden(way: Any) -> None:
     ids=str,
 )
 def test_what_is_no_number_is_not_kept(way: Any, wrong: float, ranks: int) -> None:
-    codec, places = codec_of(way), [Place("0.0", SHAPES) for _ in range(ranks)]
+    codec, places = _codec_of(way), [Place("0.0", SHAPES) for _ in range(ranks)]
 
     def act(wire: Threads) -> list[bool]:
         finite = []
@@ -232,7 +232,7 @@ def test_what_is_no_number_is_not_kept(way: Any, wrong: float, ranks: int) -> No
 
 
 def test_a_rank_without_what_is_no_number_keeps_what_it_has() -> None:
-    codec, places = codec_of(PowerSGD()), [Place("0.0", SHAPES) for _ in range(2)]
+    codec, places = _codec_of(PowerSGD()), [Place("0.0", SHAPES) for _ in range(2)]
 
     def act(wire: Threads) -> np.ndarray:
         place = places[wire.rank]
@@ -249,7 +249,7 @@ def test_a_rank_without_what_is_no_number_keeps_what_it_has() -> None:
 
 
 def test_a_threshold_does_not_fall_to_nothing() -> None:
-    codec, places = codec_of(Threshold(start=0.5)), [Place("0.0", [(3,)]) for _ in range(2)]
+    codec, places = _codec_of(Threshold(start=0.5)), [Place("0.0", [(3,)]) for _ in range(2)]
 
     def act(wire: Threads) -> np.ndarray:
         nothing = np.zeros(3, np.float32)
@@ -265,7 +265,7 @@ def test_a_threshold_does_not_fall_to_nothing() -> None:
 def test_half_precision_is_summed_in_single() -> None:
     def act(wire: Threads) -> np.ndarray:
         own = flat(terms_of(0, 3)[wire.rank])
-        return codec_of("bf16").total(own, Place("0.0", SHAPES), wire, 0)
+        return _codec_of("bf16").total(own, Place("0.0", SHAPES), wire, 0)
 
     narrow = [flat(own).astype(ml_dtypes.bfloat16) for own in terms_of(0, 3)]
     summed = np.zeros(SIZE, np.float32)
@@ -288,7 +288,7 @@ def test_messages_say_places_and_signs(signs: list[int]) -> None:
     for spread in (1, 60):  # by bits, by places
         spaced = np.zeros(len(array) * spread, int)
         spaced[::spread] = array
-        found = decode_signs(encode_signs(spaced > 0, spaced < 0, finite=True), spaced.size)
+        found = _decode_signs(_encode_signs(spaced > 0, spaced < 0, finite=True), spaced.size)
         assert found is not None
         assert [list(each) for each in found] == [
             list(np.flatnonzero(spaced > 0)),
@@ -304,7 +304,7 @@ def test_the_largest_entries_the_first_of_equal_ones(values: list[float], count:
 
 
 def test_a_factor_that_has_shown_nothing_is_drawn_anew() -> None:
-    codec, place = codec_of(PowerSGD(rank=2)), [Place("0.0", [(20, 10)]) for _ in range(2)]
+    codec, place = _codec_of(PowerSGD(rank=2)), [Place("0.0", [(20, 10)]) for _ in range(2)]
     matrix = np.random.default_rng(0).standard_normal((20, 10)).astype(np.float32).ravel()
 
     def act(wire: Threads) -> np.ndarray:
@@ -319,5 +319,5 @@ def test_a_factor_that_has_shown_nothing_is_drawn_anew() -> None:
 def test_thin_columns_stay_orthogonal() -> None:
     base = np.random.default_rng(0).standard_normal((50, 2))
     columns = np.stack([base[:, 0], base[:, 0] * 1.0000001, base[:, 1], np.zeros(50)], axis=1)
-    made = orthonormal(columns)
+    made = _orthonormal(columns)
     np.testing.assert_allclose(made.T @ made, np.diag([1, 0, 1, 0]), atol=1e-12)

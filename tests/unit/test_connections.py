@@ -22,7 +22,7 @@ import pytest
 
 from horovod_spark_runner.cluster.driver import control_server
 from horovod_spark_runner.cluster.driver import launch as driver
-from horovod_spark_runner.cluster.driver.control_server import ControlServer, Mailbox
+from horovod_spark_runner.cluster.driver.control_server import ControlServer, _Mailbox
 from horovod_spark_runner.cluster.programs import shim
 from horovod_spark_runner.cluster.protocol import listener
 from horovod_spark_runner.cluster.protocol.channel import NONCE_BYTES, Channel, connect
@@ -61,7 +61,7 @@ from horovod_spark_runner.cluster.slot.node_door import (
     ShimDoor,
     send_to_node,
 )
-from horovod_spark_runner.cluster.slot.slot_link import DriverLink, SlotLink, StoppedError
+from horovod_spark_runner.cluster.slot.slot_link import SlotLink, StoppedError, _DriverLink
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
@@ -78,7 +78,7 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def next_of(link: DriverLink) -> list[Any]:
+def next_of(link: _DriverLink) -> list[Any]:
     """Wait for what the driver says next."""
     messages: list[Any] = []
 
@@ -111,7 +111,7 @@ def envelope(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Env
 
 def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         hello = envelope(3, Hello(), rank=1)
         link.send(hello)
         assert server.events.get(timeout=20) == hello
@@ -123,7 +123,7 @@ def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
 
 def test_a_slot_that_says_good_bye_is_not() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.send(envelope(3, Hello()))
         link.send(envelope(3, Ended()))
         link.drain(1.0)
@@ -134,7 +134,7 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
 
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, b"x" * 32, pauses=())
+        link = _DriverLink(server.address, b"x" * 32, pauses=())
         link.send(envelope(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
@@ -145,7 +145,7 @@ def test_a_stranger_without_the_key_is_not_heard() -> None:
 
 def test_a_lost_connection_is_mended() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         assert not link.reconnect()  # nothing to mend
         link.close()
         assert link.reconnect()
@@ -158,7 +158,7 @@ def test_a_lost_connection_is_mended() -> None:
 def test_large_calls_and_results_pass(tmp_path: Path) -> None:
     call, result = os.urandom(9_000_001), os.urandom(11_000_003)
     with ControlServer("127.0.0.1", KEY, call) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.fetch(envelope(2, CallWanted()), tmp_path / "call", len(call))
         assert (tmp_path / "call").read_bytes() == call
         (tmp_path / "result").write_bytes(result)
@@ -175,7 +175,7 @@ def test_large_calls_and_results_pass(tmp_path: Path) -> None:
 def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         address = server.address
-    link = DriverLink(address, KEY)
+    link = _DriverLink(address, KEY)
     with pytest.raises(LaunchError, match=f"driver.*127.0.0.1.*{address[1]}"):
         link.fetch(envelope(2, CallWanted()), tmp_path / "call", 10)
 
@@ -183,7 +183,7 @@ def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
 def test_a_driver_that_cannot_be_reached_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
-    link = DriverLink(address, KEY, pauses=())
+    link = _DriverLink(address, KEY, pauses=())
     with pytest.raises(LaunchError, match=f"driver.*127.0.0.1.*{address[1]}"):
         link.check()
 
@@ -201,7 +201,7 @@ def test_a_single_lost_connection_at_the_start_is_tried_again(
 
     monkeypatch.setattr(socket, "create_connection", flaky)
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY, pauses=(0.0,))
+        link = _DriverLink(server.address, KEY, pauses=(0.0,))
         link.check()
         link.close()
 
@@ -254,19 +254,19 @@ def test_where_the_driver_listens(
     monkeypatch.setattr(driver, "connect_host", lambda spark: None)
     monkeypatch.setattr(driver, "runs_on_this_machine", lambda spark: False)
     spark: Any = SimpleNamespace(conf=Settings(**settings))
-    assert driver.control_address(spark) == place
+    assert driver._control_address(spark) == place
 
 
 def test_a_control_port_that_is_none() -> None:
     spark: Any = SimpleNamespace(conf=Settings(spark_horovod_controlPort="http"))
     with pytest.raises(InvalidInputError, match="controlPort.*'http'"):
-        driver.control_address(spark)
+        driver._control_address(spark)
 
 
 def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_server, "SEND_TIMEOUT", 1.0)
     with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
-        stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
+        stuck, other = _DriverLink(server.address, KEY), _DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):
             link.send(envelope(number, Hello()))
             server.events.get(timeout=20)
@@ -363,7 +363,7 @@ def test_a_large_call_leaves_the_driver_once_per_host(tmp_path: Path) -> None:
 def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"only a part")
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         header = envelope(0, ResultFollows(100), rank=5)
         assert link.send_file(header, tmp_path / "result")
         link.close()
@@ -375,7 +375,7 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
 def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"all of it")
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.send(envelope(0, Hello()))
         assert server.events.get(timeout=20) == envelope(0, Hello())
         header = envelope(0, ResultFollows(9), rank=5)
@@ -388,7 +388,7 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
 
 def test_a_slot_that_has_connected_again_is_not_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
+        lost, link = _DriverLink(server.address, KEY), _DriverLink(server.address, KEY)
         lost.send(envelope(3, Hello()))
         assert server.events.get(timeout=20) == envelope(3, Hello())
         # The driver has not heard that the first connection is lost.
@@ -419,7 +419,7 @@ def test_a_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch
 def test_all_slots_are_served_by_one_thread() -> None:
     with ControlServer("127.0.0.1", KEY, bytes(1_000_000), slots=60) as server:
         before = threading.active_count()
-        links = [DriverLink(server.address, KEY) for _ in range(60)]
+        links = [_DriverLink(server.address, KEY) for _ in range(60)]
         for number, link in enumerate(links):
             link.send(envelope(number, Hello()))
         heard = {server.events.get(timeout=20).slot for _ in links}
@@ -470,7 +470,7 @@ def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
     command = [sys.executable, "-c", EXHAUSTED_DRIVER, KEY.hex()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        link = DriverLink(("127.0.0.1", int(process.stdout.readline())), KEY)
+        link = _DriverLink(("127.0.0.1", int(process.stdout.readline())), KEY)
         link.send(envelope(3, Hello()))
         received, exhausted, refused = process.stdout.readline().split()
         link.close()
@@ -479,7 +479,7 @@ def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
 
 
 def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
-    mailbox = Mailbox(limit=100)
+    mailbox = _Mailbox(limit=100)
     for number in range(30):
         mailbox.put(envelope(0, Log(("x" * 20, "y" * 20))))
         mailbox.put(envelope(0, Resumed(number)))
@@ -501,7 +501,7 @@ def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
 
 def test_a_silent_slot_is_noticed() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.send(envelope(2, Started(), rank=5))
         link.send(envelope(2, Heartbeat()))
         for _ in range(2):
@@ -514,7 +514,7 @@ def test_a_silent_slot_is_noticed() -> None:
 
 def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.send(envelope(3, Hello()))
         server.events.get(timeout=20)
         time.sleep(0.2)
@@ -693,7 +693,7 @@ def test_what_is_no_message_ends_its_connection_and_no_other(
             assert client.recv(1) == b""
         (warning,) = caplog.messages
         assert re.search(error, warning)
-        link = DriverLink(server.address, KEY)
+        link = _DriverLink(server.address, KEY)
         link.send(envelope(3, Hello()))
         assert server.events.get(timeout=20) == envelope(3, Hello())
         link.close()

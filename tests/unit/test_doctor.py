@@ -23,10 +23,8 @@ from horovod_spark_runner.commands.doctor_checks import (
     Finding,
     Probes,
     check_allreduce,
-    check_driver,
     check_gpus,
     check_java,
-    check_mpi4py,
     check_mpirun,
     check_packages,
     check_platform,
@@ -61,6 +59,11 @@ FACTS: dict[str, dict[str, Any]] = {
     "keras": {"backend": "tensorflow"},
     "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": 0, "cuda": ""},
     "horovod.torch": {"error": "ImportError: Extension horovod.torch has not been built"},
+}
+GPU_FACTS = {
+    **FACTS,
+    "tensorflow": {"gpu_build": True},
+    "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": 23203, "cuda": "13.0"},
 }
 MPI = ("Open MPI", "5.0.11")
 DRIVER = "580.65.06"
@@ -212,14 +215,11 @@ def test_mpirun_version(output: str, expected: tuple[str, str] | None) -> None:
 
 
 def test_mpi4py_and_mpirun_must_be_of_one_mpi() -> None:
-    library = FACTS["mpi4py"]["library"]
-    found = check_mpi4py(str(library), MPI)
-    assert found.level == OK
-    assert re.search("mpi4py.*Open MPI 5.0.11", found.text)
-    other = check_mpi4py(str(library), ("Open MPI", "4.1.4"))
+    other = check_probes(Probes(FACTS), GOOD, ("Open MPI", "4.1.4"))[0]
     assert other.level == PROBLEM
     assert re.search("mpi4py.*Open MPI 5.0.11.*mpirun.*Open MPI 4.1.4", other.text)
-    assert check_mpi4py("MPICH Version:      4.2.1\nmore", MPI).level == PROBLEM
+    mpich = {**FACTS, "mpi4py": {"library": "MPICH Version:      4.2.1\nmore"}}
+    assert check_probes(Probes(mpich), GOOD, MPI)[0].level == PROBLEM
 
 
 # -- frameworks ------------------------------------------------------------------------------------
@@ -260,16 +260,11 @@ def test_horovod_of_keras_2() -> None:
 def test_a_gpu_machine_with_builds_for_cpu() -> None:
     found = check_probes(Probes(FACTS), GOOD, MPI, DRIVER)
     assert levels(found) == [OK, WARNING, WARNING]
-    facts = {
-        **FACTS,
-        "tensorflow": {"gpu_build": True},
-        "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": 23203, "cuda": "13.0"},
-    }
-    found = check_probes(Probes(facts), GOOD, MPI, DRIVER)
+    found = check_probes(Probes(GPU_FACTS), GOOD, MPI, DRIVER)
     assert levels(found) == [OK, OK]
     facts_told = "TensorFlow.*MPI.*NCCL 2.32.3.*CUDA 13.0.*driver 580"
     assert re.search(facts_told, found[-1].text)
-    old = check_probes(Probes(facts), GOOD, MPI, "550.54.15")[-1]
+    old = check_probes(Probes(GPU_FACTS), GOOD, MPI, "550.54.15")[-1]
     assert old.level == PROBLEM
     assert re.search(r"\b580\b.*\b550.54.15", old.text)
 
@@ -283,7 +278,7 @@ def test_what_nvidia_smi_says() -> None:
     finding, driver = check_gpus("", f"WARNING: infoROM is corrupted, at x\n[N/A], {one}\n")
     assert (finding.level, driver) == (OK, "[N/A]")
     assert "GPUs: 1 x" in finding.text
-    assert check_driver({"cuda": "13.0"}, driver) is None
+    assert levels(check_probes(Probes(GPU_FACTS), GOOD, MPI, driver)) == [OK, OK]
     finding, driver = check_gpus("it exited with code 9", "NVIDIA-SMI has failed\n")
     assert (finding.level, driver) == (WARNING, "")
     assert re.search("it exited with code 9.*NVIDIA-SMI has failed", finding.text)
@@ -345,7 +340,7 @@ def test_summary_and_exit_code(
 ) -> None:
     findings = [Finding(level, "it", "do") for level in found]
     assert summary(findings) == text
-    monkeypatch.setattr(doctor, "examine", lambda run: iter(findings))
+    monkeypatch.setattr(doctor, "_examine", lambda run: iter(findings))
     assert cli.main(["doctor"]) == code
     output = capsys.readouterr().out.splitlines()
     assert output[-1] == text
@@ -358,7 +353,7 @@ def test_a_machine_without_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
         raise EnvironmentProblem("mpirun was not found")
 
     monkeypatch.setattr(doctor, "find_mpirun", missing)
-    found = list(doctor.examine(run=True))
+    found = list(doctor._examine(run=True))
     assert found[-1] == Finding(PROBLEM, "mpirun was not found")
 
 
@@ -368,14 +363,14 @@ def test_java_home_is_looked_at_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    finding = next(f for f in doctor.examine(run=False) if "Java" in f.text)
+    finding = next(f for f in doctor._examine(run=False) if "Java" in f.text)
     assert finding.level == PROBLEM
     assert str(java) in finding.text
 
 
 def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk-8"))
-    finding = next(f for f in doctor.examine(run=False) if "JAVA" in f.text)
+    finding = next(f for f in doctor._examine(run=False) if "JAVA" in f.text)
     assert finding.level == PROBLEM
     java = tmp_path / "jdk-8" / "bin" / "java"
     assert re.search(f"JAVA_HOME.*{tmp_path / 'jdk-8'}(?!/).*{java}", finding.text)
@@ -390,8 +385,8 @@ def test_spark_is_looked_at_for_java(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "installed_distributions", lambda: [("pyspark", "pyspark", "4.1")])
-    found = [f.level for f in doctor.examine(run=False) if "Java" in f.text]
+    monkeypatch.setattr(doctor, "_installed_distributions", lambda: [("pyspark", "pyspark", "4.1")])
+    found = [f.level for f in doctor._examine(run=False) if "Java" in f.text]
     assert found == [OK, PROBLEM]
 
 
@@ -470,6 +465,6 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(
     def fail(run: bool) -> Iterator[Finding]:
         raise EnvironmentProblem("nothing works")
 
-    monkeypatch.setattr(doctor, "examine", fail)
+    monkeypatch.setattr(doctor, "_examine", fail)
     assert cli.main(["doctor"]) == 1
     assert capsys.readouterr().err == "horovod-spark-runner: error: nothing works\n"

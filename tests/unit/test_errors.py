@@ -27,7 +27,7 @@ CLASSES = [
 
 def make(cls: type[HorovodSparkError]) -> HorovodSparkError:
     if cls is NotEnoughSlotsError:
-        return NotEnoughSlotsError("few", asked=8, found=4)
+        return NotEnoughSlotsError("few", requested=8, available=4)
     if cls is RankFailedError:
         return RankFailedError(
             "bad", rank=3, host="h", exception_type="KeyError", remote_traceback="Traceback"

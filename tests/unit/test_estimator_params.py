@@ -27,7 +27,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.config.estimator import EstimatorSettings, parse_options
 from horovod_spark_runner.config.fields import Settings, default_of, text_of
 from horovod_spark_runner.config.importable import (
-    CodeName,
+    _CodeName,
     by_import_name,
     from_storage,
     import_name,
@@ -36,7 +36,7 @@ from horovod_spark_runner.config.launch import LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.estimator import _describe_map
-from horovod_spark_runner.model.params import camel_case, param_text
+from horovod_spark_runner.model.params import _param_text, camel_case
 from horovod_spark_runner.model.persistence import savable
 
 # Of launching, what `run_training` takes one by one too.
@@ -67,7 +67,7 @@ class Outer:
 def test_each_setting_has_a_param_a_getter_and_a_setter(field: Any) -> None:
     estimator, name = HorovodEstimator(), camel_case(field.name)
     param = estimator.getParam(name)
-    assert param.doc == param_text(text_of(field))
+    assert param.doc == _param_text(text_of(field))
     # Other settings are called as Params are.
     assert all(map(estimator.hasParam, re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", param.doc)))
     assert not re.search(r"\b[a-z]+_(?:cols?|workers)\b", param.doc)
@@ -196,15 +196,15 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
 def test_code_has_an_import_name_where_another_process_can_import_it() -> None:
     name = f"{__name__}:make_model"
     assert import_name(make_model) == name
-    assert by_import_name("modelFn", CodeName(name)) is make_model
-    assert by_import_name("modelFn", CodeName(f"{__name__}:Outer.make")) is Outer.make
+    assert by_import_name("modelFn", _CodeName(name)) is make_model
+    assert by_import_name("modelFn", _CodeName(f"{__name__}:Outer.make")) is Outer.make
     assert import_name(lambda: 3) is None
 
     def inner() -> None: ...
 
     assert import_name(inner) is None
     with pytest.raises(InvalidInputError, match="modelFn='no.such:thing'"):
-        by_import_name("modelFn", CodeName("no.such:thing"))
+        by_import_name("modelFn", _CodeName("no.such:thing"))
     transform = {"transforms": {"x": make_transform}}
     stored = savable("data", HorovodEstimator(data=transform).getData())
     assert stored == {"transforms": {"x": f"{__name__}:make_transform"}}
@@ -340,10 +340,10 @@ def test_code_of_a_script_is_saved_by_the_name_it_has_there(
     name = estimator.copy(one).getModelFn()
     for stored in (name, pickle.loads(cloudpickle.dumps(name))):
         assert by_import_name("modelFn", stored)() == "before"
-    assert by_import_name("modelFn", CodeName(json.loads(json.dumps(name))))() == "after"
+    assert by_import_name("modelFn", _CodeName(json.loads(json.dumps(name))))() == "after"
     monkeypatch.delattr(main, "build")
     with pytest.raises(InvalidInputError, match="script.*notebook"):
-        by_import_name("modelFn", CodeName("__main__:build"))
+        by_import_name("modelFn", _CodeName("__main__:build"))
 
 
 def test_a_search_over_what_has_no_name_is_told_at_its_beginning(

@@ -28,11 +28,11 @@ from horovod_spark_runner.model import predict_files as files
 from horovod_spark_runner.model.inference import Predictor
 from horovod_spark_runner.model.load import read_finished_run
 from horovod_spark_runner.model.predict_files import (
-    Commit,
-    FilesPlan,
     FilesRequest,
-    committing,
-    plan_files,
+    _Commit,
+    _committing,
+    _FilesPlan,
+    _plan_files,
 )
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.lease import identity
@@ -100,7 +100,7 @@ def request(storage: Location, **fields: Any) -> FilesRequest:
     return FilesRequest(storage.join("in"), target, settings=PredictionSettings(), **given)
 
 
-def score(plan: FilesPlan, commit: Commit) -> None:
+def score(plan: _FilesPlan, commit: _Commit) -> None:
     """Score all units, as tasks do."""
     for unit in plan.units:
         commit.files[unit.target] = plan.task.score(unit, commit.staging)[0]
@@ -114,10 +114,10 @@ def names(place: Location) -> list[str]:
 @pytest.mark.thorough
 def test_attempts_that_were_repeated_count_once(predictor: Predictor, storage: Location) -> None:
     rows = fill(storage.join("in"))
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
     assert len(plan.units) == 3
     out = storage.join("out")
-    with committing(out, "error") as commit:
+    with _committing(out, "error") as commit:
         for unit in plan.units:
             # An attempt that Spark does not report.
             plan.task.score(unit, commit.staging)
@@ -133,10 +133,10 @@ def test_what_failed_leaves_nothing(predictor: Predictor, storage: Location) -> 
     out = storage.join("out")
     out.make_folder()
     out.join("old.parquet").write_bytes(b"old")
-    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
 
     def fail() -> None:
-        with committing(out, "overwrite") as commit:
+        with _committing(out, "overwrite") as commit:
             plan.task.score(plan.units[0], commit.staging)
             raise OSError("the disk is full")
 
@@ -150,15 +150,15 @@ def test_of_two_calls_at_once_the_second_is_refused(
 ) -> None:
     rows = fill(storage.join("in"))
     out = storage.join("out")
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
-    with committing(out, "error") as commit:
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
+    with _committing(out, "error") as commit:
         for mode in ("error", "overwrite"):
-            plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
+            _plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
             named = rf"out\b.*another call.*\b{os.getpid()}\b"
-            with pytest.raises(InvalidInputError, match=named), committing(out, mode):
+            with pytest.raises(InvalidInputError, match=named), _committing(out, mode):
                 pass
         score(plan, commit)
-    with pytest.raises(InvalidInputError, match=r"out\b.*empty"), committing(out, "error"):
+    with pytest.raises(InvalidInputError, match=r"out\b.*empty"), _committing(out, "error"):
         pass
     assert len(read(out)) == rows
 
@@ -194,11 +194,11 @@ def test_a_job_that_reports_nothing_replaces_nothing(
 @pytest.mark.thorough
 def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
     out = storage.join("out")
 
     def meanwhile() -> None:
-        with committing(out, "error") as commit:
+        with _committing(out, "error") as commit:
             score(plan, commit)
             out.join("others.parquet").write_bytes(b"others")
 
@@ -214,11 +214,11 @@ def test_a_lease_that_was_taken_over_ends_the_call(predictor: Predictor, storage
     out = storage.join("out")
     out.make_folder()
     out.join("old.parquet").write_bytes(b"old")
-    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
     other = json.dumps({"token": "other", **identity(), "host": "other"})
 
     def stopped() -> None:
-        with committing(out, "overwrite") as commit:
+        with _committing(out, "overwrite") as commit:
             score(plan, commit)
             out.join("_lease.json").write_text(other)
 
@@ -231,7 +231,7 @@ def test_a_lease_that_was_taken_over_ends_the_call(predictor: Predictor, storage
 # A driver that is killed once it has moved a file.
 KILLED = """
 import os, sys
-from horovod_spark_runner.model.predict_files import committing
+from horovod_spark_runner.model.predict_files import _committing
 from horovod_spark_runner.storage.filesystem import Location
 
 move_to = Location.move_to
@@ -242,7 +242,7 @@ def move(self, target):
         os.kill(os.getpid(), 9)
 
 Location.move_to = move
-with committing(Location(sys.argv[1]), sys.argv[2]) as commit:
+with _committing(Location(sys.argv[1]), sys.argv[2]) as commit:
     for name in ("a.parquet", "b.parquet"):
         commit.staging.join(f"staged-{name}").write_bytes(b"new")
         commit.files[name] = f"staged-{name}"
@@ -269,9 +269,9 @@ def test_a_driver_that_is_killed_while_it_moves_files(
     assert not {"_SUCCESS", "old.parquet"} & set(left)
     for _ in range(2):
         with pytest.raises(InvalidInputError, match="no _SUCCESS.*mode='overwrite'"):
-            plan_files(request(storage), predictor, 2, by_case=False)
-    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
-    with committing(out, "overwrite") as commit:
+            _plan_files(request(storage), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    with _committing(out, "overwrite") as commit:
         score(plan, commit)
     assert names(out) == ["_SUCCESS", *(f"day={day}/part.parquet" for day in range(3))]
     assert len(read(out)) == rows
@@ -285,7 +285,7 @@ def test_storage_that_fails_while_files_are_moved(
     out = storage.join("out")
     out.make_folder()
     out.join("old.parquet").write_bytes(b"old")
-    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
     move_to = Location.move_to
 
     def move(self: Location, target: Location) -> None:
@@ -294,7 +294,7 @@ def test_storage_that_fails_while_files_are_moved(
         move_to(self, target)
 
     def fail() -> None:
-        with committing(out, "overwrite") as commit:
+        with _committing(out, "overwrite") as commit:
             score(plan, commit)
             monkeypatch.setattr(Location, "move_to", move)
 
@@ -302,8 +302,8 @@ def test_storage_that_fails_while_files_are_moved(
         fail()
     monkeypatch.setattr(Location, "move_to", move_to)
     with pytest.raises(InvalidInputError, match="no _SUCCESS"):
-        plan_files(request(storage), predictor, 2, by_case=False)
-    with committing(out, "overwrite") as commit:
+        _plan_files(request(storage), predictor, 2, by_case=False)
+    with _committing(out, "overwrite") as commit:
         score(plan, commit)
     assert len(read(out)) == 3000
 
@@ -314,13 +314,13 @@ def test_destinations_that_cannot_be_are_named(predictor: Predictor, tmp_path: P
     storage.join("out").write_bytes(b"text")
     for mode in ("error", "overwrite"):
         with pytest.raises(InvalidInputError, match=r"out\b.*\bfile\b.*folder"):
-            plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
+            _plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
     within = storage.join("out", "scored")
     asked = FilesRequest(storage.join("in"), within, None, "error", PredictionSettings())
-    plan_files(asked, predictor, 2, by_case=False)
+    _plan_files(asked, predictor, 2, by_case=False)
     with (
         pytest.raises(InvalidInputError, match="out/scored.*directory"),
-        committing(within, "error"),
+        _committing(within, "error"),
     ):
         pass
     assert storage.join("out").read_bytes() == b"text"
@@ -345,7 +345,7 @@ def test_a_source_is_known_by_its_other_names(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
     storage.join("in", "day=1", "part.parquet").delete_file()
     # As many rows, in groups as large.
     place = storage.join("in", "day=0", "part.parquet")
@@ -357,7 +357,7 @@ def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage:
     out = storage.join("out")
 
     def task(number: int) -> None:
-        with committing(out, "error") as commit:
+        with _committing(out, "error") as commit:
             body = plan.task.over(plan.units, commit.staging)
             list(body(iter([pa.RecordBatch.from_pydict({"id": [number]})])))
 
@@ -376,8 +376,8 @@ def test_a_damaged_page_is_named_with_its_file(predictor: Predictor, storage: Lo
     for byte in (20, 40, 60):
         data[byte] ^= 255
     place.write_bytes(bytes(data))
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
-    with committing(storage.join("out"), "error") as commit:
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
+    with _committing(storage.join("out"), "error") as commit:
         with pytest.raises(DataError, match=r"in/day=1/part\.parquet.*read.*row group 0"):
             plan.task.score(plan.units[1], commit.staging)
         score(replace(plan, units=()), commit)
@@ -396,11 +396,11 @@ def test_what_is_stored_otherwise_is_refused_by_name(predictor: Predictor, tmp_p
     written(tmp_path / "in" / "a.parquet", at=at, int96=True)
     told = r"'at'.*a\.parquet.*INT96.*INT64.*outputTimestampType.*columns"
     with pytest.raises(DataError, match=told):
-        plan_files(request(storage, columns=None), predictor, 2, by_case=False)
-    assert plan_files(request(storage, columns=["x"]), predictor, 2, by_case=False).tasks == 1
+        _plan_files(request(storage, columns=None), predictor, 2, by_case=False)
+    assert _plan_files(request(storage, columns=["x"]), predictor, 2, by_case=False).tasks == 1
     written(tmp_path / "in" / "b.parquet", at=at)
     with pytest.raises(DataError, match=r"b\.parquet.*columns.*a\.parquet"):
-        plan_files(request(storage, columns=["x"]), predictor, 2, by_case=False)
+        _plan_files(request(storage, columns=["x"]), predictor, 2, by_case=False)
 
 
 def test_parts_are_never_called_as_other_files(predictor: Predictor, tmp_path: Path) -> None:
@@ -410,14 +410,14 @@ def test_parts_are_never_called_as_other_files(predictor: Predictor, tmp_path: P
     read = [files._read_source_file(Location(place), path.name) for path in place.iterdir()]
     large = [Location(place), pa.schema([]), [], read[0].metadata, ""]
 
-    class Large(files.SourceFile):
+    class Large(files._SourceFile):
         @property
         def sizes(self) -> list[int]:
             return [10, 10]
 
     with pytest.raises(DataError, match=r"'a-00001\.parquet'"):
-        files.split_files([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
-    units = files.split_files([Large("b.parquet", *large)], 10)
+        files._split_files([Large("a.parquet", *large), *read[1:], *read[:1]], 10)
+    units = files._split_files([Large("b.parquet", *large)], 10)
     assert [(unit.target, unit.groups) for unit in units] == [
         ("b-00000.parquet", (0,)), ("b-00001.parquet", (1,)),
     ]  # fmt: skip
@@ -431,7 +431,7 @@ def test_a_row_that_fails_leaves_no_writing_behind(
     (tmp_path / "in").mkdir()
     x = pa.array([[1.0, 2.0], None], pa.list_(pa.float32()))
     pq.write_table(pa.table({"x": x}), tmp_path / "in" / "some.parquet", row_group_size=1)
-    plan = plan_files(request(Location(tmp_path), columns=[]), predictor, 2, by_case=False)
+    plan = _plan_files(request(Location(tmp_path), columns=[]), predictor, 2, by_case=False)
     events: list[str] = []
     write, close = pq.ParquetWriter.write_table, pq.ParquetWriter.close
 
@@ -461,8 +461,8 @@ def test_empty_row_groups_give_no_rows(predictor: Predictor, tmp_path: Path) -> 
             writer.write_table(part)
     pq.write_table(table.slice(0, 0), tmp_path / "in" / "none.parquet")
     assert pq.ParquetFile(tmp_path / "in" / "none.parquet").num_row_groups == 1
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
-    with committing(storage.join("out"), "error") as commit:
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
+    with _committing(storage.join("out"), "error") as commit:
         score(plan, commit)
     assert read(storage.join("out")) == {0: 21.5, 1: 43.5}
     schema = pq.read_schema(tmp_path / "out" / "none.parquet")
@@ -478,13 +478,13 @@ def test_small_files_share_a_task(predictor: Predictor, tmp_path: Path) -> None:
     for number in range(40):
         ids = np.arange(10) + 10 * number
         pq.write_table(pa.table({"id": ids, "x": x}), tmp_path / "in" / f"{number:02d}.parquet")
-    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    plan = _plan_files(request(storage), predictor, 2, by_case=False)
     assert len(plan.units) == 40
     assert plan.tasks == 6
     # Where there are slots for all, none waits for another.
-    assert plan_files(request(storage), predictor, 40, by_case=False).tasks == 40
+    assert _plan_files(request(storage), predictor, 40, by_case=False).tasks == 40
     numbers = pa.RecordBatch.from_pydict({"id": list(range(40))})
-    with committing(storage.join("out"), "error") as commit:
+    with _committing(storage.join("out"), "error") as commit:
         for out in plan.task.over(plan.units, commit.staging)(iter([numbers])):
             for number, name, rows in map(json.loads, out["text"].to_pylist()):
                 assert rows == 10

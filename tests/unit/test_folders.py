@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.model.persistence import read_metadata, write_metadata
+from horovod_spark_runner.model.persistence import _write_metadata, read_metadata
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.folders import replace_folder, write_aside
 
@@ -88,7 +88,7 @@ def test_metadata_of_another_stage_do_not_stay(tmp_path: Path) -> None:
     stage = Location(tmp_path)
     stage.join("metadata").make_folder()
     stage.join("metadata", "part-00000-4e-c000.txt").write_text("of another")
-    write_metadata(stage, "{}")
+    _write_metadata(stage, "{}")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "_SUCCESS", "metadata", "part-00000"
     ]  # fmt: skip

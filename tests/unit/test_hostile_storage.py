@@ -306,7 +306,7 @@ def mutate(tmp_path: Path, pristine: Path, seed: int, count: int) -> list[str]:
 @pytest.fixture
 def stage(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     """Loads what a transformer may be that is saved in a run's directory, without Spark."""
-    monkeypatch.setattr(persistence, "location_of", lambda spark, path: Location(path))
+    monkeypatch.setattr(persistence, "_location_of", lambda spark, path: Location(path))
     name = f"{TFTransformer.__module__}.{TFTransformer.__name__}"
 
     def load(**metadata: object) -> object:

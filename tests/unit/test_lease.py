@@ -21,7 +21,14 @@ from horovod_spark_runner.errors import CheckpointError, RunDirectoryError
 from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.storage import lease as lease_module
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.lease import Holder, Lease, holder_of, holds, identity, seems_held
+from horovod_spark_runner.storage.lease import (
+    Lease,
+    _Holder,
+    _holder_of,
+    holds,
+    identity,
+    seems_held,
+)
 
 
 @pytest.fixture
@@ -142,11 +149,11 @@ def held(**changed: Any) -> dict[str, Any]:
 
 
 def test_what_can_be_told_at_once_of_a_holder() -> None:
-    assert holder_of(held()) is Holder.ALIVE
-    assert holder_of(held(started="1")) is Holder.DEAD  # its number was given away
-    assert holder_of(held(host="other")) is Holder.ELSEWHERE
-    assert holder_of(held(pids="pid:[1]", pid=1)) is Holder.ELSEWHERE  # a container's
-    assert holder_of({}) is Holder.DEAD
+    assert _holder_of(held()) is _Holder.ALIVE
+    assert _holder_of(held(started="1")) is _Holder.DEAD  # its number was given away
+    assert _holder_of(held(host="other")) is _Holder.ELSEWHERE
+    assert _holder_of(held(pids="pid:[1]", pid=1)) is _Holder.ELSEWHERE  # a container's
+    assert _holder_of({}) is _Holder.DEAD
     # To be shown, the clocks are good enough.
     assert seems_held(held(), 99999.0)
     assert seems_held(held(host="other"), 1059.0)

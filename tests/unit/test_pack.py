@@ -17,10 +17,10 @@ import pytest
 from horovod_spark_runner import EnvironmentProblem, InvalidInputError
 from horovod_spark_runner.commands import cli, pack
 from horovod_spark_runner.commands.pack import (
-    Editable,
-    find_editable,
-    follow_foreign_link,
-    module_files,
+    _Editable,
+    _find_editable,
+    _follow_foreign_link,
+    _module_files,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +42,8 @@ def distribution(folder: Path, editable: bool, top_level: str) -> metadata.Distr
 
 
 def test_an_editable_install_is_found_by_what_pip_wrote(tmp_path: Path) -> None:
-    found = find_editable(distribution(tmp_path, True, "thing\nthing_tools\n"))
-    assert found == Editable(
+    found = _find_editable(distribution(tmp_path, True, "thing\nthing_tools\n"))
+    assert found == _Editable(
         "thing",
         (
             "__editable__.thing-1.0.pth",
@@ -55,13 +55,13 @@ def test_an_editable_install_is_found_by_what_pip_wrote(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_install_is_left_alone(tmp_path: Path) -> None:
-    assert find_editable(distribution(tmp_path, False, "thing\n")) is None
-    assert find_editable(metadata.distribution("pytest")) is None
+    assert _find_editable(distribution(tmp_path, False, "thing\n")) is None
+    assert _find_editable(metadata.distribution("pytest")) is None
 
 
 def test_an_editable_install_that_tells_no_modules_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="thing.*file:///src/thing"):
-        find_editable(distribution(tmp_path, True, ""))
+        _find_editable(distribution(tmp_path, True, ""))
 
 
 def test_the_files_of_an_editable_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_the_files_of_an_editable_install(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     found = {
         target: source
-        for source, target in module_files(Editable("thing", (), ("packaged", "alone")))
+        for source, target in _module_files(_Editable("thing", (), ("packaged", "alone")))
     }
     assert found == {
         name: tmp_path / name
@@ -83,7 +83,7 @@ def test_the_files_of_an_editable_install(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_module_that_is_gone() -> None:
     with pytest.raises(EnvironmentProblem, match="'not_here'.*thing"):
-        list(module_files(Editable("thing", (), ("not_here",))))
+        list(_module_files(_Editable("thing", (), ("not_here",))))
 
 
 class File(NamedTuple):
@@ -113,10 +113,10 @@ def test_links_out_of_the_environment_are_followed(
         ("bin/alias", prefix / "bin" / "alias"),
         ("bin/tool", prefix / "bin" / "tool"),
     ]:
-        assert follow_foreign_link(File(str(prefix / name), name)) == File(str(source), name)
+        assert _follow_foreign_link(File(str(prefix / name), name)) == File(str(source), name)
     for name in ("share", "gone"):
         with pytest.raises(EnvironmentProblem, match=f"--exclude '{name}'"):
-            follow_foreign_link(File(str(prefix / name), name))
+            _follow_foreign_link(File(str(prefix / name), name))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from horovod_spark_runner import HorovodRunner, TFTransformer, prepare_dataset, 
 from horovod_spark_runner.commands.parameters import (
     EVERYDAY,
     OPTIONS,
-    described_arguments,
+    _described_arguments,
 )
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.config.estimator import EstimatorSettings
@@ -24,7 +24,7 @@ from horovod_spark_runner.config.launch import LaunchOptions, LaunchSettings
 from horovod_spark_runner.config.prediction import PredictionSettings
 from horovod_spark_runner.config.sync import STRATEGIES
 from horovod_spark_runner.config.training import FitOptions
-from horovod_spark_runner.model.params import PredictionParams, camel_case, param_text
+from horovod_spark_runner.model.params import PredictionParams, _param_text, camel_case
 from horovod_spark_runner.training.loop import SYNCHRONISERS
 
 TAKEN = inspect.signature(run_training).parameters
@@ -71,6 +71,7 @@ def test_a_setting_has_one_name_and_one_home() -> None:
     for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings, EstimatorSettings):
         for name in fields_of(cls):
             homes.setdefault(name, []).append(cls.__name__)
+    del homes["restarts"]  # a group of options, of functions as of trainings
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
     inside = {name for cls in OPTIONS for name in fields_of(cls)}
     assert inside.isdisjoint(TAKEN)
@@ -81,11 +82,11 @@ def test_run_training_takes_what_is_needed_every_day(name: str) -> None:
     field = EVERYDAY_FIELDS[name]
     assert TAKEN[name].default == default_of(field)
     assert TAKEN[name].annotation == field.type
-    assert described_arguments(run_training.__doc__ or "")[name] == text_of(field)
+    assert _described_arguments(run_training.__doc__ or "")[name] == text_of(field)
 
 
 def test_run_training_says_something_of_every_argument() -> None:
-    assert list(described_arguments(run_training.__doc__ or "")) == list(TAKEN)
+    assert list(_described_arguments(run_training.__doc__ or "")) == list(TAKEN)
 
 
 def test_datasets_of_functions_are_prepared_alike() -> None:
@@ -98,7 +99,7 @@ def test_datasets_of_functions_are_prepared_alike() -> None:
 
 def test_a_runner_takes_all_of_launching() -> None:
     fields = {field.name for field in dataclasses.fields(HorovodRunner)}
-    assert fields == {*fields_of(LaunchOptions), *fields_of(LaunchSettings), "spark"}
+    assert fields == {*fields_of(LaunchOptions), *fields_of(LaunchSettings), "restarts", "spark"}
     doc = inspect.getdoc(HorovodRunner) or ""
     assert "    stall_timeout: seconds without progress" in doc
 
@@ -121,7 +122,7 @@ def test_a_model_has_a_param_and_an_argument_of_each_setting(field: Any) -> None
     name = camel_case(field.name)
     param = getattr(PredictionParams, name)
     assert param.name == name
-    assert param.doc == param_text(text_of(field))
+    assert param.doc == _param_text(text_of(field))
     for accessor in ("get", "set"):
         assert callable(getattr(PredictionParams, accessor + name[0].upper() + name[1:]))
     taken = inspect.signature(TFTransformer.from_run).parameters
@@ -155,7 +156,7 @@ def test_a_way_of_synchronising_is_named_wherever_one_is_looked_up() -> None:
     strategies = list(STRATEGIES.values())
     assert list(SYNCHRONISERS) == strategies
     assert [cls for cls in OPTIONS if cls in strategies] == strategies
-    arguments = described_arguments(inspect.getdoc(run_training) or "")
+    arguments = _described_arguments(inspect.getdoc(run_training) or "")
     for cls in strategies:
         assert cls.__name__ in horovod_spark_runner.__all__
         assert f"`{cls.__name__}`" in arguments["sync"]

@@ -17,7 +17,7 @@ from horovod_spark_runner.data.prepare.datasets import match_columns
 from horovod_spark_runner.data.prepare.parquet import open_parquet, parquet_files, read_footers
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.errors import DataError
-from horovod_spark_runner.model.predict_files import FilesRequest, plan_files
+from horovod_spark_runner.model.predict_files import FilesRequest, _plan_files
 from horovod_spark_runner.storage.filesystem import Location
 
 REQUEST = DataRequest(Roles(("x",), ("y",), "w"))
@@ -82,7 +82,7 @@ def test_what_a_log_tells_of_files_is_not_passed_over(tmp_path: Path, log: str, 
     request = FilesRequest(Location(source), target, None, "error", PredictionSettings())
     predictor: Any = None  # the files are looked at first
     with pytest.raises(DataError, match=rf"files.*{log.partition('/')[0]}\b"):
-        plan_files(request, predictor, 1, by_case=False)
+        _plan_files(request, predictor, 1, by_case=False)
 
 
 def test_a_folder_that_is_named_as_one_of_a_table_is_none(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from horovod_spark_runner.planning.model import (
     Cluster,
     StepTime,
     Workload,
+    _step_time,
     fit_link,
     parse_link,
     predict,
     ring_seconds,
-    step_time,
 )
-from horovod_spark_runner.planning.plan import PlanOptions, advise, build_plan, left_out_lines
+from horovod_spark_runner.planning.plan import PlanOptions, _advise, _left_out_lines, build_plan
 
 RANKS = [2**n for n in range(13)]
 FAST = Link(10e-6, 12e9)
@@ -108,10 +108,10 @@ def test_noise_makes_no_impossible_link() -> None:
 
 def test_a_step_that_was_measured_is_predicted_as_measured() -> None:
     work = workload(steps={1: StepTime(0.1, 0.1, 0.0), 4: StepTime(0.2, 0.1, 0.0)}, batch_size=10)
-    assert step_time(work, 1).seconds == 0.1
-    assert step_time(work, 4).seconds == 0.2
-    assert step_time(work, 2).seconds == pytest.approx(0.1 + 0.1 / 3)
-    assert step_time(work, 64).seconds == 0.2, "beyond the most measured, as for these"
+    assert _step_time(work, 1).seconds == 0.1
+    assert _step_time(work, 4).seconds == 0.2
+    assert _step_time(work, 2).seconds == pytest.approx(0.1 + 0.1 / 3)
+    assert _step_time(work, 64).seconds == 0.2, "beyond the most measured, as for these"
 
 
 def test_a_reader_that_is_too_slow_limits() -> None:
@@ -121,8 +121,8 @@ def test_a_reader_that_is_too_slow_limits() -> None:
 
 
 def test_what_pays_is_distributed_and_a_slow_network_limits_it() -> None:
-    fast = advise("fast", workload(), Cluster(4, 4, FAST), RANKS)
-    slow = advise("slow", workload(), Cluster(4, 4, SLOW), RANKS)
+    fast = _advise("fast", workload(), Cluster(4, 4, FAST), RANKS)
+    slow = _advise("slow", workload(), Cluster(4, 4, SLOW), RANKS)
     assert fast.pays
     assert fast.best.ranks >= 64
     assert fast.break_even == 2
@@ -132,16 +132,16 @@ def test_what_pays_is_distributed_and_a_slow_network_limits_it() -> None:
     assert slow.verdict.startswith(f"{slow.best.ranks:,} ranks")
     # More ranks than the rows fill a step of are not told of.
     assert fast.predictions[-1].ranks == 4096
-    few = advise("few", workload(rows=850), Cluster(4, 4, FAST), RANKS)
+    few = _advise("few", workload(rows=850), Cluster(4, 4, FAST), RANKS)
     assert [one.ranks for one in few.predictions] == [1, 2, 4, 8]
     assert few.left_out[:2] == (16, 32)
-    assert "16, 32, 64, " in left_out_lines(few, workload(rows=850))[0]
+    assert "16, 32, 64, " in _left_out_lines(few, workload(rows=850))[0]
     assert fast.left_out == ()
 
 
 def test_what_does_not_pay_is_not_to_be_distributed() -> None:
     tiny = workload(rows=20_000, steps={1: StepTime(0.0005, 0.0005, 0.0)})
-    found = advise("10gbit", tiny, Cluster(4, 4, parse_link("10gbit")), RANKS)
+    found = _advise("10gbit", tiny, Cluster(4, 4, parse_link("10gbit")), RANKS)
     assert not found.pays
     assert re.search(r"\b5 s\b", found.verdict)
     assert found.break_even is None
@@ -149,12 +149,12 @@ def test_what_does_not_pay_is_not_to_be_distributed() -> None:
     assert found.break_even_epochs is not None
     for part, pays in ((0.8, False), (1.2, True)):
         epochs = int(found.break_even_epochs * part)
-        again = advise("", replace(tiny, epochs=epochs, passes=epochs), found.cluster, RANKS)
+        again = _advise("", replace(tiny, epochs=epochs, passes=epochs), found.cluster, RANKS)
         assert (again.break_even is not None) == pays
-    hopeless = advise("slow", tiny, Cluster(1, 1, Link(0.1, 1e6)), RANKS)
+    hopeless = _advise("slow", tiny, Cluster(1, 1, Link(0.1, 1e6)), RANKS)
     assert hopeless.break_even_epochs is None
     assert "epochs" in hopeless.verdict
-    single = advise("rows", workload(rows=150), Cluster(4, 4, FAST), RANKS)
+    single = _advise("rows", workload(rows=150), Cluster(4, 4, FAST), RANKS)
     assert re.search("rows.*two ranks", single.verdict)
 
 

@@ -18,7 +18,7 @@ from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.planning.from_run import measure_from_run
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import ETHERNET_LATENCY, Cluster, Link, predict
-from horovod_spark_runner.planning.plan import measured_lines
+from horovod_spark_runner.planning.plan import _measured_lines
 from horovod_spark_runner.sync.allreduce import BUCKET_BYTES
 from horovod_spark_runner.training.time_breakdown import KINDS, WHOLE, Kind, record
 from tests.report.runs import leave_run
@@ -117,8 +117,8 @@ def test_exchanges_between_hosts_tell_a_bandwidth(tmp_path: Path) -> None:
     short = [account(exchange=0.9 * STEPS * latency, trained=BUCKET_BYTES)] * 2
     with pytest.raises(InvalidInputError, match=r"\b6 messages.*0.05 ms"):
         told_by(tmp_path / "short", short, hosts=2)
-    assert "50 µs, 0.8 Gbit/s" in "\n".join(measured_lines(found))
+    assert "50 µs, 0.8 Gbit/s" in "\n".join(_measured_lines(found))
     one = told_by(tmp_path / "one", short)
     assert one.between is None
-    lines = "\n".join(measured_lines(one))
+    lines = "\n".join(_measured_lines(one))
     assert re.search(f"exchange.*host.*{duration(0.9 * latency)}", lines)

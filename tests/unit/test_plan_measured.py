@@ -15,7 +15,7 @@ from horovod_spark_runner import Link, RunFailedError
 from horovod_spark_runner.config.training import FitOptions
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.planning import measure as measuring
-from horovod_spark_runner.planning.measure import extrapolate_writing
+from horovod_spark_runner.planning.measure import _extrapolate_writing
 from horovod_spark_runner.planning.measurement import (
     MeasuredLaunch,
     Measurement,
@@ -30,7 +30,7 @@ from horovod_spark_runner.planning.model import (
     predict,
     ring_seconds,
 )
-from horovod_spark_runner.planning.plan import advise
+from horovod_spark_runner.planning.plan import _advise
 from horovod_spark_runner.storage.filesystem import Location
 from tests.unit.test_plan import FAST, workload
 
@@ -218,7 +218,7 @@ def test_what_hides_on_a_fast_link_is_no_bound_on_a_slow_one() -> None:
 def test_writing_all_rows_is_told_by_what_grows_with_them() -> None:
     """Ten seconds of looking, 15 once in a session, 2 of any job, 20 µs a row."""
     per_row = 20e-6
-    found = extrapolate_writing(
+    found = _extrapolate_writing(
         100_000_000,
         10.0,
         15 + 2 + 25_000 * per_row,
@@ -229,7 +229,7 @@ def test_writing_all_rows_is_told_by_what_grows_with_them() -> None:
     )
     assert found == pytest.approx(10 + 15 + 2 + 100_000_000 * per_row)
     # Noise makes no row write itself.
-    assert extrapolate_writing(1000, 1.0, 3.0, 2.0, 1.5, few=25, known=100) == 4.0
+    assert _extrapolate_writing(1000, 1.0, 3.0, 2.0, 1.5, few=25, known=100) == 4.0
 
 
 def test_rows_that_are_kept_are_read_once() -> None:
@@ -280,7 +280,7 @@ def test_what_pays_is_chosen_where_what_is_almost_as_good_does_not() -> None:
         materialize=180.0,
         inside=Link(0.0, 1e15),
     )
-    found = advise("x", work, Cluster(64, 64, Link(0.0, 1e15)), [1, 2, 4, 6, 8, 12])
+    found = _advise("x", work, Cluster(64, 64, Link(0.0, 1e15)), [1, 2, 4, 6, 8, 12])
     fastest = min(one.total_seconds for one in found.predictions)
     least = next(one for one in found.predictions if one.total_seconds <= 1.1 * fastest)
     assert least.total_seconds > 0.9 * found.alone >= fastest
@@ -308,12 +308,12 @@ def test_a_plan_that_fails_leaves_no_rows(
     theirs.mkdir(parents=True)
     for run_dir in (tmp_path / "new", tmp_path / "before"):
         expects = contextlib.nullcontext() if error is None else pytest.raises(type(error))
-        with expects, measuring.written_sample(run, Location(run_dir / "rows"), 10, 100):
+        with expects, measuring._written_sample(run, Location(run_dir / "rows"), 10, 100):
             assert (run_dir / "rows" / "rows-1" / "part").exists()
             if error is not None:
                 raise error
     # Nor does one that has kept none leave their folder.
-    with measuring.written_sample(run, Location(tmp_path / "empty"), 10, 100):
+    with measuring._written_sample(run, Location(tmp_path / "empty"), 10, 100):
         (tmp_path / "empty" / "rows-1" / "part").unlink()
         (tmp_path / "empty" / "rows-1").rmdir()
     assert not (tmp_path / "empty").exists()

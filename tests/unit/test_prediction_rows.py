@@ -15,15 +15,15 @@ from horovod_spark_runner.config.prediction import PredictionSettings, added_col
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
 from horovod_spark_runner.model import inference
-from horovod_spark_runner.model.evaluate import choose_targets
+from horovod_spark_runner.model.evaluate import _choose_targets
 from horovod_spark_runner.model.evaluate_task import Evaluation
 from horovod_spark_runner.model.features import feature_array
 from horovod_spark_runner.model.inference import (
-    array_of,
-    describe_fault,
-    join_small_arrays,
-    valid_rows,
-    with_nulls,
+    _describe_fault,
+    _join_small_arrays,
+    _output_array,
+    _valid_rows,
+    _with_nulls,
 )
 from horovod_spark_runner.model.outputs import check_added, check_classes
 from horovod_spark_runner.training.spec import Binding, OutputSpec
@@ -38,7 +38,7 @@ PAIR = Column("x", "float32", (2,))
 def test_lists(kind: Any, begin: int) -> None:
     array = pa.array(LISTS, kind(pa.float32())).slice(begin)
     expected = [value is not None and len(value) == 2 and None not in value for value in LISTS]
-    found = valid_rows(array, PAIR)
+    found = _valid_rows(array, PAIR)
     assert found is not None
     assert found.tolist() == expected[begin:]
 
@@ -46,7 +46,7 @@ def test_lists(kind: Any, begin: int) -> None:
 def test_lists_of_fixed_size() -> None:
     given = [[1, 2], None, [3, None], [5, 6]]
     array = pa.array([[0, 0], *given], pa.list_(pa.float32(), 2)).slice(1)
-    found = valid_rows(array, PAIR)
+    found = _valid_rows(array, PAIR)
     assert found is not None
     assert found.tolist() == [True, False, False, True]
 
@@ -60,18 +60,18 @@ def test_lists_of_fixed_size_from_a_file(number: pa.DataType, begin: int) -> Non
     kept = [one for one, right in zip(given[begin:], valid, strict=True) if right]
     flat = pa.array(given, pa.list_(number, 2))
     array = feature_array(flat.slice(begin), PAIR)
-    np.testing.assert_array_equal(valid_rows(array, PAIR), valid)
+    np.testing.assert_array_equal(_valid_rows(array, PAIR), valid)
     assert array.filter(pa.array(valid)).to_pylist() == kept
     pairs = [None if one is None else [one] for one in given]
     nested = pa.array(pairs, pa.list_(pa.list_(number, 2), 1))
     column = Column("x", "float32", (1, 2))
     array = feature_array(nested.slice(begin), column)
-    np.testing.assert_array_equal(valid_rows(array, column), valid)
+    np.testing.assert_array_equal(_valid_rows(array, column), valid)
     assert array.filter(pa.array(valid)).to_pylist() == kept
     # Null within, and not as a whole.
     nested = pa.array([[one] for one in given], pa.list_(pa.list_(number, 2), 1)).slice(begin)
     array = feature_array(nested, column)
-    np.testing.assert_array_equal(valid_rows(array, column), valid)
+    np.testing.assert_array_equal(_valid_rows(array, column), valid)
     assert array.filter(pa.array(valid)).to_pylist() == kept
 
 
@@ -97,39 +97,39 @@ def test_lists_of_the_models_type_are_not_copied(nullable: bool) -> None:
     ],
 )
 def test_nothing_is_wrong(values: Any, column: Column) -> None:
-    assert valid_rows(values, column) is None
+    assert _valid_rows(values, column) is None
 
 
 def test_faults_are_described() -> None:
     array = pa.array(LISTS, pa.list_(pa.float32()))
     raw = Column("x", "float32", (2,), "raw")
     only_null = "'x'(?!.*(array|element|float64|string)).*null"
-    assert re.search(only_null, describe_fault(array, PAIR, 2))
-    assert re.search(r"'x'.*\b1\b.*\b2", describe_fault(array, PAIR, 3))
-    assert re.search("'x'.*array.*null element", describe_fault(array, PAIR, 4))
+    assert re.search(only_null, _describe_fault(array, PAIR, 2))
+    assert re.search(r"'x'.*\b1\b.*\b2", _describe_fault(array, PAIR, 3))
+    assert re.search("'x'.*array.*null element", _describe_fault(array, PAIR, 4))
     nested = Column("x", "float32", (1, 2))
-    assert re.search("'x'.*null.*nested", describe_fault(array, nested, 2))
+    assert re.search("'x'.*null.*nested", _describe_fault(array, nested, 2))
     whole = Column("x", "int32")
-    assert re.search("'x'.*null.*int32", describe_fault(pa.array([None, 1]), whole, 0))
+    assert re.search("'x'.*null.*int32", _describe_fault(pa.array([None, 1]), whole, 0))
     real = Column("x", "float64")
-    assert re.search(only_null, describe_fault(pa.array([None, 1.0]), real, 0))
+    assert re.search(only_null, _describe_fault(pa.array([None, 1.0]), real, 0))
     pair = Column("x", "int32", (2,))
-    fault = describe_fault(pa.array([[1, None]]), pair, 0)
+    fault = _describe_fault(pa.array([[1, None]]), pair, 0)
     assert re.search("'x'.*array.*element.*null.*int32", fault)
-    assert re.search(r"'x'.*\b3 bytes.*\b8", describe_fault(pa.array([b"123"]), raw, 0))
-    assert valid_rows(pa.array([b"123", None]), raw).tolist() == [False, False]  # type: ignore[union-attr]
+    assert re.search(r"'x'.*\b3 bytes.*\b8", _describe_fault(pa.array([b"123"]), raw, 0))
+    assert _valid_rows(pa.array([b"123", None]), raw).tolist() == [False, False]  # type: ignore[union-attr]
     text = Column("x", "string")
-    assert re.search(only_null, describe_fault(pa.array([None], pa.string()), text, 0))
+    assert re.search(only_null, _describe_fault(pa.array([None], pa.string()), text, 0))
 
 
 @pytest.mark.parametrize("kind", ["number", "list", "struct"])
 def test_predictions_go_to_their_rows(kind: str) -> None:
     values: Any = {"number": [1, 2], "list": [[1], [2]], "struct": [{"a": 1}, {"a": 2}]}[kind]
     valid = np.array([False, True, False, True, False])
-    assert with_nulls(pa.array(values), valid).to_pylist() == [
+    assert _with_nulls(pa.array(values), valid).to_pylist() == [
         None, values[0], None, values[1], None
     ]  # fmt: skip
-    assert with_nulls(pa.array(values).slice(0, 0), valid & False).to_pylist() == [None] * 5
+    assert _with_nulls(pa.array(values).slice(0, 0), valid & False).to_pylist() == [None] * 5
 
 
 def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +142,14 @@ def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch
             made.append(number)
             yield pa.array([number] * 2, pa.int64())
 
-    given = join_small_arrays(each())
+    given = _join_small_arrays(each())
     assert (next(given).to_pylist(), made) == ([0, 0, 1, 1], [0, 1])
     assert [array.to_pylist() for array in given] == [[2, 2, 3, 3], [4, 4]]
-    assert list(join_small_arrays([])) == []
+    assert list(_join_small_arrays([])) == []
     output = OutputSpec("mask", (2**30,), "int8")
     values = np.broadcast_to(np.zeros(1, np.int8), (3, 2**30))
     with pytest.raises(ModelError, match="'mask'.*3221225472.*predictBatchSize"):
-        array_of(values, output)
+        _output_array(values, output)
 
 
 @pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
@@ -211,10 +211,10 @@ def test_one_label_of_several_outputs_stays_one() -> None:
     label = Column("y", "float32")
     trained = Targets(Binding((("y",), ("y",)), ("main", "help")), (label,))
     for given in (["a", "a"], {"main": "a", "help": "a"}):
-        assert choose_targets(trained, given, None) == (trained, ("a",))
+        assert _choose_targets(trained, given, None) == (trained, ("a",))
     for given in (["a", "b"], {"main": "a", "help": "b"}, {"main": "a"}):
         with pytest.raises(InvalidInputError, match="'a'.*'[by]'.*outputs.*'y'"):
-            choose_targets(trained, given, None)
+            _choose_targets(trained, given, None)
 
 
 def test_an_evaluation_decodes_no_more_rows_than_it_computes(

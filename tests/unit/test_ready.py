@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from horovod_spark_runner.cluster.protocol.messages import Exited, Forked, ForkWorker, ProcessReport
-from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME
+from horovod_spark_runner.cluster.protocol.processes import GUARD_NAME, is_stopped
 from horovod_spark_runner.cluster.slot import rank_process, worker_pool
-from horovod_spark_runner.cluster.slot.rank_process import RankProcess, WorkerEnd
-from horovod_spark_runner.cluster.slot.worker_pool import PendingWorker, PreforkProcess
+from horovod_spark_runner.cluster.slot.rank_process import RankProcess
+from horovod_spark_runner.cluster.slot.worker_pool import PendingWorker, _PreforkProcess
 from horovod_spark_runner.cluster.slot.workspace import Workspace
-from horovod_spark_runner.machine import is_stopped, process_start
+from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.typed_json import to_json
 
 
@@ -128,7 +128,7 @@ def made(
     workspace = Workspace("unit")
     processes = []
 
-    def make(connection: socket.socket, behind: PreforkProcess | None = None) -> RankProcess:
+    def make(connection: socket.socket, behind: _PreforkProcess | None = None) -> RankProcess:
         monkeypatch.setattr(
             rank_process, "request_worker", lambda *args: PendingWorker(connection, behind)
         )
@@ -176,7 +176,7 @@ def test_a_worker_that_is_not_forked_is_started(
 
 
 @contextlib.contextmanager
-def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], PreforkProcess]]:
+def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], _PreforkProcess]]:
     """Run a program in place of a prefork process, known at a socket, and stop it once it waits."""
     place.mkdir(mode=0o700)
     path = place / "key.socket"
@@ -188,7 +188,7 @@ def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes]
         assert process.stdout is not None
         process.stdout.readline()
         path.with_suffix(".process").write_text(f"{process.pid} {process_start(process.pid)}")
-        known = worker_pool.recorded_process(path)
+        known = worker_pool._recorded_process(path)
         assert known is not None
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(process.pid))
@@ -211,7 +211,7 @@ def test_a_ready_process_that_is_stopped_is_not_waited_for(
         assert time.monotonic() - began < rank_process.STOPPED_SECONDS + 5
         assert process.wait(60) == -signal.SIGKILL
     assert not known.path.exists()
-    assert worker_pool.recorded_process(known.path) is None
+    assert worker_pool._recorded_process(known.path) is None
 
 
 @pytest.mark.thorough
@@ -316,7 +316,7 @@ def test_a_result_is_kept_though_the_exit_code_never_comes(
     (tmp_path / "result").write_bytes(b"the result")
     other.close()
     pump(process, lambda: process.ended)
-    assert process.outcome() == WorkerEnd(result=b"the result")
+    assert (process.outcome().result, process.outcome().failure) == (b"the result", None)
 
 
 def test_a_request_to_end_waits_for_the_process(

@@ -75,7 +75,7 @@ def rank_failed(kind: str | None) -> RankFailedError:
         (StalledError("still", stacks={}), True),
         (CheckpointError("disk full"), True),
         (PreemptedError("SIGTERM"), True),
-        (NotEnoughSlotsError("few", asked=2, found=1), True),
+        (NotEnoughSlotsError("few", requested=2, available=1), True),
         (RunCancelledError("by the user"), False),
         (ModelError("shape"), False),
         (EnvironmentProblem("mpirun"), False),

@@ -19,8 +19,8 @@ from horovod_spark_runner.data.prepare.parquet import manifest_of, read_footers
 from horovod_spark_runner.data.read.decode import absent_classes
 from horovod_spark_runner.data.read.row_groups import (
     IDLE_FILES,
-    ReadAhead,
     RowGroupReader,
+    _ReadAhead,
     read_footer,
 )
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
@@ -198,7 +198,7 @@ def test_pieces_asked_for_in_another_order_than_announced(
 def test_what_is_read_ahead_is_bounded_by_bytes(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
     size = max(group.size for group in manifest.row_groups)
-    reader = RowGroupReader(manifest, manifest.columns, ahead=ReadAhead(4, 2 * size))
+    reader = RowGroupReader(manifest, manifest.columns, ahead=_ReadAhead(4, 2 * size))
     waiting = []
     reader.announce(all_pieces())
     for piece in all_pieces():
@@ -210,7 +210,7 @@ def test_what_is_read_ahead_is_bounded_by_bytes(tmp_path: Path) -> None:
 
 def test_a_row_group_larger_than_the_bound_is_still_read_ahead(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
-    reader = RowGroupReader(manifest, manifest.columns, ahead=ReadAhead(4, 1))
+    reader = RowGroupReader(manifest, manifest.columns, ahead=_ReadAhead(4, 1))
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
     assert len(reader._ahead) == 1

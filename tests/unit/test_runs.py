@@ -16,7 +16,7 @@ from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoin
 from horovod_spark_runner.checkpoint.retry_policy import Attempt
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.commands.cli import main
-from horovod_spark_runner.observe.report.facts import close_attempts, read_facts, read_run
+from horovod_spark_runner.observe.report.facts import _close_attempts, read_facts, read_run
 from horovod_spark_runner.observe.report.run_page import run_page
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
@@ -69,14 +69,14 @@ def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: P
     first = Attempt(1, 2, 100.0, 100.0, 0, 0, "running")
     second = Attempt(2, 2, 200.0, 230.0, 64, 76, "finished")
     ends = [103.0, 107.0, 215.0]
-    told, same = close_attempts([first, second], None, 76, ends)
+    told, same = _close_attempts([first, second], None, 76, ends)
     assert same == second
     assert (told.ending, told.started, told.ended) == ("interrupted", 100.0, 107.0)
     assert (told.first_step, told.last_step) == (0, 64)
     assert "driver" in told.cause
-    (alone,) = close_attempts([first], None, 60, [103.0])
+    (alone,) = _close_attempts([first], None, 60, [103.0])
     assert (alone.ending, alone.ended, alone.last_step) == ("interrupted", 103.0, 60)
-    (alive,) = close_attempts([first], 150.0, 60, [103.0])
+    (alive,) = _close_attempts([first], 150.0, 60, [103.0])
     assert (alive.ending, alive.ended, alive.last_step) == ("running", 150.0, 60)
     run = make_run(tmp_path / "run", "running", "finished")
     assert [one.ending for one in read_run(run, 300.0, verify=False).attempts] == [

@@ -18,13 +18,13 @@ import pytest
 from horovod_spark_runner.config.data import DataOptions
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
-from horovod_spark_runner.data.prepare.checks import Footer, Matches, _faults, check_values
+from horovod_spark_runner.data.prepare.checks import Footer, _faults, _Matches, check_values
 from horovod_spark_runner.data.prepare.columns import Layout, Source, columns_of
 from horovod_spark_runner.data.prepare.fingerprint import (
     _file_facts,
+    _is_reproducible,
     _plan_text,
     _relations,
-    is_reproducible,
 )
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
@@ -127,7 +127,7 @@ def test_advice_reaches_into_arrays(kind: str) -> None:
 
 
 def test_a_place_shows_the_row() -> None:
-    place = Matches(9, 2, 5, {"id": 7, "name": "x" * 99})
+    place = _Matches(9, 2, 5, {"id": 7, "name": "x" * 99})
     assert place.describe() == f"row 5 (id=7, name='{'x' * 39})"
 
 
@@ -189,7 +189,7 @@ PROJECT, RELATION = "catalyst.plans.logical.Project", "execution.datasources.Log
 def test_which_plans_compute_the_same_every_time(
     names: tuple[str, ...], reproducible: bool
 ) -> None:
-    assert is_reproducible(plan(*names)) == reproducible
+    assert _is_reproducible(plan(*names)) == reproducible
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from horovod_spark_runner.data.read.sharding import (
     EpochPlan,
     contiguous_share,
-    lane_count,
-    permutation,
     plan_epoch,
 )
 
@@ -140,19 +138,33 @@ def test_batches_mix_rows_from_all_over() -> None:
     assert len({row // 100 for row in batch}) >= 5
 
 
-def test_lanes_divide_the_batch_and_fit_the_window() -> None:
-    assert lane_count([1] * 100, 64, 1000) == 64
-    assert lane_count([1] * 100, 96, 1000) == 48
-    assert lane_count([1] * 100, 64, 5) == 4
-    assert lane_count([1] * 3, 64, 1000) == 2
-    assert lane_count([1], 64, 1000) == 1
-    assert lane_count([1] * 100, 7, 1000) == 7
+@pytest.mark.parametrize(
+    ("row_groups", "global_batch", "window_row_groups", "lanes"),
+    [
+        (100, 64, 1000, 64),
+        (100, 96, 1000, 48),
+        (100, 64, 5, 4),
+        (3, 64, 1000, 2),
+        (1, 64, 1000, 1),
+        (100, 7, 1000, 7),
+    ],
+)
+def test_lanes_divide_the_batch_and_fit_the_window(
+    row_groups: int, global_batch: int, window_row_groups: int, lanes: int
+) -> None:
+    plan = plan_epoch(
+        [(1, 1)] * row_groups,
+        global_batch=global_batch,
+        seed=0,
+        epoch=0,
+        window_bytes=window_row_groups,
+    )
+    assert plan.lanes == lanes
 
 
-def test_permutation_never_changes() -> None:
+def test_the_order_of_rows_never_changes() -> None:
     """Checkpoints rely on it: a position is a number in this order."""
-    assert permutation(8, 0, 0, 0, 0).tolist() == [3, 2, 5, 7, 0, 4, 1, 6]
-    assert sorted(permutation(1000, 5).tolist()) == list(range(1000))
+    assert lane_rows(make_plan([8], 1)) == [[3, 2, 5, 7, 0, 4, 1, 6]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 20])

@@ -24,7 +24,7 @@ from horovod_spark_runner.cluster.protocol.listener import MAX_UNPROVEN
 from horovod_spark_runner.cluster.protocol.messages import Envelope, Hello, StartDaemon
 from horovod_spark_runner.cluster.protocol.topology import Node
 from horovod_spark_runner.cluster.slot.node_door import ShimDoor, send_to_node
-from horovod_spark_runner.cluster.slot.slot_link import DriverLink
+from horovod_spark_runner.cluster.slot.slot_link import _DriverLink
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 
 KEY = b"k" * 32
@@ -34,7 +34,7 @@ MEGABYTE = 2**20
 # whether it can write a file.
 LISTENS = """
 import os, resource, select, sys, threading
-from horovod_spark_runner.machine import resident_bytes
+from horovod_spark_runner.cluster.protocol.processes import resident_bytes
 from horovod_spark_runner.cluster.driver.control_server import ControlServer
 from horovod_spark_runner.cluster.slot.node_door import NodeDoor
 
@@ -117,7 +117,7 @@ def strangers(address: tuple[str, int], count: int) -> Iterator[list[socket.sock
 def comes_in(kind: str, address: tuple[str, int]) -> bool:
     """Connect as a slot does; return whether it was let in."""
     if kind == "driver":
-        link = DriverLink(address, KEY)
+        link = _DriverLink(address, KEY)
         link.send(Envelope(0, -1, "h", Hello()))
         is_in = link.fileno() is not None
         link.close()
@@ -191,10 +191,10 @@ def test_all_slots_come_in_while_strangers_knock() -> None:
 
     with ControlServer("127.0.0.1", KEY, slots=512) as server:
         knocking = [threading.Thread(target=knock, args=(server.address,)) for _ in range(4)]
-        links: list[DriverLink] = []
+        links: list[_DriverLink] = []
 
         def join(number: int) -> None:
-            link = DriverLink(server.address, KEY)
+            link = _DriverLink(server.address, KEY)
             links.append(link)
             link.send(Envelope(number, -1, "h", Hello()))
 

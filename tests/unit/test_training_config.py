@@ -28,10 +28,10 @@ from horovod_spark_runner.config.training import (
     RestartOptions,
     TrainingConfig,
 )
-from horovod_spark_runner.engines.keras.engine import check_callback_argument
+from horovod_spark_runner.engines.keras.engine import ENGINE
 from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.observe.console import Console
-from horovod_spark_runner.run.columns import Columns, by_convention, by_name
+from horovod_spark_runner.run.columns import Columns, _by_convention, by_name
 from horovod_spark_runner.run.resolve import ResolvedRun, resolve_again
 from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
 
@@ -132,8 +132,8 @@ def test_a_configuration_that_is_valid() -> None:
     [(None, ["label"]), (["y"], ["y"]), ([], [])],
 )
 def test_columns_by_convention(labels: Any, expected: Any) -> None:
-    assert by_convention(labels, ["x", "y", "features", "label"]) == (["features"], expected)
-    assert by_convention(None, ["features", "y"]) == (["features"], None)
+    assert _by_convention(labels, ["x", "y", "features", "label"]) == (["features"], expected)
+    assert _by_convention(None, ["features", "y"]) == (["features"], None)
 
 
 AB = (("a", "b"),)
@@ -214,13 +214,13 @@ def test_names_that_do_not_tell_for_certain(
 @pytest.mark.parametrize("value", [5, "EarlyStopping", None, {1: 2}, {"a"}])
 def test_what_is_no_list_of_callbacks(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="callbacks.*list.*keras.callbacks"):
-        check_callback_argument(value)
+        ENGINE.check_callbacks(value)
 
 
 def test_what_is_no_callback() -> None:
     for wrong in (5, int, "EarlyStopping", list):
         with pytest.raises(InvalidInputError, match="callbacks.*keras.call"):
-            check_callback_argument([wrong])
+            ENGINE.check_callbacks([wrong])
 
 
 def test_callbacks_of_keras() -> None:
@@ -238,9 +238,9 @@ def test_callbacks_of_keras() -> None:
         list,
         CustomCallback,
     ):
-        check_callback_argument(given)
+        ENGINE.check_callbacks(given)
     with pytest.raises(InvalidInputError, match="callbacks.*EarlyStopping"):
-        check_callback_argument([keras.callbacks.EarlyStopping])
+        ENGINE.check_callbacks([keras.callbacks.EarlyStopping])
 
 
 @pytest.mark.parametrize("value", [[int], int, "int", {1: int}, [("int", int)]])

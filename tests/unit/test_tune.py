@@ -35,7 +35,7 @@ from horovod_spark_runner.tune.directory import (
     check_whole,
     trial_line,
 )
-from horovod_spark_runner.tune.search import check_trial_run, final_value
+from horovod_spark_runner.tune.search import _check_trial_run, _final_value
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study, check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.trial_config import check_names, checked_params
@@ -262,10 +262,10 @@ def test_what_a_function_gives_is_kept_as_json() -> None:
 
 def test_a_trial_is_worth_what_its_model_is() -> None:
     history = [{"loss": 3.0, "val_loss": 2.0}, {"loss": 2.0, "val_loss": 1.0}]
-    assert final_value(history, None, "val_loss") == 1.0
-    assert final_value(history, {"val_loss": 2.0}, "val_loss") == 2.0
+    assert _final_value(history, None, "val_loss") == 1.0
+    assert _final_value(history, {"val_loss": 2.0}, "val_loss") == 2.0
     with pytest.raises(ModelError, match="'loss'.*metric.*valid"):
-        final_value(history, {"val_loss": 2.0}, "loss")
+        _final_value(history, {"val_loss": 2.0}, "loss")
 
 
 def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
@@ -322,16 +322,16 @@ def test_a_refused_call_leaves_the_draws_as_they_are(tmp_path: Path, sampler: st
         raise SystemExit  # as a driver that ends while it draws
 
     expected = draw(open_study(tmp_path / "a", sampler=sampler)[1], 1.0, 2.0, 3.0)
-    directory, study = open_study(tmp_path / "b", sampler=sampler)
+    _, study = open_study(tmp_path / "b", sampler=sampler)
     found = draw(study, 1.0)
     for wrong, error in ((refuse, InvalidInputError), (leave, SystemExit)):
         with pytest.raises(error):
             study.ask(wrong)
     found += draw(study, 2.0, 3.0)
     assert found == expected
-    shown = command.read_study(directory, now=0.0)
-    assert [line.trial for line in shown.trials] == [0, 3, 4]
-    assert [line.state for line in shown.trials] == ["finished"] * 3
+    assert [(one.number, one.state.name) for one in study.trials()] == [
+        (number, "COMPLETE") for number in (0, 3, 4)
+    ]
 
 
 def test_a_trial_that_was_left_before_it_had_parameters_draws_its_own(tmp_path: Path) -> None:
@@ -376,11 +376,11 @@ def test_what_an_earlier_study_has_left_is_not_taken_for_results(tmp_path: Path)
     with pytest.raises(RunDirectoryError, match="study.json.*trials.*journal.log"):
         check_whole(directory)
     place = directory.trial(0).location
-    check_trial_run(
+    _check_trial_run(
         {"lr": 0.1, "class_weight": {"0": 1.0}}, {"lr": 0.1, "class_weight": {"0": 1.0}}, place
     )
     with pytest.raises(RunDirectoryError, match="parameters.*0.1"):
-        check_trial_run({"lr": 0.1}, {"lr": 0.2}, place)
+        _check_trial_run({"lr": 0.1}, {"lr": 0.2}, place)
 
 
 def test_classes_are_numbers_again(tmp_path: Path) -> None:

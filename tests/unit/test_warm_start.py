@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.checkpoint.resume import check_same_engine
+from horovod_spark_runner.checkpoint.resume import _check_same_engine
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import InitialWeights
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
@@ -120,8 +120,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_run_is_resumed_by_its_own_engine() -> None:
-    check_same_engine(checkpoint(TORCH), TORCH, "here")
+    _check_same_engine(checkpoint(TORCH), TORCH, "here")
     for theirs, ours in ((TORCH, KERAS), (KERAS, TORCH)):
         pattern = f"here.*{OF[theirs]}.*{OF[ours]}"
         with pytest.raises(RunDirectoryError, match=pattern):
-            check_same_engine(checkpoint(theirs), ours, "here")
+            _check_same_engine(checkpoint(theirs), ours, "here")

@@ -64,7 +64,7 @@ def test_tasks_that_spark_never_starts() -> None:
     assert state.decide(TASK_START_SECONDS - 1) is Verdict.CONTINUE
     assert state.decide(TASK_START_SECONDS + 1) is Verdict.GIVE_UP
     error = state.not_started()
-    assert (error.asked, error.found) == (4, 1)
+    assert (error.requested, error.available) == (4, 1)
     assert re.search(r"\b4 slots.*\b1\b", str(error))
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from horovod_spark_runner.cluster.protocol.processes import numbering
 from horovod_spark_runner.cluster.slot import workspace as module
-from horovod_spark_runner.cluster.slot.node_runtime import Daemon
+from horovod_spark_runner.cluster.slot.node_runtime import _Daemon
 from horovod_spark_runner.cluster.slot.workspace import Workspace
 from horovod_spark_runner.errors import EnvironmentProblem
-from horovod_spark_runner.machine import numbering
 from tests.faults.disks import memory_disk
 
 # Says where its directories are, and the number of its sweeper.
@@ -141,7 +141,7 @@ def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
                 patch.setattr(module, "short_temporary", lambda below, place=place: str(place))
                 made = Workspace(uuid.uuid4().hex[:8])
             closing.callback(made.close)
-            daemon = Daemon(command, dict(os.environ), made)
+            daemon = _Daemon(command, dict(os.environ), made)
             closing.callback(daemon.close)
             assert re.search(message, daemon.describe_end())
 

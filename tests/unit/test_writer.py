@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint, save_checkpoint
-from horovod_spark_runner.checkpoint.manager import _NICENESS, CheckpointWriter
+from horovod_spark_runner.checkpoint.manager import _NICENESS, _CheckpointWriter
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
@@ -38,7 +38,7 @@ def files(size: int = 1000) -> dict[str, dict[str, np.ndarray]]:
     return {"variables.npz": {"a": np.random.default_rng(0).normal(size=size)}}
 
 
-WriterMaker = Callable[..., tuple[CheckpointWriter, list[float]]]
+WriterMaker = Callable[..., tuple[_CheckpointWriter, list[float]]]
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def make_writer(directory: RunDirectory) -> Iterator[WriterMaker]:
     """Make writers into ``directory``, closed afterwards: their threads end with the test."""
     with contextlib.ExitStack() as writers:
 
-        def make(**options: Any) -> tuple[CheckpointWriter, list[float]]:
+        def make(**options: Any) -> tuple[_CheckpointWriter, list[float]]:
             directory.lock.write_text(json.dumps({"token": "ours"}))
             pauses: list[float] = []
             chosen = CheckpointOptions(**options)
-            writer = CheckpointWriter(directory, chosen, pauses.append)
+            writer = _CheckpointWriter(directory, chosen, pauses.append)
             writers.callback(writer.close)
             return writer, pauses
 
@@ -141,12 +141,12 @@ logging.basicConfig(format="%(message)s")
 from horovod_spark_runner.config.training import CheckpointOptions
 from horovod_spark_runner.checkpoint.files import CheckpointInfo, newest_checkpoint
 from horovod_spark_runner.checkpoint.run_directory import RunDirectory
-from horovod_spark_runner.checkpoint.manager import CheckpointWriter
+from horovod_spark_runner.checkpoint.manager import _CheckpointWriter
 place, ballast = sys.argv[1], Path(sys.argv[1], "ballast")
 directory = RunDirectory(place, "ours")
 directory.lock.write_text(json.dumps({"token": "ours"}))
 options = CheckpointOptions(keep=3, on_error="warn")
-writer = CheckpointWriter(directory, options, lambda seconds: None)
+writer = _CheckpointWriter(directory, options, lambda seconds: None)
 happens = {
     3: lambda: ballast.write_bytes(bytes(1_000_000)),
     7: ballast.unlink,

@@ -177,7 +177,7 @@ class _Peer:
             self.incoming.ended.set()  # its data may be incomplete
 
 
-class Mailbox:
+class _Mailbox:
     """Queue of messages, with a limit for log lines.
 
     Args:
@@ -296,7 +296,7 @@ class ControlServer:
         self._to_send: set[_Peer] = set()
         self._closing = False
         self._results: dict[int, _Incoming] = {}
-        self.events = Mailbox()
+        self.events = _Mailbox()
         self._thread = threading.Thread(target=self._serve, name="hsr-control", daemon=True)
         self._thread.start()
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...config.launch import LaunchSettings
 from ...errors import InvalidInputError, LaunchError, RunCancelledError
-from ...machine import environment_at_start
 from ...serialize import dump_call
 from ..protocol.command import worker_environment
 from ..protocol.messages import Notice, Queued, from_driver
@@ -29,7 +28,7 @@ from ..protocol.outcome import (
     has_root_cause,
     root_cause,
 )
-from ..protocol.processes import SignalWatch
+from ..protocol.processes import SignalWatch, environment_at_start
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan
 from ..protocol.topology import format_ranks
 from ..slot.slot import SlotTask
@@ -92,8 +91,8 @@ def launch(
     """Run ``function`` on every rank of a new MPI world and return its values.
 
     In order: check the call and count the slots, queue for them, listen, run the Spark job whose
-    tasks are the slots (`run_job`), load the results. On the executors, `SparkLauncher.warm_up` may
-    have started the imports before, while the data were prepared.
+    tasks are the slots (`run_job`), load the results. `_SparkLauncher.warm_up` may have started the
+    imports on the executors before, while the data were prepared.
 
     Args:
         spark: session to run in.
@@ -116,7 +115,7 @@ def launch(
     # Check: pickle the call, check the session, count the slots.
     payload, mentioned = dump_call(function, args, kwargs)
     allotment = check_slots(spark, options, workers)
-    bind, host, port = control_address(spark)
+    bind, host, port = _control_address(spark)
     queued = time.monotonic()
 
     # Queue for slots that other runs of this process hold; a fixed port has room for one run.
@@ -258,7 +257,7 @@ class _SparkJob(TaggedJob[list[bytes]]):
         return decode_outcomes(self.result or ())
 
 
-def control_address(spark: SparkSession) -> tuple[str, str, int]:
+def _control_address(spark: SparkSession) -> tuple[str, str, int]:
     """Return the driver's address for its slots: where to bind, the host they connect to, the port.
 
     The host is the one executors reach the driver at anyway. Behind address translation (NAT) it is
@@ -395,7 +394,7 @@ class Launcher(Protocol):
         ...
 
 
-class SparkLauncher:
+class _SparkLauncher:
     """Runs ranks in the tasks of a Spark barrier stage."""
 
     def warm_up(
@@ -476,7 +475,7 @@ class _WarmUpTask:
         return (f"{lacking} (host {socket.gethostname()})".encode(),) if lacking else ()
 
 
-_chosen: ContextVar[Launcher] = ContextVar("launcher", default=SparkLauncher())  # noqa: B039
+_chosen: ContextVar[Launcher] = ContextVar("launcher", default=_SparkLauncher())  # noqa: B039
 
 
 def chosen_launcher() -> Launcher:

@@ -166,7 +166,7 @@ def _rebuild_error(name: str, message: str) -> BaseException | None:
     cls = getattr(errors, name, None)
     try:
         error = cls(message.removeprefix(f"{name}: ")) if cls is not None else None
-    except TypeError:  # it takes more than its text
+    except TypeError:  # its constructor needs more than the text
         return None
     return error if isinstance(error, BaseException) else None
 

@@ -109,8 +109,8 @@ class RunWatch:
             f"asked for {self._slots} slots, but Spark started {len(self._seen)} of their tasks "
             f"within {self._start_limit:g} s: it has too few, or other jobs hold them. Lower "
             "num_workers or end the other jobs" + (longer if timeout <= TASK_START_SECONDS else ""),
-            asked=self._slots,
-            found=len(self._seen),
+            requested=self._slots,
+            available=len(self._seen),
         )
 
     def take(self, envelope: Envelope, now: float) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...config.launch import LaunchSettings, MpiOptions
-from ...machine import CPUS
 from .topology import Node
 
 # Prefixes of the variables that Open MPI, PMIx and PRRTE set for a process they start.
 _MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 # An outer scheduler's variables would make mpirun ask that scheduler for hosts.
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+# Variable with the cores of each rank, for `bind_to_cores`.
+CPUS = "HSR_CPUS"
 # Folder in which Spark has put the files that were added to it.
 SPARK_FILES = "HSR_SPARK_FILES"
 # Variables of an outer Horovod job: with another controller than MPI, Horovod crashes.

@@ -167,7 +167,7 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
     try:
         text = str(error)
     except Exception as broken:  # its class is the user's
-        text = f"(its text cannot be had: {type(broken).__name__})"
+        text = f"(its text cannot be shown: {type(broken).__name__})"
     try:
         trace = "".join(
             _without_internals(traceback.TracebackException.from_exception(error)).format()

@@ -1,10 +1,12 @@
-"""Child processes that cannot outlive the Spark task that started them."""
+"""Processes: children that cannot outlive their Spark task, and facts from ``/proc``."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -17,11 +19,12 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from ...errors import EnvironmentProblem
+from ...machine import boot_id, process_fields
 from .channel import LineSplitter
 
 # How long a process that was killed may take to end.
 _KILL_SECONDS = 10.0
-# Of a child's output, read at once; and reads of what it has left: a pipe holds no more.
+# Bytes per read of a child's output; most reads after its end: a pipe holds no more.
 _READ_BYTES, _MOST_READS = 64 * 1024, 16
 # Names of processes in ``ps`` and ``top``: a rank's worker, the prefork process that may fork it,
 # and the guard that wakes the prefork process in the end.
@@ -179,6 +182,69 @@ class ChildOutput:
     def _pass_on(self, lines: list[str]) -> None:
         if lines and self._on_lines is not None:
             self._on_lines(lines)
+
+
+def numbering() -> str:
+    """Return eight letters that identify the name space of process ids, within one boot."""
+    space = f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    return hashlib.sha256(space.encode()).hexdigest()[:8]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process of this machine is stopped by SIGSTOP.
+
+    A traced process, which stops repeatedly, is not.
+    """
+    fields = process_fields(pid)
+    return fields is not None and fields[0] == "T"
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process of this machine has a handler for a signal.
+
+    Args:
+        pid: the process.
+        number: the signal.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process of this machine in bytes, shared pages included."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def environment_at_start() -> dict[str, str]:
+    """Return the environment this process was started with.
+
+    The current one may have more: frameworks set variables when they are imported, which must not
+    reach other processes (``KMP_INIT_AT_FORK``, ``TF_NUM_INTEROP_THREADS``).
+    """
+    try:
+        data = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
+    environment = {name: text for name, separator, text in pairs if name and separator}
+    # Programs that change their title write it there.
+    return environment if "PATH" in environment or "PATH" not in os.environ else dict(os.environ)
+
+
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code of an ended process of this user whose parent has not waited for it yet.
+
+    That of a signal is negative; ``None`` if the process runs or does not exist.
+    """
+    fields = process_fields(pid)
+    return (
+        None if fields is None or fields[0] != "Z" else os.waitstatus_to_exitcode(int(fields[49]))
+    )
 
 
 def end_descriptors(pid: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...config.launch import MpiOptions
-from ...machine import environment_at_start, is_stopped
 from ..protocol.command import daemon_environment, mpirun_command
 from ..protocol.messages import StartDaemon
 from ..protocol.network import Interface, daemon_network, mpi_network
@@ -20,7 +19,9 @@ from ..protocol.processes import (
     describe_exit,
     end_descriptors,
     end_group,
+    environment_at_start,
     find_mpirun,
+    is_stopped,
     shim_environment,
     start_tethered,
 )
@@ -56,7 +57,7 @@ class NodeRuntime:
         self._key = key
         self._workspace = workspace
         self._part: Part | None = None
-        self._daemon: Daemon | None = None
+        self._daemon: _Daemon | None = None
         self._closing = contextlib.ExitStack()
         self._door = NodeDoor(interface.address, key, self._on_order)
         self._closing.callback(self._door.close)
@@ -138,7 +139,7 @@ class NodeRuntime:
     def close(self) -> None:
         self._closing.close()
 
-    def _take(self, daemon: Daemon) -> None:
+    def _take(self, daemon: _Daemon) -> None:
         self._daemon = daemon
         self._closing.callback(daemon.close)
 
@@ -170,7 +171,7 @@ class NodeRuntime:
         )
 
 
-class Daemon:
+class _Daemon:
     """A running mpirun or prted; the end of its output explains its failure.
 
     Args:
@@ -250,7 +251,7 @@ def _wake_up() -> None:
 
 def _start_mpirun(
     part: Part, options: MpiOptions, interface: Interface, workspace: Workspace
-) -> Daemon:
+) -> _Daemon:
     """Start mpirun; it calls the agent for the daemons of other hosts.
 
     Raises:
@@ -260,12 +261,12 @@ def _start_mpirun(
     as_root = os.geteuid() == 0
     command = mpirun_command(find_mpirun(), part.nodes, options, agent=agent, as_root=as_root)
     environment = _environment(part.nodes[0], part.hosts, interface, workspace)
-    return Daemon(command, environment, workspace)
+    return _Daemon(command, environment, workspace)
 
 
 def _start_prted(
     arguments: Sequence[str], node: Node, hosts: int, interface: Interface, workspace: Workspace
-) -> Daemon:
+) -> _Daemon:
     """Start the daemon of ``node``, this host, as mpirun ordered.
 
     Raises:
@@ -273,7 +274,7 @@ def _start_prted(
     """
     program = str(Path(find_mpirun()).with_name("prted"))
     environment = _environment(node, hosts, interface, workspace)
-    return Daemon([program, *arguments], environment, workspace)
+    return _Daemon([program, *arguments], environment, workspace)
 
 
 def _environment(

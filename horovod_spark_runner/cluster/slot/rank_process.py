@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from ...machine import exit_code_of, handles, is_stopped
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import LineSplitter
 from ..protocol.messages import (
@@ -53,6 +52,9 @@ from ..protocol.processes import (
     describe_exit,
     end_descriptors,
     end_group,
+    exit_code_of,
+    handles,
+    is_stopped,
     signal_group,
     start_tethered,
     working_directory,
@@ -287,7 +289,7 @@ class _LargeResult:
 
 
 @dataclass(frozen=True)
-class WorkerEnd:
+class _WorkerEnd:
     """Outcome of a worker that has ended by itself.
 
     Attributes:
@@ -471,34 +473,34 @@ class RankProcess:
             outcome: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
         return outcome
 
-    def outcome(self) -> WorkerEnd:
+    def outcome(self) -> _WorkerEnd:
         """Return the outcome of a worker that has ended by itself."""
         code = self._worker.poll()
         assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == _MPI_LOST_EXIT:
             message = "MPI ended it, because another rank or mpirun had ended"
-            return WorkerEnd(Failure(ABORTED, time.time(), message))
+            return _WorkerEnd(Failure(ABORTED, time.time(), message))
         if not path.exists() and code == -signal.SIGTERM and self._end_signal is not None:
             message = (
                 f"its Spark task was killed or lost: its executor was asked to end, or has ended "
                 f"({self._end_signal.name})"
             )
-            return WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
+            return _WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
         if not path.exists():
             message = f"its process {describe_exit(code)}{self._hint(code)}"
-            return WorkerEnd(self._died(message, self._crash(code)))
+            return _WorkerEnd(self._died(message, self._crash(code)))
         failure, timings = self._read_outcome()
         if failure is None and code != 0 and not self._worker.guessed:
             end = f"its process {describe_exit(code)} while it left the MPI world"
             failure = self._died(f"{end}{self._hint(code)}")
         if failure is not None:
-            return WorkerEnd(failure, timings=timings)
+            return _WorkerEnd(failure, timings=timings)
         result = self._directory / RESULT_FILE
         size = result.stat().st_size
         if size > self._most_result_bytes:
-            return WorkerEnd(large=_LargeResult(result, size), timings=timings)
-        return WorkerEnd(result=result.read_bytes(), timings=timings)
+            return _WorkerEnd(large=_LargeResult(result, size), timings=timings)
+        return _WorkerEnd(result=result.read_bytes(), timings=timings)
 
     def _hint(self, code: int) -> str:
         killed = code == -signal.SIGKILL

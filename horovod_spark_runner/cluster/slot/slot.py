@@ -22,7 +22,6 @@ from pathlib import Path
 from pyspark import BarrierTaskContext, SparkFiles
 
 from ...errors import HorovodSparkError, LaunchError
-from ...machine import environment_at_start
 from ...typed_json import parse, to_json
 from ..protocol.channel import AbortNoticeFilter
 from ..protocol.command import SET_TORCH_VARIABLES, SIDE_PROCESS, SPARK_FILES, worker_environment
@@ -54,7 +53,7 @@ from ..protocol.outcome import (
     failure_kind,
     summarize_error,
 )
-from ..protocol.processes import can_be_read
+from ..protocol.processes import can_be_read, environment_at_start
 from ..protocol.rendezvous import ORPHAN_GRACE, SlotPlan, placement_message, read_slot_info
 from ..protocol.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
 from .node_door import MpiIdentity, Shim, ShimDoor

@@ -51,7 +51,7 @@ _LOG_BURST = 32 * 1024 * 1024
 EXECUTOR_ENDED = "its executor has ended"
 
 
-class DriverLink:
+class _DriverLink:
     """Connection to the driver that never blocks; without it, messages are dropped quietly.
 
     Args:
@@ -249,7 +249,7 @@ class _RateLimit:
         return True
 
 
-class SlotLink(DriverLink):
+class SlotLink(_DriverLink):
     """Connection of one slot: wraps its messages in envelopes and restores a lost connection.
 
     Args:

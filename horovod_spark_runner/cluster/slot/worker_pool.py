@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from ...frameworks import frameworks_of
-from ...machine import is_stopped, numbering, process_start
+from ...machine import process_start
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
 from ..protocol.command import SPARK_FILES
 from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, PreforkRequest
-from ..protocol.processes import RANK_NAME, working_directory
+from ..protocol.processes import RANK_NAME, is_stopped, numbering, working_directory
 from .workspace import is_private, short_temporary
 
 _MODULE = "horovod_spark_runner.cluster.worker.prefork"
@@ -51,7 +51,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
-class PreforkProcess:
+class _PreforkProcess:
     """Prefork process, as recorded beside its socket.
 
     Attributes:
@@ -75,7 +75,7 @@ class PreforkProcess:
     def retire(self) -> None:
         """Take its socket away, and end it unless it has workers of other runs."""
         with contextlib.suppress(OSError), _locked(self.path.parent):
-            if recorded_process(self.path) == self:
+            if _recorded_process(self.path) == self:
                 self.path.unlink(missing_ok=True)
                 _record(self.path).unlink()
             self.end()
@@ -93,11 +93,11 @@ def _is_worker(process: Any) -> bool:
     return bool(process.name() == RANK_NAME and process.status() != "zombie")
 
 
-def recorded_process(path: Path) -> PreforkProcess | None:
+def _recorded_process(path: Path) -> _PreforkProcess | None:
     """Return the process recorded for a socket; it may have ended."""
     try:
         pid, start = _record(path).read_text().split()
-        return PreforkProcess(path, int(pid), start)
+        return _PreforkProcess(path, int(pid), start)
     except (OSError, ValueError):
         return None
 
@@ -112,7 +112,7 @@ class PendingWorker:
     """Requested worker: its connection, and the prefork process that will fork it."""
 
     connection: socket.socket
-    prefork: PreforkProcess | None
+    prefork: _PreforkProcess | None
 
 
 def request_worker(request: ForkWorker, output: int) -> PendingWorker | None:
@@ -170,7 +170,7 @@ def _reach(
     with _locked(directory):
         path = directory / f"{_key(shared, modules)}.socket"
         connection = _connect(path) or _start(path, shared, idle_timeout)
-        return PendingWorker(connection, recorded_process(path))
+        return PendingWorker(connection, _recorded_process(path))
 
 
 def _write_request(connection: socket.socket, request: PreforkRequest, *files: int) -> None:
@@ -216,7 +216,7 @@ def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
         with _locked(path.parent, fcntl.LOCK_NB):
             if not is_over():
                 return False
-            process = recorded_process(path)
+            process = _recorded_process(path)
             if process is None or process.pid == os.getpid():
                 path.unlink(missing_ok=True)
                 _record(path).unlink(missing_ok=True)
@@ -279,7 +279,7 @@ def _sweep(directory: Path) -> None:
             if process_start(int(owner)) != began:
                 _check_private(other)
                 for path in other.glob("*.socket"):
-                    if (process := recorded_process(path)) is not None:  # it may be stopped
+                    if (process := _recorded_process(path)) is not None:  # it may be stopped
                         process.end()
                 shutil.rmtree(other)
 

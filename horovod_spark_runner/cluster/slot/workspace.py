@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import EnvironmentProblem
-from ...machine import numbering, process_start
+from ...machine import process_start
 from ..programs import sweeper
+from ..protocol.processes import numbering
 
 _SWEEPER = sweeper.__file__
 _PREFIX = "hsr-"

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...config.launch import LaunchSettings
 from ...errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
@@ -21,6 +21,8 @@ from .session import (
 )
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.25
@@ -78,7 +80,7 @@ class _Capacity:
     reason: str
 
 
-def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> _Capacity | None:
+def _local_capacity(master: str, task_cpus: int, machine_cpus: int) -> _Capacity | None:
     """Return the fixed capacity of a ``local`` or ``local-cluster`` master, else ``None``. Pure.
 
     Args:
@@ -136,7 +138,7 @@ def check_slots(
             "spark.dynamicAllocation.enabled is true, but Spark starts the tasks of a barrier "
             "stage, all at once, only with a fixed set of executors; set it to false"
         )
-    fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
+    fixed = _local_capacity(master, shape.cpus, os.cpu_count() or 1)
     if fixed is not None and fixed.slots < (requested or 1):
         raise _not_enough(requested or 1, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
@@ -149,13 +151,13 @@ def check_slots(
                 "its server can run at once"
             )
         return Allotment(fixed.slots, shape, fixed.slots, fixed.reason)
-    scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
+    scala, profile = context._jsc.sc(), _java_profile(spark, shape.profile)
     age = time.time() - context.startTime / 1000
     only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
     slots, waited = _await_slots(
         lambda: int(scala.maxNumConcurrentTasks(profile)),
         requested or (fixed.slots if fixed is not None else None),
-        executor_timeout(options, age, none_there=only_the_driver, replacing=replacing),
+        _executor_timeout(options, age, none_there=only_the_driver, replacing=replacing),
         settle=requested is None,
     )
     reason = _explain_executors(spark, slots, waited)
@@ -169,7 +171,7 @@ def check_slots(
     return Allotment(requested or slots, shape, slots, reason if requested is None else "")
 
 
-def executor_timeout(
+def _executor_timeout(
     options: LaunchSettings, session_age: float, *, none_there: bool, replacing: bool = False
 ) -> float:
     """Return how many seconds to wait for the next executor. Pure.
@@ -240,8 +242,8 @@ def _not_enough(
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
         f"{capacity.reason}. Ask for fewer ranks, or less for each, or give {more}",
-        asked=slots,
-        found=capacity.slots,
+        requested=slots,
+        available=capacity.slots,
     )
 
 
@@ -259,7 +261,7 @@ class _TaskShape:
     cpus: int
     gpus: int
     ranks: int
-    profile: Any = None
+    profile: ResourceProfile | None = None
 
     @property
     def demand(self) -> tuple[tuple[str, float], ...]:
@@ -347,7 +349,7 @@ def _too_few_gpus(each: int, task: float, executor: float) -> str:
     )
 
 
-def _amounts(resources: Any) -> dict[str, float]:
+def _amounts(resources: Mapping[str, float] | ResourceProfile) -> dict[str, float]:
     if isinstance(resources, Mapping):
         return dict(resources)
     try:
@@ -375,7 +377,7 @@ def _check_profiles_work(spark: SparkSession, master: str) -> None:
         )
 
 
-def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
+def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> ResourceProfile:
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     requests = TaskResourceRequests().cpus(cpus)
@@ -384,7 +386,7 @@ def _make_profile(cpus: int, gpus: float, others: Mapping[str, float]) -> Any:
     return ResourceProfileBuilder().require(requests).build
 
 
-def _check_executors_have(spark: SparkSession, profile: Any) -> None:
+def _check_executors_have(spark: SparkSession, profile: ResourceProfile) -> None:
     """Refuse resources that executors lack; Spark's own text names no setting."""
     for name in _amounts(profile).keys() - profile.executorResources.keys() - {"cpus"}:
         if not _configured(spark, "executor", name):
@@ -400,7 +402,7 @@ def _configured(spark: SparkSession, whose: str, resource: str) -> float:
     return float(spark.conf.get(f"spark.{whose}.resource.{resource}.amount", "0") or 0)
 
 
-def java_profile(spark: SparkSession, profile: Any) -> Any:
+def _java_profile(spark: SparkSession, profile: ResourceProfile | None) -> JavaObject:
     """Return the JVM's object for ``profile``, or for the session's own settings."""
     context = classic_context(spark)
     assert context is not None

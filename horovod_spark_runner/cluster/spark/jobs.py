@@ -9,11 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .session import classic_context, described, inheriting_thread, is_stopped
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class TaggedJob(Generic[T]):
         self._on_end()
 
 
-def _is_active(tracker: Any, tag: str) -> bool:
+def _is_active(tracker: JavaObject, tag: str) -> bool:
     """Return whether tasks of the jobs with a tag are running, by Spark's ``statusTracker``.
 
     A stage's count of tasks is late until its job has ended: Spark's listener is asynchronous, and
@@ -227,7 +228,7 @@ def watch_jobs(spark: SparkSession, expected: int | None = None) -> Iterator[Cal
             context.removeJobTag(tag)
 
 
-def _progress(scala: Any, tag: str, expected: int | None) -> _StageProgress | None:
+def _progress(scala: JavaObject, tag: str, expected: int | None) -> _StageProgress | None:
     """Return the progress of the jobs with a tag; ``None`` if no stage of them is running."""
     tracker = scala.statusTracker()
     infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
@@ -247,7 +248,7 @@ def _progress(scala: Any, tag: str, expected: int | None) -> _StageProgress | No
     return _StageProgress(newest.numCompleteTasks(), newest.numTasks(), rows, expected)
 
 
-def _written(scala: Any, stage: int) -> int:
+def _written(scala: JavaObject, stage: int) -> int:
     """Return the rows that a stage has written; a skipped stage has written none."""
     with contextlib.suppress(Exception):
         return int(scala.statusStore().lastStageAttempt(stage).outputRecords())

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...config.launch import LaunchOptions
 from ...errors import DataError, EnvironmentProblem, InvalidInputError
@@ -18,6 +18,7 @@ from ...machine import repeat_in_thread
 from ...storage.filesystem import Location
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _DESCRIPTION = "spark.job.description"
@@ -48,7 +49,7 @@ def active_session() -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def classic_context(spark: SparkSession) -> Any | None:
+def classic_context(spark: SparkSession) -> SparkContext | None:
     """Return the session's ``SparkContext``, or ``None`` on Spark Connect, which has none."""
     return getattr(spark, "_sc", None)
 

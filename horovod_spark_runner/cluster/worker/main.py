@@ -27,7 +27,6 @@ from typing import Any
 
 from ...errors import EnvironmentProblem, LaunchError, on_one_line
 from ...frameworks import FRAMEWORKS, quiet_imports
-from ...machine import bind_to_cores
 from ...serialize import Pickler, pickle_value
 from ...typed_json import parse
 from ..protocol.command import SET_TORCH_VARIABLES, SIDE_PROCESS, SPARK_FILES, TORCH_VARIABLES
@@ -45,6 +44,7 @@ from ..protocol.outcome import (
 )
 from ..protocol.processes import RANK_NAME, name_process
 from . import reporting, side_process
+from .affinity import bind_to_cores
 
 _MODULE = "pyspark.core.files"
 

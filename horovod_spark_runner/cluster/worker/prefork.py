@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ...machine import process_start, resident_bytes
+from ...machine import process_start
 from ...typed_json import to_json
 from ..protocol.messages import Exited, Forked, ForkWorker
 from ..protocol.processes import (
@@ -28,6 +28,7 @@ from ..protocol.processes import (
     READY_NAME,
     die_with_parent,
     name_process,
+    resident_bytes,
     signal_group,
 )
 from ..slot.worker_pool import read_request, remove_if_over

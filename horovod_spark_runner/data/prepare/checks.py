@@ -30,7 +30,7 @@ _COMPARED = 4096
 
 
 @dataclass(frozen=True)
-class Matches:
+class _Matches:
     """Rows of a DataFrame in which a condition holds.
 
     Attributes:
@@ -51,7 +51,7 @@ class Matches:
         return f"row {self.row}" + (f" ({values})" if values else "")
 
 
-def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
+def _locate(frame: DataFrame, condition: SparkColumn) -> _Matches:
     """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -82,7 +82,7 @@ def _locate(frame: DataFrame, condition: SparkColumn) -> Matches:
             row = before + (part["first"] & ((1 << 33) - 1))
             shown = dict(zip(names, list(part["shown"])[1:], strict=True))
         before += part["rows"]
-    return Matches(before, sum(part["count"] for part in parts), row, shown)
+    return _Matches(before, sum(part["count"] for part in parts), row, shown)
 
 
 def add_row_number(error: DataError, frame: DataFrame, sources: Sequence[Source]) -> None:
@@ -325,13 +325,13 @@ def _encoding(
             return encoding
         if count and 2 * count > rows:  # most rows are
             fault = _Fault(
-                f"values that are no {_TITLES[encoding]}, as {count} rows are,",
+                f"values other than {_TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
             _refuse_fault(frame, source, fault)
             raise DataError(
-                f"column {source.name!r} had {rows - count} values that are no {_TITLES[encoding]} "
+                f"column {source.name!r} had {rows - count} values other than {_TITLES[encoding]} "
                 f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
             )
     return "raw"

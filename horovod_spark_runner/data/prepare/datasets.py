@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -29,9 +29,13 @@ from .schema import Roles, check_named, quoted
 from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
+
+# Rows of a training: a DataFrame, or the place of Parquet files.
+Rows: TypeAlias = "DataFrame | str | os.PathLike[str]"
 
 # Spark setting of the cache directory, if `data_dir` is not set.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
@@ -55,17 +59,17 @@ class Prepared:
     reused: bool
 
 
-def _is_place(data: object) -> bool:
+def _is_place(data: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(data, (str, os.PathLike))
 
 
-def session_of(data: Any) -> SparkSession:
+def session_of(data: Rows) -> SparkSession:
     """Return the session of a DataFrame; for a path, the active one.
 
     Raises:
         DataError: it is neither.
     """
-    if _is_place(data):
+    if isinstance(data, (str, os.PathLike)):
         return active_session()
     check_is_frame(
         data,
@@ -75,13 +79,13 @@ def session_of(data: Any) -> SparkSession:
     return data.sparkSession
 
 
-def frame_of(data: Any) -> DataFrame:
+def frame_of(data: Rows) -> DataFrame:
     """Return ``data``, a DataFrame or the place of Parquet files, as a DataFrame.
 
     Raises:
         DataError: there are no such files, or they cannot be read.
     """
-    if not _is_place(data):
+    if not isinstance(data, (str, os.PathLike)):
         check_is_frame(data, "the data must be a Spark DataFrame")
         return data
     from pyspark.errors import AnalysisException
@@ -331,7 +335,7 @@ def track_datasets(
 
 
 @_explain_changed_files()
-def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
+def prepare_one(data: Rows, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
     """Return the dataset of all rows, in ``folder`` or, for Parquet files, in place.
 
     Raises:
@@ -342,7 +346,7 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
     return direct or materialize(frame_of(data), request, folder).manifest
 
 
-def is_readable_in_place(data: Any, roles: Roles, options: DataOptions) -> bool:
+def is_readable_in_place(data: Rows, roles: Roles, options: DataOptions) -> bool:
     """Return whether all rows can be read in place, so that nothing is written.
 
     Raises:
@@ -360,10 +364,10 @@ def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
 
 @_explain_changed_files()
 def holds_rows(
-    data: Any,
+    data: Rows,
     roles: Roles,
     options: DataOptions,
-    validation: Any,
+    validation: object,
     seed: int,
     known: RowsIdentity,
     say: Callable[[str], object],
@@ -390,7 +394,7 @@ def holds_rows(
         return known.fits(train, request, say)
 
 
-def _open_in_place(data: Any, validation: Any, request: DataRequest) -> Manifest | None:
+def _open_in_place(data: Rows, validation: object, request: DataRequest) -> Manifest | None:
     """Return the training rows, if they are Parquet files that can be read in place."""
     if _is_place(data) and not isinstance(validation, (str, int, float)):
         return open_parquet(Location(data), request)
@@ -399,10 +403,10 @@ def _open_in_place(data: Any, validation: Any, request: DataRequest) -> Manifest
 
 @_explain_changed_files()
 def _prepare(
-    data: Any,
+    data: Rows,
     roles: Roles,
     options: DataOptions,
-    validation: Any,
+    validation: object,
     tracked: _TrackedDatasets,
     seed: int,
     say: Callable[[str], object],
@@ -433,7 +437,7 @@ def _materialize_part(
     part: str,
     validation: object,
     say: Callable[[str], object],
-) -> Any:
+) -> Materialized:
     try:
         return materialize(frame, request, folder, say)
     except DataError as error:
@@ -533,7 +537,7 @@ def _count_from_footers(frame: DataFrame) -> int | None:
     return None
 
 
-def _reads_rows_of_files(plan: Any) -> bool:
+def _reads_rows_of_files(plan: JavaObject) -> bool:
     """Return whether a plan returns all rows of the Parquet files that it reads, once each."""
     while True:
         if plan.getClass().getSimpleName() not in _SAME_ROWS:

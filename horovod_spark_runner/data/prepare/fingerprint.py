@@ -13,13 +13,14 @@ import json
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...cluster.spark.session import classic_context, with_settings
 from ...errors import InvalidInputError
 from ...storage.filesystem import Location
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import DataFrame
 
 # Plan nodes whose result is a function of their input, in any order.
@@ -65,7 +66,7 @@ def source_fingerprint(frame: DataFrame) -> str:
     execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
     plan = execution.analyzed()
     text = _plan_text(frame, plan)
-    if not plan.deterministic() or not is_reproducible(text):
+    if not plan.deterministic() or not _is_reproducible(text):
         return ""
     # Leaves and input files do not include those of subqueries.
     if not plan.subqueriesAll().isEmpty():
@@ -97,7 +98,7 @@ def is_computed_anew(frame: DataFrame) -> bool:
     return not names & {"InMemoryRelation", "LocalRelation"}
 
 
-def is_reproducible(plan: str) -> bool:
+def _is_reproducible(plan: str) -> bool:
     """Return whether a plan, as JSON, always computes the same from the same files. Pure."""
     names = {name.rpartition(".")[2] for name in re.findall(r'"class":"([^"]+)"', plan)}
     nodes = {
@@ -108,7 +109,7 @@ def is_reproducible(plan: str) -> bool:
     return nodes <= _NODES and not any(_OPAQUE.search(name) for name in names)
 
 
-def _plan_text(frame: DataFrame, plan: Any) -> str:
+def _plan_text(frame: DataFrame, plan: JavaObject) -> str:
     """Return the plan without the parts that differ between sessions.
 
     Spark's JSON lacks some fields, its text lacks types: both are used.
@@ -145,12 +146,12 @@ def table_versions(frame: DataFrame) -> dict[str, str]:
     return {table.name: table.version for table in tables if table is not None}
 
 
-def _leaves(plan: Any) -> list[Any]:
+def _leaves(plan: JavaObject) -> list[JavaObject]:
     leaves = plan.collectLeaves()
     return [leaves.apply(number) for number in range(leaves.size())]
 
 
-def _table_of(leaf: Any) -> _Table | None:
+def _table_of(leaf: JavaObject) -> _Table | None:
     """Return the table that a leaf of a plan reads; ``None`` if it has no versions."""
     from py4j.protocol import Py4JError
 
@@ -169,7 +170,7 @@ def _table_of(leaf: Any) -> _Table | None:
     return None
 
 
-def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
+def _relations(plan: JavaObject) -> list[tuple[_Table | None, list[str]]] | None:
     """Return the tables that a plan reads, ``None`` for files, and how each is read.
 
     Returns:
@@ -197,7 +198,7 @@ def _relations(plan: Any) -> list[tuple[_Table | None, list[str]]] | None:
     return relations
 
 
-def _is_of_files(relation: Any) -> bool:
+def _is_of_files(relation: JavaObject) -> bool:
     """Return whether a relation reads all rows of files that Spark lists."""
     if relation.getClass().getSimpleName() != "HadoopFsRelation":
         return False
@@ -210,7 +211,7 @@ def _other_options(options: list[str]) -> list[str]:
     return sorted(option for option in options if not option.lower().startswith(chosen))
 
 
-def _scala_map(values: Any) -> list[str]:
+def _scala_map(values: JavaObject) -> list[str]:
     iterator = values.iterator()
     pairs = []
     while iterator.hasNext():
@@ -219,7 +220,7 @@ def _scala_map(values: Any) -> list[str]:
     return pairs
 
 
-def _file_facts(urls: list[str]) -> list[list[Any]] | None:
+def _file_facts(urls: list[str]) -> list[list[object]] | None:
     """Return path, size and time of files; ``None`` if any is unknown."""
     facts = []
     for url in sorted(urls):

@@ -17,6 +17,7 @@ from ...config.data import DataOptions
 from ...errors import DataError
 from ...storage.filesystem import Location
 from ..manifest import Manifest, RowGroup
+from .checks import NO_ROWS
 from .datasets import Prepared, frame_of, match_columns, track_datasets
 from .materialize import join_checksums, materialize
 from .schema import Roles
@@ -89,7 +90,7 @@ def _side(
     chosen = [part for kind, part in parts.items() if kind[number] is wanted]
     side = "validation" if wanted else "train"
     if not chosen:
-        raise DataError(f"{side} rows (validation={name!r}): there are no rows")
+        raise DataError(f"{side} rows (validation={name!r}): {NO_ROWS}")
     try:
         return _unite(chosen)
     except DataError as error:

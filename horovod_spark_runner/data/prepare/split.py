@@ -195,7 +195,7 @@ def _fraction(
         ticket = key / F.lit(2.0**64) + F.lit(0.5)
     if _repeats(hashed, fraction):
         equal = Window.partitionBy(key)
-        # Different rows with the same hash have the same order in both parts.
+        # Rows whose hashes collide have the same order in both parts.
         copy = F.row_number().over(equal.orderBy(F.xxhash64(F.lit(~seed), *values)))
         ticket = (copy - F.lit(1) + ticket) / F.count(F.lit(1)).over(equal)
     numbered = hashed.withColumn("__ticket", ticket)

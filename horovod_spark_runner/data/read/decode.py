@@ -166,7 +166,7 @@ def _check_finite(column: Column, value: np.ndarray, made: str) -> None:
 
 
 def _advice(column: Column, dtype: str) -> str:
-    if column.encoding == "raw":  # there, dtypes is the type of the bytes
+    if column.encoding == "raw":  # for raw columns, dtypes names the type of the bytes
         return f"return values that {column.dtype} holds"
     return f"keep them with dtypes={{{column.name!r}: {dtype!r}}}"
 

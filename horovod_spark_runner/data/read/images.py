@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ...errors import DataError, EnvironmentProblem
 from ..manifest import Column
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _T = TypeVar("_T")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -66,7 +69,7 @@ def decode_image(column: Column, data: bytes) -> np.ndarray:
     return _read(column.name, data, functools.partial(_to_array, column, data))
 
 
-def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
+def _read(name: str, data: bytes, use: Callable[[Image], _T]) -> _T:
     """Return the result of ``use``, called with the opened image."""
     pillow = _pillow()
     try:
@@ -94,7 +97,7 @@ def _guess_format(data: bytes) -> str:
     return ""
 
 
-def _to_array(column: Column, data: bytes, image: Any) -> np.ndarray:
+def _to_array(column: Column, data: bytes, image: Image) -> np.ndarray:
     mode, deep = image_mode(column.name, column.shape), _deep_mode(image)
     _check_depth(column, data, image, deep)
     image = image.convert(deep or mode)
@@ -110,13 +113,13 @@ def _to_array(column: Column, data: bytes, image: Any) -> np.ndarray:
     return array.reshape(column.shape)
 
 
-def _deep_mode(image: Any) -> str:
+def _deep_mode(image: Image) -> str:
     """Return the mode with room for all values of an image of more than 8 bits, or ``""``."""
     # "I;16" and its variants have 16 bits, "I" 32; Pillow resizes only the latter well.
     return "I" if image.mode.startswith("I") else "F" if image.mode == "F" else ""
 
 
-def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
+def _check_depth(column: Column, data: bytes, image: Image, deep: str) -> None:
     """Check that no bits of the image would be lost."""
     if deep and np.dtype(column.dtype).itemsize == 1:
         dtype = _DEEP_DTYPES[deep]
@@ -139,7 +142,7 @@ def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
         )
 
 
-def _bits(image: Any, data: bytes) -> int:
+def _bits(image: Image, data: bytes) -> int:
     """Return the bits of a channel of the file, if they are known to be more than 8; else 8."""
     if image.format == "PNG":
         return int(data[_PNG_DEPTH_AT])

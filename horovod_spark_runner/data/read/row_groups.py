@@ -41,7 +41,7 @@ _END = 8
 
 
 @dataclass(frozen=True)
-class ReadAhead:
+class _ReadAhead:
     """Limits of reading ahead.
 
     Attributes:
@@ -53,9 +53,9 @@ class ReadAhead:
     size: int
 
 
-_LOCAL = ReadAhead(4, 8 * 1024 * 1024)
+_LOCAL = _ReadAhead(4, 8 * 1024 * 1024)
 # Most of the time is spent waiting for answers: 30 ms for 2 MB are 64 MB/s and thread.
-_REMOTE = ReadAhead(16, 64 * 1024 * 1024)
+_REMOTE = _ReadAhead(16, 64 * 1024 * 1024)
 
 
 class RowGroupReader:
@@ -73,7 +73,7 @@ class RowGroupReader:
         manifest: Manifest,
         columns: Iterable[Column],
         keep_bytes: int = 0,
-        ahead: ReadAhead | None = None,
+        ahead: _ReadAhead | None = None,
     ) -> None:
         self._manifest = manifest
         self._columns = list(columns)
@@ -278,7 +278,7 @@ class _OpenFiles:
         try:
             footer, checksum = read_footer(stream)
         except pa.ArrowInvalid as error:
-            raise DataError(f"{place} is no longer a Parquet file: {error}") from error
+            raise DataError(f"{place} is damaged since the dataset was made: {error}") from error
         if wanted and checksum != wanted[number]:
             raise DataError(
                 f"{place} has changed since the dataset was made: its footer differs. Do not "

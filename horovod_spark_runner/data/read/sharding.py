@@ -57,7 +57,7 @@ class Block:
         """Return which row of the pieces, laid end to end, comes where."""
         if not self.shuffle:
             return np.arange(self.rows)
-        return permutation(self.rows, *self.key)
+        return _permutation(self.rows, *self.key)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LaneSlice:
 _LaneRows = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
-def permutation(size: int, *key: int) -> np.ndarray:
+def _permutation(size: int, *key: int) -> np.ndarray:
     """Return a permutation of ``range(size)`` that depends on ``key`` only.
 
     Sorts the raw output of the counter-based Philox generator (Salmon et al., 2011), whose stream
@@ -91,7 +91,7 @@ def permutation(size: int, *key: int) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: int) -> int:
+def _lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: int) -> int:
     """Return the number of lanes: the largest divisor of the global batch that is affordable.
 
     Args:
@@ -128,7 +128,7 @@ class EpochPlan:
         global_batch: rows of a global batch, all ranks together.
         seed: seed of the run.
         epoch: epoch, from 0.
-        lanes: see `lane_count`; must divide ``global_batch``.
+        lanes: see `_lane_count`; must divide ``global_batch``.
         block_rows: rows a block has at least, unless its lane ends.
         shuffle: ``False`` keeps the order of the files.
     """
@@ -266,7 +266,7 @@ class EpochPlan:
     def _sequence(self) -> tuple[list[int], list[int]]:
         """The row groups in reading order, and where each begins in the whole sequence."""
         if self.shuffle:
-            order = permutation(len(self.row_groups), self.seed, self.epoch).tolist()
+            order = _permutation(len(self.row_groups), self.seed, self.epoch).tolist()
         else:
             order = list(range(len(self.row_groups)))
         starts, position = [], 0
@@ -316,7 +316,7 @@ def plan_epoch(
     sizes = [size for _, size in row_groups]
     rows = tuple(count for count, _ in row_groups)
     affordable = _groups_in_window(sizes, window_bytes)
-    lanes = lane_count(rows, global_batch, affordable) if shuffle else 1
+    lanes = _lane_count(rows, global_batch, affordable) if shuffle else 1
     row_bytes = max(1.0, sum(sizes) / max(1, sum(rows)))
     block_rows = max(1, int(window_bytes / lanes / row_bytes)) if shuffle else 1
     return EpochPlan(rows, global_batch, seed, epoch, lanes, block_rows, shuffle)

@@ -505,8 +505,8 @@ def _fitting_columns(
         shape = tuple(tensor.shape[1:])
         if dtype not in _PLAIN or None in shape:
             raise ModelError(
-                f"model input {tensor.name!r} takes {tensor.dtype} of shape {shape}, for which "
-                "there is no column: its shape must be known, and its type one that Spark has"
+                f"model input {tensor.name!r} takes {tensor.dtype} of shape {shape}, which no "
+                "column can hold: its shape must be known, and its type one that Spark has"
             )
         if len(names) > 1 and shape != (len(names),):
             raise ModelError(

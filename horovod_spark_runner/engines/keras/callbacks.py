@@ -187,8 +187,8 @@ class Callbacks(Hooks):
     def test_step_end(self, number: int, logs: Logs | None) -> None:
         self._list.on_test_batch_end(number, logs)
 
-    def remember(self) -> None:
-        self._states = CallbackStates(self._named)
+    def snapshot(self) -> None:
+        self._states = _CallbackStates(self._named)
 
     def restore_history(self, history: Sequence[PlainLogs]) -> None:
         record = self._model.history
@@ -221,7 +221,7 @@ class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]
         self.last = dict(logs or {})
 
 
-class CallbackStates:
+class _CallbackStates:
     """The state of some callbacks.
 
     Args:
@@ -308,7 +308,7 @@ class CallbackStates:
         ):  # which others, such as a loss, may hold as well
             present.assign(_unpack(value, arrays))
         elif isinstance(value, dict) and "variable" in value:
-            logger.warning("callback %s: attribute %s is no variable now", name, key)
+            logger.warning("callback %s: attribute %s is not a variable any more", name, key)
         else:
             setattr(callback, key, _unpack(value, arrays))
 

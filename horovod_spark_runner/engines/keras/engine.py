@@ -34,7 +34,7 @@ from ...training.spec import (
     check_objects,
 )
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
-from ...training.trainee import Evaluator, Question
+from ...training.trainee import EvaluationRequest, Evaluator
 from ...training.warm_start import WeightsFormat
 from ...typed_json import load_json
 from .saved import (
@@ -83,10 +83,10 @@ class _KerasEngine:
     export_formats = (SAVED_MODEL, KERAS_FILE, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
-        return model_source(model, custom_objects)
+        return _model_source(model, custom_objects)
 
     def check_callbacks(self, callbacks: object) -> None:
-        check_callback_argument(callbacks)
+        _check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -162,7 +162,7 @@ class _KerasEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: KerasParts) -> Mapping[str, Contents]:
+    def stored_files(self, parts: KerasParts) -> Mapping[str, Contents]:
         if parts.packed is not None:
             return {PACKED_FILE: parts.packed}
         if parts.archive is None:
@@ -203,10 +203,10 @@ class _KerasEngine:
     def portable_metrics(self, metrics: object) -> object:
         return portable_metrics(metrics)
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         with quiet_imports():
             from .evaluate import KerasEvaluator
-        return KerasEvaluator(recipe, question)
+        return KerasEvaluator(recipe, request)
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -224,7 +224,7 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
 ENGINE: Engine = _KerasEngine()
 
 
-def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+def _model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Its `file` holds the bytes of a ``.keras`` file, or the text of ``model.to_json()``.
@@ -318,7 +318,7 @@ def _settings_of_this_process() -> Mapping[str, Any]:
     return settings
 
 
-def check_callback_argument(callbacks: Any) -> None:
+def _check_callback_argument(callbacks: Any) -> None:
     """Check ``callbacks`` without importing Keras; the ranks check a function's result.
 
     Raises:
@@ -344,7 +344,7 @@ def list_callbacks(callbacks: Any) -> list[Any]:
     for callback in callbacks:
         if not _is_of_keras(callback, "Callback"):
             raise InvalidInputError(
-                f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
+                f"callbacks holds {brief(callback)}: give objects of keras.callbacks.Callback"
             )
     return list(callbacks)
 
@@ -431,8 +431,8 @@ def portable_metrics(metrics: object) -> object:
         return metrics
     hint = f"; give an object, {metrics.__name__}(…)" if isinstance(metrics, type) else ""
     raise InvalidInputError(
-        f"{metrics!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
-        "keras.metrics, a function of labels and predictions, or 'spark:…'"
+        f"invalid metric {metrics!r:.200}{hint}. A metric is the name of one of Keras', an object "
+        "of keras.metrics, a function of labels and predictions, or 'spark:…'"
     )
 
 
@@ -465,6 +465,6 @@ def _check_exists(name: str) -> None:
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
         meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise InvalidInputError(
-            f"there is no metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
+            f"unknown metric {name!r}{meant}; give the name of one in keras.metrics, or one of "
             "Spark's, 'spark:…'"
         ) from error

@@ -21,7 +21,7 @@ from ...training.progress import Logs, flat, plain
 from ...training.sample_rows import repeat_rows
 from ...training.spec import ModelSource
 from ...training.trained_model import Recipe
-from ...training.trainee import Question
+from ...training.trainee import EvaluationRequest
 from .binding import InputBinding, bind_outputs, needs_labels
 from .engine import check_metric_names
 from .loading import Graph, make_model, set_weights, weights_in
@@ -106,21 +106,21 @@ class KerasEvaluator:
 
     Args:
         recipe: how the model is made.
-        question: the evaluation that is requested.
+        request: the evaluation that is requested.
 
     Raises:
         ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
         InvalidInputError: a metric is not known, or does not fit the model.
     """
 
-    def __init__(self, recipe: Recipe, question: Question) -> None:
+    def __init__(self, recipe: Recipe, request: EvaluationRequest) -> None:
         self._state = recipe.parts.state
-        self._compiled = question.compiled
+        self._compiled = request.compiled
         self._requested: keras.metrics.Metric | None = None
         self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
-            make = _make_compiled if question.compiled else make_model
+            make = _make_compiled if request.compiled else make_model
             self._model, self._inputs = make(recipe)
             if isinstance(self._model, Graph):
                 raise ModelError(
@@ -128,7 +128,7 @@ class KerasEvaluator:
                     "the DataFrame, and give the predictions to an evaluator of "
                     "pyspark.ml.evaluation"
                 )
-            if question.compiled:
+            if request.compiled:
                 _check_no_custom_metrics(self._model)
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.parts.eager
@@ -138,10 +138,10 @@ class KerasEvaluator:
                     "rows, and rows that fill the last one would count; build it with "
                     "keras.Input(shape=…) instead of batch_shape"
                 )
-            self._begin(recipe, question)
+            self._begin(recipe, request)
 
-    def _begin(self, recipe: Recipe, question: Question) -> None:
-        targets = question.targets
+    def _begin(self, recipe: Recipe, request: EvaluationRequest) -> None:
+        targets = request.targets
         features = repeat_rows(recipe.sample_rows().inputs, 1)
         labels = {column.name: column.blank() for column in targets.columns}
         self._weight = targets.weight
@@ -152,8 +152,8 @@ class KerasEvaluator:
             if self._compiled and needs_labels(self._model):
                 names, weighted = targets.outputs.columns, self._weight is not None
                 self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
-            if question.metrics is not None:
-                self._requested = self._compile(question.metrics, targets.outputs.slots)
+            if request.metrics is not None:
+                self._requested = self._compile(request.metrics, targets.outputs.slots)
             self._step = self._make_step(self._data(features, labels))
             self._check_names()
         self._variables = variables_of(self._metrics)
@@ -291,9 +291,9 @@ class KerasEvaluator:
                 if merge_of(variable) != SUM or not (number.is_floating or number.is_integer):
                     raise ModelError(
                         f"metric {metric.name!r} ({type(metric).__name__}) cannot be evaluated in "
-                        f"parts: its variable {variable.name!r} is no sum over rows (aggregation "
-                        f"{variable.aggregation!r}, type {variable.dtype}). Keep sums, or ask for "
-                        "other metrics by name, metrics=[…]"
+                        f"parts: its variable {variable.name!r} is not a sum over rows "
+                        f"(aggregation {variable.aggregation!r}, type {variable.dtype}). Keep "
+                        "sums, or request other metrics by name, metrics=[…]"
                     )
 
     def _reset(self) -> None:
@@ -352,8 +352,8 @@ class KerasEvaluator:
             if close(value, again[name]) and not close(value, parts[name]):
                 title = loss_title(self._model) if name.endswith("loss") else f"metric {name!r}"
                 raise ModelError(
-                    f"{title} of model {self._model.name!r} is no mean over the rows of a batch: "
-                    "it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
+                    f"{title} of model {self._model.name!r} is not a mean over the batch's rows, "
+                    "so it has no exact value over all rows; keep it in a keras.metrics.Mean, or "
                     "request other metrics by name, metrics=[…]"
                 )
 

@@ -186,7 +186,7 @@ def _check_of_two(prefix: str, values: np.ndarray) -> None:
     wrong = outside(values, -_ROUNDING, 1 + _ROUNDING)
     if wrong.size:
         raise ModelError(
-            f"{prefix} {wrong[0]:.8g}, for which it has no lowest value; turn the two classes into "
-            "0 and 1, or compile the model for several classes ('sparse_categorical_crossentropy') "
-            "or floats ('mse')"
+            f"{prefix} {wrong[0]:.8g}, outside [0, 1]: the loss is unbounded; turn the two classes "
+            "into 0 and 1, or compile the model for several classes "
+            "('sparse_categorical_crossentropy') or floats ('mse')"
         )

@@ -285,9 +285,8 @@ def _try_metrics(
             "train with num_workers=1",
         )
     return [
-        f"metric {metric.name!r} of model {model.name!r} is no mean over the rows of a batch: "
-        "every rank computes it from its own rows, and their mean, which is reported, is another "
-        "number than that of the global batch"
+        f"metric {metric.name!r} of model {model.name!r} is not a mean over the batch's rows: the "
+        "reported mean of the ranks' values differs from its value for the global batch"
         for metric, one, other in zip(custom_metrics, in_turn, at_once, strict=True)
         if not _are_close_results(one, other)
     ]

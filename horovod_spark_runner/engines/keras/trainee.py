@@ -103,7 +103,7 @@ class KerasTrainee(Trainee):
         self._callbacks = check_callbacks(spec.config.callbacks)
         watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
         share_logs = overrides(self._callbacks, *watched)
-        self._built = BuiltModel(spec, world, synchroniser, share_logs=share_logs)
+        self._built = _BuiltModel(spec, world, synchroniser, share_logs=share_logs)
         self.model = self._built.model
         self._batches, self._steps = self._built.batches, self._built.steps
         self._exchange = self._built.exchange
@@ -225,7 +225,7 @@ class KerasTrainee(Trainee):
         if finalize_layers(self.model):
             self._steps.trace()
 
-    def separate(self, rank: int) -> None:
+    def separate_random_streams(self, rank: int) -> None:
         separate_generators(rank)
 
     def generators(self) -> dict[str, Variable]:
@@ -263,7 +263,7 @@ def _is_the_users(callback: keras.callbacks.Callback) -> bool:
     return calls or not type(callback).__module__.startswith("keras.")
 
 
-class BuiltModel:
+class _BuiltModel:
     """A model, its optimizers and its steps, all variables made.
 
     ``Model.fit`` makes what a model does not have yet when it traces its first step. So does this,
@@ -367,8 +367,8 @@ def _check_between_meetings(
         return
     for what in _of_every_step(model, optimizers, sync):
         raise ModelError(
-            f"{what} does not go with sync={type(options).__name__}(…), by which ranks do not meet "
-            "in every step; leave it out, or use sync=Allreduce()"
+            f"{what} is not supported with sync={type(options).__name__}(…), which does not "
+            "synchronize every step; leave it out, or use sync=Allreduce()"
         )
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation on several ranks: by moments of the global batch, or of rows enough."""
+"""Synchronised batch normalisation; single-row check."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class CustomSteps(Steps):
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         clips = self._model.clip_norm is not None or self._model.clip_value is not None
-        if closure is not None and (self._ranks > 1 or self.exchange.lasting or clips):
+        if closure is not None and (self._ranks > 1 or self.exchange.delays_gradients or clips):
             raise ModelError(
                 "an optimizer's step() is given a closure, which computes gradients after those of "
                 "all ranks were exchanged and clipped: call backward() before step(), and step() "

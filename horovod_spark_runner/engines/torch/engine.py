@@ -16,7 +16,7 @@ from ...training.engine import ONNX, TORCH_EXPORT, Engine, check_format
 from ...training.sample_rows import SAMPLE_FILE
 from ...training.spec import Binding, ModelNames, ModelSource, TrainingSpec, check_model_fn
 from ...training.trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel, with_model_fn
-from ...training.trainee import Evaluator, Question
+from ...training.trainee import EvaluationRequest, Evaluator
 from ...training.warm_start import WeightsFormat
 from .torch_callback import TorchCallback, list_callbacks
 from .torch_model import TorchModel, refuse_lightning
@@ -58,10 +58,10 @@ class _TorchEngine:
     export_formats = (TORCH_EXPORT, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
-        return model_source(model, custom_objects)
+        return _model_source(model, custom_objects)
 
     def check_callbacks(self, callbacks: object) -> None:
-        check_callback_argument(callbacks)
+        _check_callback_argument(callbacks)
 
     def names(self, source: ModelSource) -> ModelNames:
         with quiet_imports():
@@ -118,7 +118,7 @@ class _TorchEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: TorchParts) -> Mapping[str, bytes]:
+    def stored_files(self, parts: TorchParts) -> Mapping[str, bytes]:
         if parts.source is not None:
             return {}
         files = {
@@ -156,10 +156,10 @@ class _TorchEngine:
             return [_portable(one) for one in metrics]
         return [_portable(metrics)]
 
-    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+    def evaluator(self, recipe: Recipe, request: EvaluationRequest) -> Evaluator:
         with quiet_imports():
             from .evaluate import TorchEvaluator
-        return TorchEvaluator(recipe, question)
+        return TorchEvaluator(recipe, request)
 
 
 ENGINE: Engine = _TorchEngine()
@@ -275,7 +275,7 @@ def _torch_parts(
     )
 
 
-def model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
+def _model_source(model: object, custom_objects: Mapping[str, object] | None = None) -> ModelSource:
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Args:
@@ -318,7 +318,7 @@ class _ModelFunction:
         return self.model
 
 
-def check_callback_argument(callbacks: object) -> None:
+def _check_callback_argument(callbacks: object) -> None:
     """Check ``callbacks`` without importing PyTorch; ranks check a function's result.
 
     Raises:
@@ -350,6 +350,6 @@ def _portable(metric: object) -> object:
         return metric
     hint = f"; give an object, {metric.__name__}(…)" if isinstance(metric, type) else ""
     raise InvalidInputError(
-        f"{metric!r:.200} is no metric of a PyTorch model{hint}. A metric is 'accuracy', 'mae' or "
-        "'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
+        f"invalid metric {metric!r:.200}{hint}. A metric of a PyTorch model is 'accuracy', 'mae' "
+        "or 'mse', a function of outputs and labels, or 'spark:…'; a dictionary gives them names"
     )

@@ -13,7 +13,7 @@ from ...frameworks import TORCH
 from ...storage.arrays import Arrays
 from ...training.sample_rows import repeat_rows
 from ...training.trained_model import Recipe, with_model_fn
-from ...training.trainee import Question
+from ...training.trainee import EvaluationRequest
 from .binding import TorchBatch, check_columns, target_of, to_tensor, to_tensors
 from .loading import make_predictor, task_device, unsteady
 from .losses import SUM
@@ -32,46 +32,46 @@ class TorchEvaluator:
 
     Args:
         recipe: how the module is made.
-        question: what is asked of it.
+        request: what is asked of it.
 
     Raises:
         ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
         InvalidInputError: a metric is not known, or does not fit the model.
     """
 
-    def __init__(self, recipe: Recipe, question: Question) -> None:
+    def __init__(self, recipe: Recipe, request: EvaluationRequest) -> None:
         if recipe.batch_size is not None:
             raise ModelError(
                 f"the program takes batches of exactly {recipe.batch_size} rows, and rows that "
                 "fill the last one would count; export it for any number of rows"
             )
         self._called = make_predictor(recipe, task_device())
-        targets = question.targets
+        targets = request.targets
         check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
         self._binding, self._weight = targets.outputs, targets.weight
         losses, metrics, model = None, list[Metrics](), None
-        if question.compiled or asks_accuracy(question.metrics or ()):
-            model = _trained_by(recipe, needed=question.compiled)
-        if model is not None and question.compiled:
+        if request.compiled or asks_accuracy(request.metrics or ()):
+            model = _trained_by(recipe, needed=request.compiled)
+        if model is not None and request.compiled:
             _check_compiled(model)
             losses, compiled = training_results(model, targets.outputs, self._called.device)
             metrics.append(compiled)
-        if question.metrics is not None:
+        if request.metrics is not None:
             if self._weight is not None:
                 raise InvalidInputError(
                     "metrics of PyTorch models do not weigh rows, as sample_weight_col "
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
             loss = None if model is None else model.loss  # which tells classes
-            metrics.append(_requested_metrics(question.metrics, self._called.device, loss))
+            metrics.append(_requested_metrics(request.metrics, self._called.device, loss))
         self._results = Results(losses, metrics, torch.device("cpu"))
         self._untried = True
-        self._try(recipe, question)
+        self._try(recipe, request)
 
-    def _try(self, recipe: Recipe, question: Question) -> None:
+    def _try(self, recipe: Recipe, request: EvaluationRequest) -> None:
         """Evaluate two rows, with labels of zeros, by which shapes show."""
         features = repeat_rows(recipe.sample_rows().inputs, 2)
-        labels = {column.name: column.blank().repeat(2, 0) for column in question.targets.columns}
+        labels = {column.name: column.blank().repeat(2, 0) for column in request.targets.columns}
         try:
             self._add(self._tensors(features, labels))
         except HorovodSparkError:
@@ -165,8 +165,8 @@ class TorchEvaluator:
                     f"{type(self._called.module).__name__} {why}, in evaluation mode as well"
                 )
             raise ModelError(
-                f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
-                "together, so that it has no exact value over all rows. Return one value per row, "
+                f"{name!r} is not a mean over rows: its value depends on which rows are in a batch "
+                "together, so it has no exact value over all rows. Return one value per row, "
                 "or a pair of a sum and what it is divided by; or ask for other metrics, "
                 "metrics=[…] without 'compiled'"
             )

@@ -41,7 +41,7 @@ class GradientExchange:
 
     Attributes:
         size: the ranks that make a step together.
-        lasting: whether an update may contain parts of earlier steps' gradients.
+        delays_gradients: whether an update may contain parts of earlier steps' gradients.
         counts: ranks that made each request of this step; ``None`` where steps do not meet.
         total_count: the sum over all ranks of this step's `count`.
     """
@@ -57,7 +57,7 @@ class GradientExchange:
         # Between meetings, a rank's step is that of a process of its own.
         self._together = synchroniser.meets_in_every_step
         self.size = size if self._together else 1
-        self.lasting = synchroniser.lasting
+        self.delays_gradients = synchroniser.delays_gradients
         self.counts: list[float] | None = None
         self.total_count = 0.0
         self._device = device
@@ -271,7 +271,7 @@ class GradientExchange:
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
         name = f"gradients.{place}"
         # There is nobody to ask; but what is kept of gradients needs all of them in every step.
-        if self.size == 1 and not self.lasting:
+        if self.size == 1 and not self.delays_gradients:
             gradients, _ = self._synchroniser.gradients(
                 [parameter.grad for parameter in parameters], self._part, name, place
             )
@@ -295,7 +295,7 @@ class GradientExchange:
 
     def _has_come(self, gradient: Tensor | None) -> bool:
         """Return whether a gradient of an earlier step has arrived only now."""
-        return self.lasting and gradient is not None and bool(gradient.any())
+        return self.delays_gradients and gradient is not None and bool(gradient.any())
 
     def _assign(
         self,

@@ -249,7 +249,7 @@ def loss_named(name: str) -> nn.Module:
     names = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]
     if not isinstance(loss, type) or name not in names:
         raise ModelError(
-            f"loss={name!r} is no loss of an output and a label in torch.nn; there are "
+            f"unknown loss={name!r}; torch.nn has, for an output and a label, "
             f"{', '.join(sorted(names))}; or give a function"
         )
     made: nn.Module = loss()

@@ -91,8 +91,8 @@ def check_module(module: nn.Module) -> None:
     extra = [name for name in module.state_dict() if name.endswith("_extra_state")]
     if extra:
         raise ModelError(
-            f"{kind} keeps extra state ({extra[0]!r}) that is no tensor, which checkpoints cannot "
-            "hold: they are arrays and JSON; register it as buffers"
+            f"{kind} keeps extra state ({extra[0]!r}), which checkpoints cannot hold: they are "
+            "arrays and JSON; register it as buffers"
         )
 
 

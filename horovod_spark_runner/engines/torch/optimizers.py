@@ -60,7 +60,7 @@ def _make_optimizer(optimizer: Any, module: nn.Module) -> Any:
         if not (inspect.isclass(optimizer_class) and issubclass(optimizer_class, Optimizer)):
             names = [n for n, c in vars(torch.optim).items() if inspect.isclass(c)]
             raise ModelError(
-                f"optimizer={optimizer!r} is no optimizer of torch.optim; there are "
+                f"unknown optimizer={optimizer!r}; torch.optim has "
                 f"{', '.join(sorted(n for n in names if n not in ('Optimizer', 'LBFGS')))}"
             )
         optimizer = optimizer_class

@@ -195,7 +195,7 @@ class Steps:
     def _is_scaled_later(self, terms: Sequence[Term]) -> bool:
         """Return whether the divisor of the loss travels with its gradients."""
         # Where updates hold parts of earlier gradients, these had other divisors.
-        alone = len(terms) == 1 and not self.exchange.lasting
+        alone = len(terms) == 1 and not self.exchange.delays_gradients
         return alone and self._ranks > 1 and terms[0].kind == LABELS
 
     def _factors(self, terms: Sequence[Term], step: Step) -> list[float]:

@@ -118,7 +118,7 @@ class TorchEarlyStopping(TorchCallback):
             )
         value = logs[self.monitor]
         if not isinstance(value, float):
-            raise InvalidInputError(f"{self.monitor!r} is {brief(value)}, which is no number")
+            raise InvalidInputError(f"{self.monitor!r} is {brief(value)}, but must be a number")
         sign = 1.0 if self.mode == "min" else -1.0
         best = math.inf if self.best is None or math.isnan(self.best) else sign * self.best
         if sign * value < best - self.min_delta:
@@ -150,8 +150,8 @@ def list_callbacks(callbacks: object) -> list[TorchCallback]:
     for callback in callbacks:
         if not isinstance(callback, TorchCallback):
             raise InvalidInputError(
-                f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
-                "one of a PyTorch module"
+                f"callbacks holds {brief(callback)}: to train a PyTorch module, give objects of "
+                "TorchCallback"
             )
         _check_hooks(callback)
     return list(callbacks)

@@ -277,7 +277,7 @@ class TorchTrainee(Trainee):
     def load_initial_weights(self, start: WarmStart) -> None:
         load_initial_weights(self.module, start)
 
-    def separate(self, rank: int) -> None:
+    def separate_random_streams(self, rank: int) -> None:
         separate_generators(self._spec.fit.seed, rank)
 
     def generators(self) -> dict[str, Variable]:

@@ -62,11 +62,11 @@ class Scale:
     def ticks(self, count: int) -> list[float]:
         """Return about ``count`` round values, on the scale."""
         if self.log:
-            return log_ticks(self.low, self.high, count)
-        return linear_ticks(self.low, self.high, count)
+            return _log_ticks(self.low, self.high, count)
+        return _linear_ticks(self.low, self.high, count)
 
 
-def linear_ticks(low: float, high: float, count: int) -> list[float]:
+def _linear_ticks(low: float, high: float, count: int) -> list[float]:
     """Return about ``count`` multiples of 1, 2 or 5 times a power of ten from low to high."""
     raw = (high - low) / max(count, 1)
     unit = 10.0 ** math.floor(math.log10(raw))
@@ -82,7 +82,7 @@ def _multiples(step: float, low: float, high: float) -> list[float]:
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float, count: int) -> list[float]:
+def _log_ticks(low: float, high: float, count: int) -> list[float]:
     """Return about ``count`` round values from low to high, equally far apart on a log axis."""
     decades = math.log10(high / low)
     factors = [1.0, 2.0, 5.0] if decades < count / 2 else [1.0]
@@ -94,7 +94,7 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
         for factor in factors
     ]
     inside = [value for value in ticks if low * 0.999 <= value <= high * 1.001]
-    return inside if len(inside) > 1 else linear_ticks(low, high, count)
+    return inside if len(inside) > 1 else _linear_ticks(low, high, count)
 
 
 def bounds(values: np.ndarray, *, log: bool, from_zero: bool = False) -> tuple[float, float]:
@@ -418,7 +418,7 @@ class Whole:
         names = {part.name for part in parts}
         for name, value in self.values.items():
             if name not in names:
-                raise ValueError(f"{self.label} has a part {name!r}, which is none of {names}")
+                raise ValueError(f"{self.label}: part {name!r} is not among {names}")
             if not value >= 0:
                 raise ValueError(f"{self.label}: the part {name!r} cannot be {value}")
         before = 0.0

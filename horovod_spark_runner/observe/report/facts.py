@@ -18,11 +18,11 @@ from ...storage.lease import read_lease, seems_held
 from ...storage.paths import redact_url
 from ...training.time_breakdown import mean_seconds
 from ...training.trained_model import ModelSummary, read_model
-from ...typed_json import read_fields
+from ...typed_json import JsonObject, read_fields
 
 INTERRUPTED, _UNFINISHED, UNREADABLE = "interrupted", "not finished", "cannot be read"
 _LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
-# Of a model: it is there, and no file of it is damaged.
+# The model exists, and none of its files is damaged.
 WHOLE = "whole"
 
 
@@ -117,7 +117,7 @@ def read_run(
 def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) -> RunSummary:
     configured = directory.config.exists()
     if not (configured or directory.attempts.exists()):
-        raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
+        raise InvalidInputError(f"{directory.location} has no config.json: give a run directory")
     notes = [] if configured else ["config.json is not there: the settings are not known."]
     settings = directory.read_config(notes.append)
     written = [read_fields(one, Attempt) for one in directory.read_attempts(notes.append)]
@@ -129,7 +129,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     newest = max((line.step for line in lines), default=0)
     if written and newest > written[-1].last_step:  # reports of steps are rarer than steps
         written[-1] = replace(written[-1], last_step=newest)
-    attempts = close_attempts(
+    attempts = _close_attempts(
         written,
         now if alive else None,
         newest,
@@ -150,7 +150,7 @@ def _read_run(directory: RunDirectory, now: float, verify: bool, ended: bool) ->
     )
 
 
-def close_attempts(
+def _close_attempts(
     attempts: Sequence[Attempt], now: float | None, step: int, epoch_ends: Sequence[float]
 ) -> list[Attempt]:
     """Complete the records of attempts that have no recorded end. Pure.
@@ -164,7 +164,7 @@ def close_attempts(
     closed = []
     for one, after in zip_longest(attempts, attempts[1:]):
         if one.ending == RUNNING:
-            # The next one went on from a checkpoint of this.
+            # The next attempt resumed from a checkpoint of this one.
             last_step = max(one.last_step, step if after is None else after.first_step)
             if after is None and now is not None:
                 one = replace(one, ended=max(one.ended, now), last_step=last_step)
@@ -204,7 +204,7 @@ def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
     return FINISHED if directory.signature.exists() else _UNFINISHED
 
 
-def _options(settings: dict[str, Any]) -> CheckpointOptions:
+def _options(settings: JsonObject) -> CheckpointOptions:
     try:
         return CheckpointOptions(**settings.get("checkpoints", {}))
     except (TypeError, InvalidInputError):  # of another version
@@ -212,7 +212,7 @@ def _options(settings: dict[str, Any]) -> CheckpointOptions:
 
 
 def _checkpoint_lines(
-    directory: RunDirectory, settings: dict[str, Any], verify: bool
+    directory: RunDirectory, settings: JsonObject, verify: bool
 ) -> list[_CheckpointLine]:
     read = verify_checkpoint if verify else read_info
     whole: dict[int, CheckpointInfo] = {}

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 Child: TypeAlias = "str | Iterable[Child]"
 _Attribute: TypeAlias = "str | int | float | None"
-# Elements that have no end.
+# Elements without an end tag.
 _EMPTY = frozenset({"br", "meta"})
 # More rows of a table are left out, and their number shown.
 _MOST_ROWS = 500
@@ -53,7 +53,7 @@ def _escaped(child: Child) -> str:
     if isinstance(child, Markup):
         return child
     if isinstance(child, str):
-        # Text that was read from files may hold what no page can.
+        # Text from files may hold characters that are invalid in a page.
         return html.escape(child.encode("utf-8", "replace").decode(), quote=False)
     return "".join(map(_escaped, child))
 

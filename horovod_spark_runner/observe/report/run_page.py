@@ -97,7 +97,7 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     """Return what a reader wants to know first."""
     state, newest, done = run.state, run.state.newest, len(run.epochs)
     progress = state.progress if newest else f"{done:,}/{state.epochs or '?'} epochs"
-    # Metrics or checkpoints may be missing; what both of them tell is so.
+    # Metrics or checkpoints may be missing: only what both say is certain.
     if state.state == FINISHED and newest and newest.epoch == done < state.epochs:
         progress += ", stopped by a callback"
     facts: dict[str, Child] = {"state": state.state, "progress": progress}
@@ -312,7 +312,7 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
     for i, run in enumerate(runs):
         for validation in (False, True):
             full = f"val_{name}" if validation else name
-            if not validation and name.startswith("val_"):  # it is beside the one of the training
+            if not validation and name.startswith("val_"):  # it is shown beside the training's
                 continue
             x, y = run.curve(full)
             if not x:

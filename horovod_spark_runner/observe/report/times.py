@@ -25,7 +25,7 @@ _PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
     (Part("attempts", 3, "those that failed, pauses after them, what is around"), ("attempts",)),
     (Part("results", 4, "their way back to the driver"), ("results",)),
 )
-# What ranks do, with the kinds of their accounts.
+# Activities of ranks, with the kinds of their time breakdown.
 _RANK: tuple[tuple[Part, tuple[str, ...]], ...] = (
     (
         Part("building", 5, "the model, and the first step, which compiles it"),
@@ -49,7 +49,7 @@ _RANK_PARTS = [part for part, _ in _RANK]
 _MOST_ROWS = 24
 # Of an epoch's chart, what belongs to the run and not to the epoch is left out.
 _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
-# In which ranks wait for each other.
+# Activities in which ranks wait for each other.
 _MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 
 
@@ -79,7 +79,7 @@ def time_contents(run: RunFacts) -> list[Child]:
         )
     accounts = run.last_call.get("accounts") or {}
     if accounts:
-        ranks = rank_wholes(accounts)
+        ranks = _rank_wholes(accounts)
         left_out = int(run.last_call.get("workers", 0)) - len(ranks)
         figures.append(
             figure(
@@ -93,7 +93,7 @@ def time_contents(run: RunFacts) -> list[Child]:
     return [grid(figures)] if figures else []
 
 
-def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
+def _rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
     """Return the bars of ranks, of many those that say most."""
     ranks, seconds = account["ranks"], account["seconds"]
     chosen = list(range(len(ranks)))
@@ -147,7 +147,7 @@ class _SlowRanks:
     last: Mapping[int, int]
 
 
-def slow_ranks(accounts: Sequence[Account]) -> _SlowRanks:
+def _slow_ranks(accounts: Sequence[Account]) -> _SlowRanks:
     """Return the time that slow ranks cost in the epochs with accounts."""
     waited = exchanged = total = 0.0
     last: dict[int, int] = {}
@@ -175,7 +175,7 @@ def _waiting(seconds: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _slowest(run: RunFacts) -> list[Child]:
-    slow = slow_ranks(run.accounts)
+    slow = _slow_ranks(run.accounts)
     if not slow.total:
         return []
     words = (
