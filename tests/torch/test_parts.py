@@ -50,6 +50,7 @@ from horovod_spark_runner.engines.torch.optimizers import (
 )
 from horovod_spark_runner.engines.torch.state import TorchVariables, as_array, set_tensor
 from horovod_spark_runner.engines.torch.trainee import TorchTrainee
+from horovod_spark_runner.engines.torch.trial import lone_world
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.sync.local_sgd import LocalSGDSynchroniser
