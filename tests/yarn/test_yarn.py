@@ -181,6 +181,7 @@ def test_queue_that_cannot_hold_the_executors_is_named(yarn: Yarn, tmp_path: Pat
         assert fact in answer["message"]
 
 
+@pytest.mark.timeout(900)
 def test_settings_for_gpus_with_the_environment_on_hdfs(yarn: Yarn, tmp_path: Path) -> None:
     archive = tmp_path / "environment.tar.gz"
     command = [sys.executable, "-m", "horovod_spark_runner.commands.cli", "pack", str(archive)]
@@ -200,7 +201,7 @@ def test_settings_for_gpus_with_the_environment_on_hdfs(yarn: Yarn, tmp_path: Pa
     own = tmp_path / "own.conf"
     own.write_text(settings)
     request = {"run_dir": f"{yarn.url}/runs/gpus", "gpus": 1, "transform": False}
-    request["start_timeout"] = 180
-    answer = Submission(yarn, tmp_path, request, properties=own).answer(300)
+    request["start_timeout"] = 400  # each host unpacks 2 GB
+    answer = Submission(yarn, tmp_path, request, properties=own).answer(600)
     assert sorted(answer["gpus"]) == [[f"GPU-{host}"] for host in HOSTS], answer
     await_nothing_left(yarn)
