@@ -1,4 +1,4 @@
-"""What YARN and Kubernetes know of an application's executors, for messages."""
+"""Facts of YARN and Kubernetes about an application's executors, for messages."""
 
 from __future__ import annotations
 

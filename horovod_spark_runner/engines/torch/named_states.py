@@ -1,4 +1,4 @@
-"""What checkpoints hold of a training beside its variables: the states of objects, by name.
+"""Named states: what a checkpoint holds of a training beside its variables.
 
 Each object has ``state_dict`` and ``load_state_dict``: optimizers' settings, schedulers, callbacks,
 and what `TorchModel.state` names. A checkpoint has those of every rank, but of large arrays those
