@@ -184,7 +184,8 @@ def test_queue_that_cannot_hold_the_executors_is_named(yarn: Yarn, tmp_path: Pat
 @pytest.mark.timeout(900)
 def test_settings_for_gpus_with_the_environment_on_hdfs(yarn: Yarn, tmp_path: Path) -> None:
     archive = tmp_path / "environment.tar.gz"
-    command = [sys.executable, "-m", "horovod_spark_runner.commands.cli", "pack", str(archive)]
+    program = Path(sys.executable).with_name("horovod-spark-runner")
+    command = [str(program), "pack", str(archive)]
     for name in NOT_NEEDED:
         command += ["--exclude", f"lib/python*/site-packages/{name}*"]
     subprocess.run([*command, "--compress-level", "0"], check=True, capture_output=True)
