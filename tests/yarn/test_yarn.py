@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.submission import Submission, Waiting, start_waiting
+from tests.cluster.submission import NOT_NEEDED, Submission, Waiting, start_waiting
 from tests.cluster.submitted_job import ROWS
-from tests.cluster.test_packed import NOT_NEEDED
 from tests.leftovers import leftovers
 
 from .hadoop import Yarn
