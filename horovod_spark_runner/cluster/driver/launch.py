@@ -21,6 +21,7 @@ from ..protocol.command import worker_environment
 from ..protocol.messages import Notice, Queued, from_driver
 from ..protocol.network import LOOPBACK, route_to
 from ..protocol.outcome import (
+    DIED,
     LOST,
     RankOutcome,
     decode_outcomes,
@@ -350,7 +351,7 @@ def _explain_failure(job: _Job, outcomes: list[RankOutcome], watch: RunWatch) ->
     failure = None if cause is None else cause.failure
     if cause is None or failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
-    if failure.kind == LOST and (reason := describe_executor_loss(job.error)):
+    if failure.kind in (DIED, LOST) and (reason := describe_executor_loss(job.error)):
         failure = replace(failure, message=f"{failure.message}. Spark: {reason}")
         cause = replace(cause, failure=failure)
     return failure_error(cause, evidence, unpickle_exception(failure))
