@@ -134,7 +134,7 @@ _NOWHERE = -1
 
 
 def string_indexer(rows: Rows, stage: StringIndexer) -> None:
-    """Add label indices."""
+    """Add the places of labels."""
     graph, indices, mask = rows.graph, {}, None
     nowhere = graph.constant(np.int64(_NOWHERE))
     for name, output, labels in zip(stage.inputs, stage.outputs, stage.labels, strict=True):
