@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .config.data import DataOptions
 from .config.keywords import check_keywords
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @check_keywords("run_training", training_usage)
 def run_training(
     df: DataFrame | str | Path,
-    model_fn: Callable[[], Any] | str | Path,
+    model_fn: Callable[[], object] | str | Path,
     *,
     feature_cols: ColumnNames | None = None,
     label_cols: ColumnNames | None = None,
@@ -50,8 +50,8 @@ def run_training(
     warmup_epochs: float = 0.0,
     seed: int = 0,
     shuffle: bool = True,
-    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] | None = (),
-    custom_objects: Mapping[str, Any] | None = None,
+    callbacks: Sequence[object] | Callable[[], Sequence[object]] | None = (),
+    custom_objects: Mapping[str, object] | None = None,
     initial_weights: str | os.PathLike[str] | InitialWeights | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     resume: Resume = "auto",

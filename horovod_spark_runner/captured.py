@@ -21,7 +21,7 @@ _ADVICE = "build it inside model_fn, or inside the function that runs on the ran
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def reduce_keras_object(value: Any) -> Any:
+def reduce_keras_object(value: Any) -> object:
     """Return the reduction of a Keras object, or ``NotImplemented`` if its own suffices.
 
     Raises:
@@ -56,7 +56,7 @@ def reduce_keras_object(value: Any) -> Any:
     return NotImplemented
 
 
-def _reduce_metric(value: Any, keras: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _reduce_metric(value: Any, keras: Any) -> tuple[Callable[..., object], tuple[object, ...]]:
     cls = type(value)
     if cls is keras.metrics.MeanMetricWrapper:  # whose configuration names its function only
         names = {"fn": value._fn, "name": value.name, "dtype": value._dtype_policy}
@@ -91,11 +91,11 @@ def _differs(one: Any, two: Any) -> bool:
     return isinstance(one, _PLAIN) and not (type(one) is type(two) and one == two)
 
 
-def _make(cls: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _make(cls: Callable[..., Any], arguments: Mapping[str, object]) -> object:
     return cls(**arguments)
 
 
-def _make_by_config(cls: Any, config: Mapping[str, Any]) -> Any:
+def _make_by_config(cls: Any, config: Mapping[str, object]) -> object:
     return cls.from_config(dict(config))
 
 

@@ -281,7 +281,7 @@ class Dataset:
     def _read(
         self, plan: EpochPlan, share: _Share, first_step: int, as_tensors: bool, every: int = 1
     ) -> Generator[dict[str, Any], None, None]:
-        convert: Callable[[Arrays], dict[str, Any]] = dict
+        convert: Callable[[Arrays], dict[str, object]] = dict
         if as_tensors:
             from .engines.keras.binding import as_tensors as convert
         with (

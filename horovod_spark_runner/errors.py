@@ -222,6 +222,6 @@ def on_one_line(text: object, longest: int = 500) -> str:
     return " ".join(_COLOURS.sub("", str(text)).split())[:longest]
 
 
-def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:
+def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> object:
     """Build an exception with keyword-only fields again, for pickle."""
     return cls(message, **fields)

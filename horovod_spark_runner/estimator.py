@@ -354,7 +354,7 @@ def _warn_of_unnamed(maps: Sequence[_ParamMap]) -> None:
         )
 
 
-def _imported(name: str, value: Any) -> Any:
+def _imported(name: str, value: Any) -> object:
     return by_import_name(name, value) if is_import_name(value) else value
 
 

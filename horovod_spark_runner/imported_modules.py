@@ -63,7 +63,7 @@ class SentModule:
     source: bytes | None
     values: dict[str, Any]
 
-    def __reduce__(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., str], tuple[object, ...]]:
         return _receive, astuple(self)
 
 
@@ -95,8 +95,8 @@ def collect_imports(
 
 
 def make_after_receiving(
-    names: tuple[str, ...], make: Callable[..., Any], arguments: tuple[Any, ...]
-) -> Any:
+    names: tuple[str, ...], make: Callable[..., Any], arguments: tuple[object, ...]
+) -> object:
     """Return ``make(*arguments)``; unpickling ``names`` has made their modules known."""
     return make(*arguments)
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .checkpoint.retry_policy import Attempt
 from .cluster.driver.launch import chosen_launcher
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def _check_session(name: str, value: object) -> Any:
+def _check_session(name: str, value: object) -> object:
     # One of Spark Connect's is of another class.
     if value is not None and not callable(getattr(value, "createDataFrame", None)):
         raise InvalidInputError(f"{name} must be a SparkSession, got {value!r:.200}")
@@ -33,7 +33,7 @@ def _check_session(name: str, value: object) -> Any:
 
 
 _numbers = itertools.count(1)
-_SESSION: Kind[Any] = Kind("Spark session; or `None`", _check_session)
+_SESSION: Kind[object] = Kind("Spark session; or `None`", _check_session)
 
 
 @from_table
@@ -56,7 +56,7 @@ class HorovodRunner(LaunchSettings):
         None, _SESSION, "session to run in; the active one by default.", shown=False
     )
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RunResult:
+    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> RunResult:
         """Call ``function(*args, **kwargs)`` on every rank and return what they returned.
 
         A rank's process ends once its function has returned: running threads are ended, and

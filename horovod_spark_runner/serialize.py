@@ -68,7 +68,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
     return buffer.getvalue(), apart
 
 
-def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
+def loads_with(data: bytes, left_out: Sequence[object]) -> Any:
     """Return the value that `dumps_without` pickled, with the objects it left out."""
 
     class Unpickler(pickle.Unpickler):
@@ -97,7 +97,7 @@ def _caller_modules_by_value() -> Iterator[None]:
 
 
 def dump_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    function: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
 ) -> tuple[bytes, tuple[str, ...]]:
     """Return the pickled call and the modules that its code mentions.
 
@@ -157,7 +157,7 @@ def _find_culprit(value: Any, depth: int = 4) -> str | None:
     return None
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
+def _parts(value: Any) -> list[tuple[str, object]]:
     if inspect.isfunction(value):
         label = f"function {value.__qualname__}"
         captured, module_globals = inspect.getclosurevars(value).nonlocals, value.__globals__
@@ -240,7 +240,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._sources: dict[str, _Source] | None = {} if sources else None
         self._modules: dict[str, SentModule] = {}
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: Any) -> object:
         if isinstance(value, CodeType):
             return self._reduce_code(value)
         if isinstance(value, _CACHED) and _is_by_value(value):
@@ -252,13 +252,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return reduced
         return super().reducer_override(value)
 
-    def _dynamic_function_reduce(self, function: FunctionType) -> tuple[Any, ...]:
+    def _dynamic_function_reduce(self, function: FunctionType) -> tuple[object, ...]:
         make, arguments, *state = super()._dynamic_function_reduce(function)
         if modules := collect_imports(function, self._modules):
             make, arguments = make_after_receiving, (modules, make, arguments)
         return make, arguments, *state
 
-    def _reduce_code(self, code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    def _reduce_code(self, code: CodeType) -> tuple[Callable[..., CodeType], tuple[object, ...]]:
         make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
         file: str | _Source = code.co_filename
         if self._sources is not None:
@@ -273,7 +273,7 @@ def pickle_value(value: Any, *, sources: bool = False) -> bytes:
     return stream.getvalue()
 
 
-def _reduce_shared(value: Any) -> Any:
+def _reduce_shared(value: Any) -> object:
     """Return the reduction of one of Spark's shared variables, else ``NotImplemented``.
 
     Raises:
@@ -327,7 +327,7 @@ def _code_in_file(make: Callable[..., CodeType], arguments: Sequence[Any], file:
     return make(*arguments).replace(co_filename=file)
 
 
-def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> object:
     return functools.lru_cache(**parameters)(function)
 
 

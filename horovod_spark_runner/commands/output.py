@@ -32,7 +32,7 @@ def json_text(value: Any) -> str:
     return json.dumps(_finite(value), indent=1)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Any) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -132,7 +132,7 @@ def pack(
     return output
 
 
-def _follow_foreign_link(file: Any) -> Any:
+def _follow_foreign_link(file: Any) -> object:
     """Return ``file`` with its link resolved, if the target is outside the environment.
 
     Spark refuses to unpack an archive with a link that leads out of it. A virtual environment's

@@ -112,7 +112,7 @@ class _Entry:
         return f"- **`{self.name}`** ({self.facts}): {_markdown(self.text)}"
 
 
-def _section(name: str, thing: Any, entries: Iterable[_Entry], homes: dict[_Entry, str]) -> str:
+def _section(name: str, thing: object, entries: Iterable[_Entry], homes: dict[_Entry, str]) -> str:
     """Return a section, which refers to an earlier one for what that describes.
 
     Args:

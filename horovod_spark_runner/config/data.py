@@ -70,7 +70,7 @@ def _check_transform(column: str, transform: Any) -> Transform:
     return checked
 
 
-def _by_column(words: str, check_one: Callable[[str, Any], Any]) -> Kind[Mapping[str, Any]]:
+def _by_column(words: str, check_one: Callable[[str, object], object]) -> Kind[Mapping[str, Any]]:
     def check(name: str, value: object) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
             raise InvalidInputError(f"{name} must be a dictionary by column, got {brief(value)}")

@@ -37,7 +37,7 @@ from .validators import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 _BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
 
 
-def _check_code(name: str, value: object) -> Any:
+def _check_code(name: str, value: object) -> object:
     if not callable(value) and not is_import_name(value):
         raise InvalidInputError(
             f'{name} must be a function, or name one as "package.module:function", got '
@@ -46,7 +46,7 @@ def _check_code(name: str, value: object) -> Any:
     return value
 
 
-def _check_model(name: str, value: object) -> Any:
+def _check_model(name: str, value: object) -> object:
     if callable(value):
         return value
     if isinstance(value, (str, os.PathLike)) and value != "":
@@ -57,19 +57,19 @@ def _check_model(name: str, value: object) -> Any:
     )
 
 
-def _check_callbacks(name: str, value: object) -> Any:
+def _check_callbacks(name: str, value: object) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(value)
     return _check_code(name, value)
 
 
-def _check_objects(name: str, value: object) -> dict[str, Any]:
+def _check_objects(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidInputError(f"{name} must be a dictionary by name, got {brief(value)}")
     return {key: _check_code(f"{name}[{key!r}]", one) for key, one in value.items()}
 
 
-def _check_arguments(name: str, value: object) -> dict[str, Any]:
+def _check_arguments(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidInputError(
             f"{name} must be a dictionary of arguments by name, got {brief(value)}"
@@ -77,7 +77,7 @@ def _check_arguments(name: str, value: object) -> dict[str, Any]:
     return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
 
 
-def plain_json(name: str, value: object) -> Any:
+def plain_json(name: str, value: object) -> object:
     """Return ``value`` as JSON: plain numbers, text, lists and dictionaries by text.
 
     Raises:
@@ -104,7 +104,7 @@ def plain_json(name: str, value: object) -> Any:
     )
 
 
-def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
+def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, object]]:
     """Return the kind of dictionaries of a class's settings, or objects of it."""
 
     def check(name: str, value: object) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
     return Kind(f"dictionary of settings of `{cls.__name__}`", check)
 
 
-def _as_dictionary(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
+def _as_dictionary(name: str, value: object, cls: type[Settings]) -> dict[str, object]:
     settings = {one.name: one for one in fields(cls)}
     if type(value) is cls:
         values = {one: getattr(value, one) for one in settings}
@@ -130,7 +130,7 @@ def _as_dictionary(name: str, value: object, cls: type[Settings]) -> dict[str, A
     return dict(value)
 
 
-def _only_functions(values: Mapping[str, Any]) -> dict[str, Any]:
+def _only_functions(values: Mapping[str, Any]) -> dict[str, object]:
     transforms = values.get("transforms")
     if not isinstance(transforms, Mapping):
         return {}
@@ -147,7 +147,7 @@ def _make(cls: type[Settings], name: str, values: Mapping[str, Any]) -> Settings
     return cls(**values)
 
 
-def _plain(name: str, value: Any, checked: Any) -> Any:
+def _plain(name: str, value: Any, checked: object) -> object:
     if isinstance(checked, Settings):
         return _as_dictionary(name, checked, type(checked))
     if isinstance(checked, os.PathLike):
@@ -157,7 +157,7 @@ def _plain(name: str, value: Any, checked: Any) -> Any:
     return list(checked) if isinstance(checked, tuple) else checked
 
 
-def _check_strategy(name: str, value: object) -> dict[str, Any]:
+def _check_strategy(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         strategy = check_sync(name, value)
         plain = plain_settings(strategy)
@@ -256,18 +256,18 @@ class EstimatorSettings(Settings):
         f"worker with ``modelArgs``; {_BY_NAME}. Or the path or URL of a ``.keras`` file, or of "
         "the ``.json`` of a compiled model. Required.",
     )
-    model_args: Mapping[str, Any] = setting(
+    model_args: Mapping[str, object] = setting(
         {},
         Kind("dictionary of arguments by name", _check_arguments),
         "arguments of ``modelFn`` by name, such as a grid searches over: numbers, text, and lists "
         "and dictionaries of these.",
     )
-    custom_objects: Mapping[str, Any] = setting(
+    custom_objects: Mapping[str, object] = setting(
         {},
         Kind("dictionary of functions and classes by name", _check_objects),
         f"the model's own classes and functions by name, for a model file; each {_BY_NAME}.",
     )
-    callbacks: Any = setting(
+    callbacks: object = setting(
         None,
         optional(Kind("function, or list of callbacks", _check_callbacks)),
         "function, called on each worker, that returns Keras callbacks, or `TorchCallback` for a "
@@ -321,13 +321,13 @@ class EstimatorSettings(Settings):
         "run directory of an earlier fit on the same rows, which is resumed from its newest "
         "checkpoint: after an interruption, or to train for more ``epochs``.",
     )
-    data: Mapping[str, Any] = setting(
+    data: Mapping[str, object] = setting(
         {}, _settings_of(DataOptions), "see `DataOptions`, as a dictionary of its settings."
     )
     checkpoints: Mapping[str, Any] = setting(
         {}, _settings_of(CheckpointOptions), "see `CheckpointOptions`, likewise."
     )
-    restarts: Mapping[str, Any] = setting(
+    restarts: Mapping[str, object] = setting(
         {}, _settings_of(RestartOptions), "see `RestartOptions`, likewise."
     )
     launch: Mapping[str, Any] = setting(

@@ -61,7 +61,7 @@ class Settings:
         return partial(type(self), **plain), ()
 
 
-def kind_of(one: Field[Any]) -> Kind[Any]:
+def kind_of(one: Field[object]) -> Kind[object]:
     """Return a setting's kind of values."""
     kind: Kind[Any] = one.metadata[_KIND]
     return kind
@@ -73,7 +73,7 @@ def text_of(one: Field[Any]) -> str:
     return text
 
 
-def default_of(one: Field[Any]) -> Any:
+def default_of(one: Field[Any]) -> object:
     """Return a setting's default."""
     return one.default if one.default_factory is MISSING else one.default_factory()
 

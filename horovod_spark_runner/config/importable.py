@@ -35,7 +35,7 @@ class _CodeName(str):
         return _CodeName, (str(self), self.thing)
 
 
-class UserSettings(dict[str, Any]):
+class UserSettings(dict[str, object]):
     """Settings that the user's own code gave, not storage; their text leaves out secrets."""
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ def is_import_name(value: object) -> bool:
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
-def import_name(thing: Any) -> str | None:
+def import_name(thing: object) -> str | None:
     """Return the name by which another process can import ``thing``; ``None`` if it has none."""
     name = name_here(thing)
     return None if name is None or is_of_script(name) else name
@@ -62,7 +62,7 @@ def is_of_script(name: str) -> bool:
     return name.startswith(_MAIN)
 
 
-def name_here(thing: Any) -> str | None:
+def name_here(thing: object) -> str | None:
     """Return the name of ``thing`` in this process; ``None`` if it has none.
 
     Another process that runs the same script or notebook may have it under the same name.
@@ -93,7 +93,7 @@ def by_import_name(name: str, text: str) -> Any:
         return thing
     module, _, path = text.partition(":")
     try:
-        target: Any = importlib.import_module(module)
+        target: object = importlib.import_module(module)
         for part in path.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
@@ -134,7 +134,7 @@ def refuse_stored_names(settings: Mapping[str, Any]) -> None:
         )
 
 
-def replace_by_names(value: Any) -> Any:
+def replace_by_names(value: Any) -> object:
     """Return ``value`` with its functions and classes replaced by their names, if they have one."""
 
     def name(one: Any) -> Any:
@@ -144,7 +144,7 @@ def replace_by_names(value: Any) -> Any:
     return _map_items(value, name)
 
 
-def mark_user_settings(value: Any) -> Any:
+def mark_user_settings(value: Any) -> object:
     """Return a copy of ``value`` marked, with its import names, as set by the user's code."""
 
     def mark(one: Any) -> Any:
@@ -154,7 +154,7 @@ def mark_user_settings(value: Any) -> Any:
     return UserSettings(copied) if isinstance(copied, dict) else copied
 
 
-def copy_user_mark(value: Any, checked: Any) -> Any:
+def copy_user_mark(value: Any, checked: object) -> Any:
     """Return a copy of ``checked``, which was made of ``value``, with the mark of ``value``."""
     copied = _map_items(checked, lambda one: one)
     return UserSettings(copied) if isinstance(value, UserSettings) else copied
@@ -166,7 +166,7 @@ def from_storage(value: Any) -> Any:
     return {**copied} if isinstance(copied, dict) else copied
 
 
-def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_items(value: Any, change: Callable[[object], object]) -> Any:
     """Return ``value`` with the items of its dictionaries, lists and tuples changed."""
     if isinstance(value, Mapping):
         changed = {key: _map_items(one, change) for key, one in value.items()}
@@ -187,7 +187,7 @@ def iterate_items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def explain_misfit(function: Callable[..., Any], /, *positional: Any, **by_name: Any) -> str:
+def explain_misfit(function: Callable[..., object], /, *positional: object, **by_name: Any) -> str:
     """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
 
     Some functions written in C have no signature; these may be called. That of a wrapper counts,

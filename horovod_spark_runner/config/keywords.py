@@ -162,7 +162,7 @@ def usage_of(call: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def usage_within(argument: str, *classes: type[Any]) -> dict[str, str]:
+def usage_within(argument: str, *classes: type[object]) -> dict[str, str]:
     """Return how to set the settings of classes that an argument takes; the first one counts."""
     return {
         name: f"{argument}={cls.__name__}({how})"

@@ -32,7 +32,7 @@ AllreduceAlgorithm = Literal["auto", "ring", "segmented_ring", "recursive_doubli
 _MIN_HEARTBEAT_TIMEOUT = 15.0
 
 
-def _check_resources(name: str, value: Any) -> Any:
+def _check_resources(name: str, value: Any) -> object:
     if not isinstance(value, Mapping):
         return value
     for resource, amount in value.items():
@@ -65,7 +65,7 @@ _ALL_SLOTS = (
 _HEARTBEAT: Kind[float] = Kind(
     f"number of seconds, at least {_MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
 )
-_RESOURCES: Kind[Any] = Kind(
+_RESOURCES: Kind[object] = Kind(
     "amounts above 0 by name, or a Spark `ResourceProfile`; or `None`", _check_resources
 )
 

@@ -166,7 +166,7 @@ def _check_compression(name: str, value: object) -> Compression:
     )
 
 
-def _from_fields(name: str, fields: Mapping[str, Any]) -> Any:
+def _from_fields(name: str, fields: Mapping[str, object]) -> Any:
     """Return the compression that a dictionary describes."""
     kind = fields.get(KIND_KEY)
     if not isinstance(kind, str) or kind not in _COMPRESSIONS:
@@ -337,12 +337,12 @@ def check_servers(sync: Sync, workers: int) -> None:
         )
 
 
-def recorded_sync(sync: Sync) -> dict[str, Any]:
+def recorded_sync(sync: Sync) -> dict[str, object]:
     """Return a run's record of its strategy, as JSON."""
     return {"sync": strategy_name(sync), **plain_settings(sync)}
 
 
-def plain_settings(sync: Sync) -> dict[str, Any]:
+def plain_settings(sync: Sync) -> dict[str, object]:
     """Return the settings of a strategy by name, as JSON."""
     if isinstance(sync, Allreduce):
         return {"compression": as_json(sync.compression)}

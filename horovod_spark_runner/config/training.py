@@ -383,7 +383,7 @@ class TrainingConfig:
     feature_cols: ColumnNames | None = None
     label_cols: ColumnNames | None = None
     sample_weight_col: str | None = None
-    validation: Any = None
+    validation: object = None
     num_workers: int | None = None
     gpus_per_worker: int = 0
     custom_objects: Mapping[str, Any] | None = None

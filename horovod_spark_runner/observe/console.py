@@ -242,7 +242,7 @@ class Console:
             details = [line, _format_metrics(progress.metrics), *_pace(progress)]
             self._print("  ".join(filter(None, details)))
 
-    def _bar_of_epoch(self, progress: Progress) -> tqdm[Any]:
+    def _bar_of_epoch(self, progress: Progress) -> tqdm[object]:
         if self._bar is not None and self._in_epoch:
             return self._bar
         self._begin(_title(progress))

@@ -38,7 +38,7 @@ def bar_class() -> type[tqdm[Any]]:
     return tqdm
 
 
-def never_failing(build: Callable[[Any], str]) -> Callable[[Any], str]:
+def never_failing(build: Callable[[Any], str]) -> Callable[[object], str]:
     """Make a ``_repr_html_`` fall back to the plain representation."""
 
     @functools.wraps(build)
@@ -128,9 +128,9 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _cut(history: Sequence[Mapping[str, Any]]) -> list[tuple[object, Mapping[str, Any]]]:
+def _cut(history: Sequence[Mapping[str, Any]]) -> list[tuple[object, Mapping[str, object]]]:
     """Return the epochs to show, by number from 1."""
-    numbered: list[tuple[object, Mapping[str, Any]]] = list(enumerate(history, start=1))
+    numbered: list[tuple[object, Mapping[str, object]]] = list(enumerate(history, start=1))
     if len(numbered) <= _FIRST + _LAST:
         return numbered
     return [*numbered[:_FIRST], ("…", {}), *numbered[-_LAST:]]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.spark.session import described, new_folder
@@ -41,7 +41,7 @@ _SECONDS = 2.0
 @check_keywords("plan_training")
 def plan_training(
     df: DataFrame | str | Path,
-    model_fn: Callable[[], Any] | str | Path,
+    model_fn: Callable[[], object] | str | Path,
     *,
     feature_cols: ColumnNames | None = None,
     label_cols: ColumnNames | None = None,
@@ -52,7 +52,7 @@ def plan_training(
     batch_size: int = 32,
     epochs: int = 1,
     steps_per_epoch: int | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
     data: DataOptions | None = None,
     launch: LaunchOptions | None = None,
     networks: Sequence[str | Link] = NETWORKS,

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -198,7 +197,7 @@ def _time_mpi(world: MPI.Comm) -> float:
     return _time_calls(lambda: world.Allreduce(own, summed), 200)
 
 
-def _time_calls(act: Callable[[], Any], times: int) -> float:
+def _time_calls(act: Callable[[], object], times: int) -> float:
     """Return the mean seconds of so many calls."""
     began = time.perf_counter()
     for _ in range(times):

@@ -178,7 +178,7 @@ def load_finished(run: ResolvedRun) -> tuple[ModelHandle, TrainingSummary] | Non
         RunDirectoryError: another run is training there, or the columns have other roles.
         DataError: the columns cannot be trained on.
     """
-    if not _is_over(run):
+    if run.checkpoint is None or not is_over(run.checkpoint, run.fit.epochs):
         return None
     with run.directory.lease():
         finished = _load(resolve_again(run))
@@ -188,13 +188,9 @@ def load_finished(run: ResolvedRun) -> tuple[ModelHandle, TrainingSummary] | Non
     return finished
 
 
-def _is_over(run: ResolvedRun) -> bool:
-    return run.checkpoint is not None and is_over(run.checkpoint, run.fit.epochs)
-
-
 def _load(run: ResolvedRun) -> tuple[ModelHandle, TrainingSummary] | None:
     info, directory, config = run.checkpoint, run.directory, run.config
-    if info is None or not _is_over(run):  # another run has trained there meanwhile
+    if info is None or not is_over(info, run.fit.epochs):  # another run has trained there meanwhile
         return None
     try:
         ended = read_fields(load_json(directory.finished.read_text()), _Finished)

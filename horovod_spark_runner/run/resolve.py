@@ -72,7 +72,7 @@ class ResolvedRun:
     start: StartingPoint
     seconds: float
     console: Console
-    tracking: tuple[Any, str] | None = None
+    tracking: tuple[object, str] | None = None
 
     @property
     def fit(self) -> FitOptions:

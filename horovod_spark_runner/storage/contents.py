@@ -61,7 +61,7 @@ class Contents:
     def __repr__(self) -> str:
         return f"Contents({self.size} bytes)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Contents, (self.read(),)
 
     def __copy__(self) -> Contents:

@@ -65,11 +65,11 @@ class _Hdfs(HdfsFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return path  # a path, not a URL: "#" and "?" are parts of names
 
-    def _convert_file_status(self, file_status: Any) -> dict[str, Any]:
-        facts: dict[str, Any] = super()._convert_file_status(file_status)
+    def _convert_file_status(self, file_status: Any) -> dict[str, object]:
+        facts: dict[str, object] = super()._convert_file_status(file_status)
         return {**facts, "mtime": file_status.modification_time / 1000}
 
-    def _open(self, path: str, *args: Any, **options: Any) -> Any:
+    def _open(self, path: str, *args: Any, **options: Any) -> object:
         return _Translated(super()._open(path, *args, **options))
 
     def mv(self, path1: str, path2: str, **options: Any) -> None:
@@ -86,12 +86,12 @@ class _Translated:
     def __init__(self, inner: object) -> None:
         self._inner = inner
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         value = getattr(self._inner, name)
         return functools.partial(_call, value) if callable(value) else value
 
 
-def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _call(function: Callable[..., object], *args: object, **options: Any) -> object:
     try:
         return function(*args, **options)
     except RuntimeError as error:

@@ -114,10 +114,10 @@ Framework = Literal["keras", "torch"]
 def with_faults(
     faults: Sequence[Fault],
     notes: str | os.PathLike[str],
-    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
+    callbacks: Sequence[object] | Callable[[], Sequence[object]] = (),
     *,
     framework: Framework = "keras",
-) -> Callable[[], list[Any]]:
+) -> Callable[[], list[object]]:
     """Return what `run_training` takes as ``callbacks`` to train with faults.
 
     Args:
@@ -148,7 +148,7 @@ class _Callbacks:
     given: Any
     framework: Framework
 
-    def __call__(self) -> list[Any]:
+    def __call__(self) -> list[object]:
         if self.framework == "torch":
             from ..engines.torch.callbacks import check_callbacks
             from .torch_injector import TorchFaultInjector

@@ -96,7 +96,7 @@ class _OneRank:
         options: LaunchSettings,
         function: Callable[..., Any],
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         observer: Observer,
         modules: Sequence[str] | None = None,
         workers: int | None = None,
@@ -152,7 +152,7 @@ def _as_rank(reports: _Reports, environment: Mapping[str, str]) -> Iterator[None
                     os.environ[name] = value
 
 
-def _call(payload: bytes, placement: RankPlacement, *, is_program: bool) -> Any:
+def _call(payload: bytes, placement: RankPlacement, *, is_program: bool) -> object:
     """Call the function as a rank does; its result is a copy, too."""
     function, args, kwargs = pickle.loads(payload)
     reporting.send(Started())

@@ -22,7 +22,7 @@ class TorchFaultInjector(TorchCallback):
         self.steps += 1
         self.faults.after_step(self.steps, MPI.COMM_WORLD.Get_rank())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ class Engine(Protocol):
     def adopt(
         self,
         directory: RunDirectory,
-        model: Any,
+        model: object,
         inputs: Binding | None,
         custom_objects: Mapping[str, object],
         signature: str = "",
@@ -154,7 +154,7 @@ class Engine(Protocol):
         self,
         model: StoredModel,
         source: ModelSource | None,
-        saved: Any,
+        saved: object,
         custom_objects: Mapping[str, object],
         trusted: bool = False,
     ) -> Any:

@@ -33,11 +33,6 @@ class Rates(Protocol):
         ...
 
 
-def _scale_factor(scaling: str, world: int) -> float:
-    """Return the factor of the learning rate after the warm-up. Pure."""
-    return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[scaling]
-
-
 def _warmup_factor(options: FitOptions, world: int, progress: float) -> float:
     """Return the factor of the model's learning rate. Pure.
 
@@ -46,7 +41,7 @@ def _warmup_factor(options: FitOptions, world: int, progress: float) -> float:
         world: number of ranks.
         progress: epochs trained so far, with fractions.
     """
-    target = _scale_factor(options.lr_scaling, world)
+    target = {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[options.lr_scaling]
     if progress >= options.warmup_epochs:
         return target
     return 1.0 + (target - 1.0) * progress / options.warmup_epochs
@@ -89,7 +84,7 @@ class LearningRate:
         self._base, self._last = list(saved["base"]), list(saved["last"])
         self._done = bool(saved["done"])
         if not state and not options.warmup_epochs:
-            self._scale(_scale_factor(options.lr_scaling, world))  # callbacks find it so
+            self._scale(_warmup_factor(options, world, 0.0))  # callbacks find it so
 
     @property
     def state(self) -> JsonObject:

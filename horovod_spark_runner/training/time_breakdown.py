@@ -255,5 +255,5 @@ def phases(seconds: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _rounded(values: Any) -> Any:
+def _rounded(values: Any) -> object:
     return np.round(values, 5).tolist()

@@ -56,7 +56,7 @@ class Model:
         slow: whether preparing is much work, such as decoding images.
     """
 
-    prepare: Callable[[dict[str, np.ndarray]], Any]
+    prepare: Callable[[dict[str, np.ndarray]], object]
     compute: Callable[[Any], list[np.ndarray]]
     slow: bool = False
 
@@ -433,7 +433,7 @@ class ModelInputs:
     inputs: Binding
     columns: tuple[Column, ...]
     transforms: tuple[str, ...]
-    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    custom_objects: Mapping[str, object] = field(default_factory=dict)
     targets: Targets | None = None
     sample: Arrays | None = field(default=None, repr=False)
     keep_sample: bool = True

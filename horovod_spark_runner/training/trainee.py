@@ -201,7 +201,7 @@ class Trainee(ABC):
         raise ModelError(f"lr_scaling={scaling!r}: this model has no learning rate to scale")
 
     def compare(
-        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+        self, then: Mapping[str, Any], now: Mapping[str, object], *, in_epoch: bool
     ) -> ModelChanges:
         """Compare two results of `describe`: a checkpoint's, empty if there is none, and this one.
 

@@ -49,7 +49,7 @@ Direction = Literal["min", "max"]
 
 def tune(
     df: DataFrame | str | Path,
-    model_fn: Callable[[dict[str, Any]], Any],
+    model_fn: Callable[[dict[str, Any]], object],
     space: Space,
     *,
     metric: str = "val_loss",
@@ -209,7 +209,7 @@ def needing_optuna() -> ModuleType:
     return study
 
 
-def _chosen(space: Space, trial: Trial, training: Mapping[str, object]) -> dict[str, Any]:
+def _chosen(space: Space, trial: Trial, training: Mapping[str, object]) -> dict[str, object]:
     return checked_params(suggest(space, trial), training)
 
 
@@ -272,7 +272,7 @@ def _at_once(parallel: int | None, run: ResolvedRun, max_trials: int) -> int:
     return min(requested, room, max_trials)
 
 
-def _lasting(settings: Mapping[str, object]) -> dict[str, Any]:
+def _lasting(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that trials must share to be compared."""
     shared = {name: value for name, value in settings.items() if name != "checkpoints"}
     plain: dict[str, Any] = json.loads(json.dumps(shared))

@@ -206,7 +206,7 @@ class Search:
         except BaseException as error:
             self._end_with(error)
 
-    def _next(self) -> tuple[Trial, dict[str, Any]] | None:
+    def _next(self) -> tuple[Trial, dict[str, object]] | None:
         """Return the next trial and its parameters; ``None`` if there are enough."""
         while True:
             ended = sum(one.state.is_finished() for one in self._study.trials())

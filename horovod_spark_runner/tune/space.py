@@ -21,12 +21,12 @@ class Dimension:
     """Values to choose one parameter from."""
 
     @property
-    def bounds(self) -> tuple[Any, ...]:
+    def bounds(self) -> tuple[object, ...]:
         """Values that are right if all are."""
         raise NotImplementedError
 
     @property
-    def points(self) -> Sequence[Any] | None:
+    def points(self) -> Sequence[object] | None:
         """All values, if they can be counted; of a range only its bounds are kept."""
         raise NotImplementedError
 
@@ -57,11 +57,11 @@ class Range(Dimension):
     whole: bool = False
 
     @property
-    def bounds(self) -> tuple[Any, ...]:
+    def bounds(self) -> tuple[object, ...]:
         return self.low, self.high
 
     @property
-    def points(self) -> Sequence[Any] | None:
+    def points(self) -> Sequence[object] | None:
         if self.whole:
             return range(int(self.low), int(self.high) + 1)
         return (self.low,) if self.low == self.high else None
@@ -88,11 +88,11 @@ class _Choice(Dimension):
     values: tuple[Any, ...]
 
     @property
-    def bounds(self) -> tuple[Any, ...]:
+    def bounds(self) -> tuple[object, ...]:
         return self.values
 
     @property
-    def points(self) -> tuple[Any, ...]:
+    def points(self) -> tuple[object, ...]:
         return self.values
 
     def suggest(self, trial: Trial, name: str) -> Any:
@@ -222,14 +222,14 @@ def check_space(space: object) -> Space:
     )
 
 
-def describe_space(space: Space) -> Any:
+def describe_space(space: Space) -> object:
     """Return a study's record of its space, as JSON, different for different spaces."""
     if not isinstance(space, Mapping):
         return "a function"
     return {name: repr(one) for name, one in space.items()}
 
 
-def suggest(space: Space, trial: Trial) -> dict[str, Any]:
+def suggest(space: Space, trial: Trial) -> dict[str, object]:
     """Return the parameters of a trial.
 
     Raises:

@@ -63,9 +63,9 @@ class TrialConfigs:
         model_fn: makes the model of a trial's parameters.
     """
 
-    df: Any
+    df: object
     base: TrainingConfig
-    model_fn: Callable[[dict[str, Any]], Any]
+    model_fn: Callable[[dict[str, Any]], object]
 
     def config(self, params: Mapping[str, object], run_dir: Location) -> TrainingConfig:
         """Return the configuration of a trial.
@@ -87,16 +87,16 @@ class TrialConfigs:
             self.base, model_fn=model, run_dir=str(run_dir), params=dict(params), **changed
         )
 
-    def model_function(self, params: Mapping[str, object]) -> Callable[[], Any]:
+    def model_function(self, params: Mapping[str, object]) -> Callable[[], object]:
         """Return the function without arguments that makes the model of a trial."""
         model_params = {name: value for name, value in params.items() if name not in _SEARCHED}
         return functools.partial(self.model_fn, model_params)
 
 
 def trial_configs(
-    df: Any,
+    df: object,
     model_fn: Any,
-    training: Mapping[str, Any],
+    training: Mapping[str, object],
     *,
     workers: int,
     seed: int,
@@ -140,7 +140,7 @@ def trial_configs(
     return replace(configs, base=replace(configs.base, model_fn=configs.model_function({})))
 
 
-def shared_defaults() -> dict[str, Any]:
+def shared_defaults() -> dict[str, object]:
     """Return the arguments of `run_training` that all trials share, and their defaults."""
     return {
         name: one.default
@@ -187,7 +187,7 @@ def checked_params(params: Mapping[str, object], training: Mapping[str, object])
             or a setting cannot have its value.
     """
     _check_param_names(params, training)
-    checked: dict[str, Any] = {}
+    checked: dict[str, object] = {}
     for name, value in params.items():
         value = value.item() if isinstance(value, np.generic) else value
         if name in _SEARCHED:

@@ -114,7 +114,7 @@ def slowest_timings(outcomes: Sequence[RankOutcome]) -> dict[str, float]:
     return timings
 
 
-def load_result(outcome: RankOutcome, server: ControlServer) -> Any:
+def load_result(outcome: RankOutcome, server: ControlServer) -> object:
     """Return the value that a rank returned.
 
     Raises:
@@ -133,7 +133,7 @@ def load_result(outcome: RankOutcome, server: ControlServer) -> Any:
         ) from error
 
 
-def _unpickle_result(outcome: RankOutcome, server: ControlServer) -> Any:
+def _unpickle_result(outcome: RankOutcome, server: ControlServer) -> object:
     if not outcome.result_bytes:
         return pickle.loads(outcome.result or b"")
     stream = server.result(outcome.rank)

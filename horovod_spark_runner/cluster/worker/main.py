@@ -241,9 +241,9 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
 
 
 def call(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     *,
     is_program: bool,
 ) -> Any:

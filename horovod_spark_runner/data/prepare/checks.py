@@ -43,7 +43,7 @@ class _Matches:
     rows: int
     count: int
     row: int
-    shown: Mapping[str, Any]
+    shown: Mapping[str, object]
 
     def describe(self) -> str:
         """Return "row 12 (id=3, name='x')"."""

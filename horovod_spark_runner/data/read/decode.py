@@ -80,7 +80,7 @@ def decode_value(
 
 def _transformed(
     column: Column, transform: Transform, array: np.ndarray, rng: np.random.Generator | None
-) -> Any:
+) -> object:
     try:
         return transform(array if array.flags.writeable else array.copy(), rng)
     except Exception as error:

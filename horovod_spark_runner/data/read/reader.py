@@ -337,7 +337,7 @@ def _read_ahead(chunks: Callable[[], Iterator[_Chunk]]) -> Generator[_Chunk, Non
 
 
 def _produce(
-    chunks: Callable[[], Iterator[_Chunk]], ready: queue.Queue[Any], stop: threading.Event
+    chunks: Callable[[], Iterator[_Chunk]], ready: queue.Queue[object], stop: threading.Event
 ) -> None:
     try:
         for chunk in chunks():
