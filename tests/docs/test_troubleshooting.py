@@ -166,7 +166,7 @@ def test_mistakes_on_one_machine_raise_the_quoted_errors(tmp_path: Path) -> None
         interpreter.end()
     raised = re.findall(r"^raised: (.+)$", out, flags=re.MULTILINE)
     messages = quoted(
-        *("asked for 8 slots", "'pixels'", "'sequential'", "NaN", "type string"),
+        *("asked for 8 slots", "'pixels'", "label_cols is", "NaN", "type string"),
         *("no vocabulary", "ib7", "SIGKILL", "stall_timeout", "other data", "another model"),
         *("lambda", "null in row"),
     )
