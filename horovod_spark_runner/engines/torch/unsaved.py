@@ -312,10 +312,19 @@ def has_state(value: object) -> bool:
 def objects_with_state(saved: Iterable[object]) -> list[Any]:
     """Return all objects with a ``state_dict`` in this process but ``saved`` and their parts."""
     known = {id(each) for each in with_parts(saved)}
-    found = [each for each in gc.get_objects() if has_state(each) and id(each) not in known]
+    found = [
+        each
+        for each in gc.get_objects()
+        if has_state(each) and id(each) not in known and not _is_ours(each)
+    ]
     modules = [each for each in found if isinstance(each, nn.Module)]
     inner = {id(part) for each in modules for part in _parts_within(each)}
     return [each for each in found if id(each) not in inner]
+
+
+def _is_ours(value: object) -> bool:
+    """Return whether it is an object of this package, such as an optimizer's settings."""
+    return _package(type(value).__module__) == _package(__name__)
 
 
 def with_parts(values: Iterable[object]) -> list[object]:
