@@ -22,8 +22,8 @@ from ..checkpoint.retry_policy import (
 from ..checkpoint.run_directory import RunDirectory
 from ..cluster.driver.launch import Launcher
 from ..cluster.driver.result import RunResult
+from ..cluster.protocol.command import ATTEMPT
 from ..cluster.protocol.messages import Envelope, Progress, Resumed, Started
-from ..cluster.worker.reporting import ATTEMPT
 from ..config.launch import LaunchSettings
 from ..config.training import RestartOptions
 from ..errors import (

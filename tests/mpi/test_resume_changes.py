@@ -148,7 +148,7 @@ def test_what_another_call_asks_for_otherwise(
             initial_weights=InitialWeights(run_dir, skip_mismatch=True),
         )
     assert "5 of 7 weights" in caplog.text
-    assert "head_12/kernel (12, 12)" in caplog.text
+    assert "head_12/kernel' (12, 12)" in caplog.text
     assert [type(one) for one in attached] == [attachments.AttachedFile] * 2
     assert not list(tmp_path.glob("*/handed"))
     with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\)"):

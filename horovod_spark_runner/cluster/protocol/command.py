@@ -17,6 +17,8 @@ _MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
 # Variable with the cores of each rank, for `bind_to_cores`.
 CPUS = "HSR_CPUS"
+# Number of the rank's attempt.
+ATTEMPT = "HSR_ATTEMPT"
 # Folder in which Spark has put the files that were added to it.
 SPARK_FILES = "HSR_SPARK_FILES"
 # Variables of an outer Horovod job: with another controller than MPI, Horovod crashes.

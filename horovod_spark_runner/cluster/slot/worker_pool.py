@@ -36,14 +36,14 @@ from ...frameworks import frameworks_of
 from ...machine import process_start
 from ...typed_json import MessageError, parse, to_json
 from ..protocol.channel import receive_exactly
-from ..protocol.command import SPARK_FILES
+from ..protocol.command import ATTEMPT, SPARK_FILES
 from ..protocol.messages import PREFORK_REQUESTS, ForkWorker, ImportModules, PreforkRequest
 from ..protocol.processes import RANK_NAME, is_stopped, numbering, working_directory
 from .workspace import is_private, short_temporary
 
 _MODULE = "horovod_spark_runner.cluster.worker.prefork"
 # Variables that differ between ranks or runs, and that no import reads.
-_PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES)
+_PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES", SPARK_FILES, ATTEMPT)
 _LENGTH = struct.Struct("!I")
 _MAX_REQUEST = 16 * 1024 * 1024
 # Prefork processes that this process has started, to collect their exit codes.

@@ -11,10 +11,9 @@ import time
 from typing import Protocol
 
 from ...typed_json import to_json
+from ..protocol.command import ATTEMPT
 from ..protocol.messages import Alive, Notice, RankReport
 
-# Variable of a rank: the number of its attempt.
-ATTEMPT = "HSR_ATTEMPT"
 # Minimum of seconds between two reports of progress.
 _PROGRESS_SECONDS = 0.5
 _last_progress = 0.0
