@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.prepare.schema import quoted
 from ..errors import DataError, ModelError
 from .onnx_builder import TEXT
 
@@ -89,7 +90,7 @@ def vector_size(frame: DataFrame, field: StructField) -> int:
         return int(metadata["num_attrs"])
     if "attrs" in metadata:
         return sum(len(group) for group in metadata["attrs"].values())
-    column = F.col("`" + field.name.replace("`", "``") + "`")
+    column = F.col(quoted(field.name))
     row = frame.select(column).where(column.isNotNull()).first()
     if row is None:
         raise ModelError(

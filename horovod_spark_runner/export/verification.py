@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.prepare.schema import quoted
 from ..errors import DataError, ModelError, on_one_line
 from ..training.onnx import CLASS, OnnxSession
 from .columns import Input, onnx_inputs
@@ -52,11 +53,11 @@ def compare_with_spark(
     names = [one.name for one in inputs if one.needed or one in taken]
     labels = [one.name for one in inputs if one.name not in names]
     try:
-        model.transform(frame.select(*map(_quote, names)))
+        model.transform(frame.select(*map(quoted, names)))
         labels = []
     except PySparkException:  # handleInvalid="skip" needs labels, too
         names += labels
-    rows = frame.select(*map(_quote, names)).limit(_ROWS).collect()
+    rows = frame.select(*map(quoted, names)).limit(_ROWS).collect()
     if not rows:
         return
     found = _run_file(session, taken, [dict(zip(names, row, strict=True)) for row in rows])
@@ -65,7 +66,7 @@ def compare_with_spark(
     def transform(numbers: Sequence[int]) -> dict[int, _Result]:
         local = [(number, *rows[number]) for number in numbers]
         before = frame.sparkSession.createDataFrame(local, numbered).coalesce(1)
-        after = model.transform(before).select(_quote(_NUMBER), *map(_quote, wanted))
+        after = model.transform(before).select(quoted(_NUMBER), *map(quoted, wanted))
         values = {row[0]: tuple(row)[1:] for row in after.collect()}
         return {number: values.get(number, _LEFT_OUT) for number in numbers}
 
@@ -180,7 +181,3 @@ def _difference(row: Any, subject: str, ours: object, expected: object) -> Model
         f"the ONNX file differs from the pipeline in Spark: for {row!r:.500}, {subject} is "
         f"{ours!r:.300} in the file and {expected!r:.300} in Spark"
     )
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -222,9 +222,9 @@ def _factor_by_chance(whole: np.ndarray, again: np.ndarray, other: np.ndarray) -
     return float(other @ (whole + again)) / (2 * inner_product)
 
 
-def sampled(values: Any) -> Any:
-    """Return those of an array's or a tensor's numbers that are compared, at equal distances."""
-    return values.reshape(-1)[:: 1 + math.prod(values.shape) // _COMPARED]
+def sampled(values: Any, count: int = _COMPARED) -> Any:
+    """Return about ``count`` numbers of an array or a tensor, at equal distances."""
+    return values.reshape(-1)[:: max(1, math.prod(values.shape) // count)]
 
 
 def _as_vectors(values: Values) -> dict[Key, np.ndarray]:

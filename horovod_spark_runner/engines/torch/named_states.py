@@ -46,6 +46,11 @@ class NamedStates:
         self._objects, self._shared, self._world = objects, shared, world
         self._warned = False
 
+    @property
+    def objects(self) -> list[Stateful]:
+        """The objects."""
+        return list(self._objects.values())
+
     def capture(self) -> tuple[dict[str, Any], Arrays]:
         """Return the states, as JSON and the arrays it refers to.
 

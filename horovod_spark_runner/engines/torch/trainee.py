@@ -59,6 +59,7 @@ from .state import (
     separate_generators,
 )
 from .step import Steps
+from .torch_callback import TorchCallback
 from .torch_model import TorchModel
 from .trial import Recorder, Verdict, try_apart
 from .unsaved import UnsavedWatch, keeps_state
@@ -341,10 +342,12 @@ class TorchTrainee(Trainee):
         """Objects beside the module whose state checkpoints hold."""
         metrics = self._model.metrics or ()
         held = metrics.values() if isinstance(metrics, Mapping) else metrics
-        state = (self._model.state or {}).values()
-        callbacks = filter(keeps_state, self._callbacks)
-        others = [*self._schedulers.objects, *callbacks, *self._results.objects]
-        return [*self.optimizers, *others, *state, *held]
+        kept = [
+            one
+            for one in self._states.objects
+            if not isinstance(one, TorchCallback) or keeps_state(one)
+        ]
+        return [*self.optimizers, *kept, *self._results.objects, *held]
 
     def step_functions(self) -> list[object]:
         """Return the user's own functions that a training step calls besides the module."""

@@ -7,7 +7,6 @@ import functools
 import gc
 import hashlib
 import itertools
-import math
 import random
 import sys
 import types
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 
 from ...cluster.worker.reporting import notify
 from ...storage.arrays import Arrays
+from ...training.part_comparison import sampled
 from .metrics import is_torchmetrics
 from .packing import pack_state
 from .state import as_array, saved_buffers
@@ -290,8 +290,7 @@ def fingerprint(value: Any) -> bytes | None:
 
 
 def _sampled(values: Tensor | np.ndarray) -> bytes:
-    every = max(1, math.prod(values.shape) // _SAMPLED)
-    some = values.reshape(-1)[::every]
+    some = sampled(values, _SAMPLED)
     array = as_array(some) if isinstance(some, Tensor) else some
     return _digest(f"{tuple(values.shape)} {array.dtype}".encode(), array.tobytes())
 
@@ -312,19 +311,10 @@ def has_state(value: object) -> bool:
 def objects_with_state(saved: Iterable[object]) -> list[Any]:
     """Return all objects with a ``state_dict`` in this process but ``saved`` and their parts."""
     known = {id(each) for each in with_parts(saved)}
-    found = [
-        each
-        for each in gc.get_objects()
-        if has_state(each) and id(each) not in known and not _is_ours(each)
-    ]
+    found = [each for each in gc.get_objects() if has_state(each) and id(each) not in known]
     modules = [each for each in found if isinstance(each, nn.Module)]
     inner = {id(part) for each in modules for part in _parts_within(each)}
     return [each for each in found if id(each) not in inner]
-
-
-def _is_ours(value: object) -> bool:
-    """Return whether it is an object of this package, such as an optimizer's settings."""
-    return _package(type(value).__module__) == _package(__name__)
 
 
 def with_parts(values: Iterable[object]) -> list[object]:
